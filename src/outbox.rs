@@ -59,8 +59,11 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Rows that are older have been left by the daemon that wrote them.
 const OLD: Duration = Duration::from_secs(2);
 
-/// Rows that are added together: a few megabytes.
+/// Rows that are read at once.
 const ROWS_MAX: u64 = 32;
+
+/// Items of rows after which no others are read to be added together, some megabytes: the more there are, the more of them share a bucket.
+const ITEMS_MAX: usize = 30_000;
 
 /// How long rows are kept once they are added: longer than a reconcile takes from its sample to its read.
 const KEPT: Duration = Duration::from_secs(600);
@@ -171,8 +174,7 @@ impl Outbox {
 
     async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
         state.more.remove(&partition);
-        let rows = self.store.outbox_after(partition, state.added.of(partition), ROWS_MAX, OLD).await?;
-        let full = rows.len() as u64 == ROWS_MAX;
+        let (rows, full) = self.read(partition, state.added.of(partition)).await?;
         // In order, whatever the clock did: a row that is skipped is never added.
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<OutboxRow> = rows.collect();
@@ -208,6 +210,21 @@ impl Outbox {
             state.more.insert(partition);
         }
         Ok(())
+    }
+
+    /// The rows after that one which are added together, and whether others may follow.
+    async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
+        let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
+        loop {
+            let last = rows.last().map_or(after, |row| row.number);
+            let some = self.store.outbox_after(partition, last, ROWS_MAX, OLD).await?;
+            let full = some.len() as u64 == ROWS_MAX;
+            items += some.iter().map(|row| row.additions.len() + row.likers.len()).sum::<usize>();
+            rows.extend(some);
+            if !full || items >= ITEMS_MAX {
+                return Ok((rows, full));
+            }
+        }
     }
 
     /// Adds to Bloom filters who likes what: before the rows are noted as added. A filter that begins to be built after this reads these

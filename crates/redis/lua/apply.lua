@@ -1,87 +1,26 @@
--- Adds rows of one partition's outbox to numbers of one bucket, each row once.
+-- Adds what some rows of one partition's outbox have for buckets, to each bucket once: all of it or nothing.
 --
--- KEYS[1]  the bucket
--- KEYS     then, in the layouts string and entity, the keys of the numbers
+-- KEYS     the buckets; on a Cluster one
 -- ARGV[1]  the partition
--- ARGV     then for each row that has something for this bucket, in order: its number, for how many numbers, and for each of these: the target's
---          id and the metric's place in a field's value, from 1; or which of KEYS and "entity:" with the hash's field, or "string"; and
---          what is added
+-- ARGV[2]  the lowest mark that a bucket may have
+-- ARGV[3]  the highest one: all that the rows after it have for the bucket is here
+-- ARGV[4]  the number of the last row
+-- ARGV     then for each bucket: of how many targets, their ids, and for each of these what is added: "1", or "0,0,1" by metric
 --
--- The bucket holds a mark for each partition, the number of the last row that was added to it: the fields `_0`, `_1` and so on, and `_65535`
--- for what reconciles correct. `_o` says how many there are beside that one. Rows up to the mark are left out, so that a call that comes twice,
--- late, or from two daemons adds nothing twice; and mark and numbers are lost together.
+-- The bucket holds a mark for each partition, the number of the last row up to which it has everything: the fields `_0`, `_1` and so on, and
+-- `_65535` for what reconciles correct. `_o` says how many there are beside that one. A bucket whose mark is not between those two has some of the
+-- rows already, or lacks others: it is left alone. So a call that comes twice, late, or from two daemons adds nothing twice; and mark and numbers are
+-- lost together.
 --
--- Returns { left, mark }: how many targets were left alone because what they hold is no numbers, and the mark as it was; -1 where the bucket
--- is no hash: then nothing is done.
+-- Returns { left, place, mark, place, mark, ... }: how many targets were left alone because what they hold is no numbers, and which buckets were
+-- left alone, with their marks; -1 as the mark of one that is no hash.
 
-local partition = ARGV[1]
-local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o')
-if kept.err then
-    return string.find(kept.err, 'WRONGTYPE', 1, true) and -1 or kept
-end
-local mark = tonumber(kept[1] or 0) or 0
-local last, index = mark, 2
-local added, order = {}, {}
-while ARGV[index] do
-    local number, after = tonumber(ARGV[index]), index + 2 + 3 * ARGV[index + 1]
-    if number > last then
-        for at = index + 2, after - 1, 3 do
-            local of, part = ARGV[at], ARGV[at + 1]
-            if not added[of] then
-                added[of] = {}
-                order[#order + 1] = of
-            end
-            added[of][part] = (added[of][part] or 0) + ARGV[at + 2]
-        end
-        last = number
-    end
-    index = after
-end
-local before = string.format('%.0f', mark)
-if last == mark then
-    return { 0, before }
-end
-
-local fields = { '_' .. partition, string.format('%.0f', last) }
-local function put(field, value)
-    fields[#fields + 1] = field
-    fields[#fields + 1] = value
-end
-if not kept[1] then
-    -- All marks below `_o` are there, so that fields can be counted.
-    local count = tonumber(kept[2] or 0) or 0
-    local wanted = partition == '65535' and count or math.max(count, partition + 1)
-    for missing = count, wanted - 1 do
-        if tostring(missing) ~= partition then
-            put('_' .. missing, '0')
-        end
-    end
-    if not kept[2] and partition ~= '65535' then
-        put('_65535', '0')
-    end
-    put('_o', wanted)
-end
-
-local left = 0
-if #KEYS > 1 then
-    -- First: should one of the others fail, this call must not run again.
-    redis.call('HSET', KEYS[1], unpack(fields))
-    for _, of in ipairs(order) do
-        local key = KEYS[tonumber(of)]
-        for part, delta in pairs(added[of]) do
-            local field, done = string.match(part, '^entity:(.+)$'), nil
-            if delta ~= 0 and field then
-                done = redis.pcall('HINCRBY', key, field, string.format('%.0f', delta))
-            elseif delta ~= 0 then
-                done = redis.pcall('INCRBY', key, string.format('%.0f', delta))
-            end
-            if type(done) == 'table' then
-                left = left + 1
-            end
-        end
-    end
-    return { left, before }
-end
+local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local mark_field = '_' .. partition
+-- Ids that are read and written together, because Lua's stack holds about 8,000.
+local PIECE = 1000
+-- A number beyond is written out here: servers before 7.0 would round it.
+local PLAIN_MAX = 1e15
 
 -- The numbers of a field; nil where it holds something else.
 local function read(text)
@@ -95,44 +34,105 @@ local function read(text)
     return values
 end
 
--- In pieces, because Lua's stack holds about 8,000. The first one has the mark: where Redis refuses that (memory is full), nothing is done; where
--- it doesn't, it refuses none of the others.
-for from = 1, #order, 1000 do
-    local ids = { unpack(order, from, math.min(from + 999, #order)) }
-    local held = redis.call('HMGET', KEYS[1], unpack(ids))
-    local emptied = {}
-    for position, id in ipairs(ids) do
-        local values = read(held[position])
-        if values then
-            for part, delta in pairs(added[id]) do
-                local place = tonumber(part)
-                for missing = #values + 1, place do
-                    values[missing] = 0
-                end
-                values[place] = values[place] + delta
-            end
-            local filled = #values
-            while filled > 0 and values[filled] == 0 do
-                filled = filled - 1
-            end
-            for place = 1, filled do
-                values[place] = string.format('%.0f', values[place])
-            end
-            if filled > 0 then
-                put(id, table.concat(values, ',', 1, filled))
-            elseif held[position] then
-                emptied[#emptied + 1] = id
-            end
-        else
-            left = left + 1
+-- The field with what is added; '' where all of it is zero, nil where it holds something else.
+local function sum(held, delta)
+    local single = tonumber(delta)
+    if single and (not held or string.find(held, '^%-?%d+$')) then
+        local value = (held or 0) + single
+        if value == 0 then
+            return ''
+        end
+        return value > -PLAIN_MAX and value < PLAIN_MAX and value or string.format('%.0f', value)
+    end
+    local values, deltas = read(held), read(delta)
+    if not values then
+        return nil
+    end
+    for place = 1, math.max(#values, #deltas) do
+        values[place] = (values[place] or 0) + (deltas[place] or 0)
+    end
+    local filled = #values
+    while filled > 0 and values[filled] == 0 do
+        filled = filled - 1
+    end
+    for place = 1, filled do
+        values[place] = string.format('%.0f', values[place])
+    end
+    return table.concat(values, ',', 1, filled)
+end
+
+-- The first mark of this partition: all marks below `_o` are there, so that fields can be counted.
+local function begin_marks(key, fields)
+    local known = redis.call('HGET', key, '_o')
+    local count = tonumber(known or 0) or 0
+    local wanted = partition == '65535' and count or math.max(count, partition + 1)
+    local function put(field, value)
+        fields[#fields + 1] = field
+        fields[#fields + 1] = value
+    end
+    for missing = count, wanted - 1 do
+        if tostring(missing) ~= partition then
+            put('_' .. missing, '0')
         end
     end
-    if #fields > 0 then
-        redis.call('HSET', KEYS[1], unpack(fields))
+    if not known and partition ~= '65535' then
+        put('_65535', '0')
     end
-    if #emptied > 0 then
-        redis.call('HDEL', KEYS[1], unpack(emptied))
-    end
-    fields = {}
+    put('_o', wanted)
 end
-return { left, before }
+
+-- Adds to the targets `from` to `to` of those that follow `index`, and returns how many it left alone. `held` begins with something else.
+local function add(key, fields, held, index, count, from, to)
+    local left, emptied = 0, nil
+    local filled = #fields
+    for at = from, to do
+        local before = held[at - from + 2]
+        local value = sum(before, ARGV[index + count + at])
+        if not value then
+            left = left + 1
+        elseif value ~= '' then
+            fields[filled + 1] = ARGV[index + at]
+            fields[filled + 2] = value
+            filled = filled + 2
+        elseif before then
+            emptied = emptied or {}
+            emptied[#emptied + 1] = ARGV[index + at]
+        end
+    end
+    if filled > 0 then
+        redis.call('HSET', key, unpack(fields))
+    end
+    if emptied then
+        redis.call('HDEL', key, unpack(emptied))
+    end
+    return left
+end
+
+local answer, index = { 0 }, 5
+for place, key in ipairs(KEYS) do
+    local count = tonumber(ARGV[index])
+    local held = redis.pcall('HMGET', key, mark_field, unpack(ARGV, index + 1, index + math.min(count, PIECE)))
+    if held.err and not string.find(held.err, 'WRONGTYPE', 1, true) then
+        return held
+    end
+    local mark = tonumber(held[1] or 0) or 0
+    if held.err or mark < lowest or mark > highest then
+        answer[#answer + 1] = place
+        answer[#answer + 1] = held.err and '-1' or string.format('%.0f', mark)
+    else
+        -- The first piece has the mark: where Redis refuses that (memory is full), nothing is done; where it doesn't, it refuses none of the others.
+        local fields = { mark_field, last }
+        if not held[1] then
+            begin_marks(key, fields)
+        end
+        for from = 1, count, PIECE do
+            local to = math.min(from + PIECE - 1, count)
+            if from > 1 then
+                held, fields = redis.call('HMGET', key, mark_field, unpack(ARGV, index + from, index + to)), {}
+            end
+            answer[1] = answer[1] + add(key, fields, held, index, count, from, to)
+        end
+    end
+    index = index + 1 + 2 * count
+end
+return answer

@@ -1,24 +1,52 @@
 //! The outbox, added to Redis: each row once in each bucket, however often and however late a call runs (crates/redis/lua/apply.lua).
+//!
+//! In the layout packed a call has sums of what all rows of a pass have for several buckets. A bucket that has some of these rows already
+//! answers with its mark. It gets another call, with a sum of the rows that follow its mark.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Write;
 
 use redis::Value;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Addition, Kind};
 
-use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text};
+use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
 /// A row of an outbox, or what of it is for one bucket: its number, and what it adds.
 pub type Row = (u64, Vec<Addition>);
 
+type Bucket = (Kind, u32);
+
+/// Buckets of one call: other commands wait for a fraction of a millisecond.
+const CALL_BUCKETS_MAX: usize = 32;
+
+/// Buckets that are sent together.
+const SENT_BUCKETS_MAX: usize = 500;
+
 /// Rows of one partition's outbox that are being added, bucket by bucket.
-pub struct Applying {
-    /// One for each bucket with all that the rows have for it: a second one would find the mark raised.
-    calls: Vec<Call>,
-    /// The row before them, and theirs.
-    numbers: (u64, Vec<u64>),
+pub struct Applying<'r> {
+    pass: Pass<'r>,
+    /// Not sent yet.
+    calls: VecDeque<BucketCall>,
+    /// Buckets that have some of the rows already, with their marks.
+    partly: HashMap<Bucket, u64>,
     left: Left,
     failed: Option<CacheError>,
+}
+
+#[derive(Clone, Copy)]
+struct Pass<'r> {
+    kinds: &'r KindNames,
+    partition: u16,
+    /// All rows follow this one.
+    after: u64,
+    rows: &'r [Row],
+}
+
+/// All that the rows have for some buckets: a second call would find their marks raised.
+struct BucketCall {
+    call: Call,
+    buckets: Vec<Bucket>,
 }
 
 /// What was left alone: no later call could add it. A reconcile finds it off or unknown.
@@ -34,16 +62,21 @@ pub struct Left {
     pub unknown_marks: u64,
 }
 
-impl Applying {
-    /// Whether no row between the first and the last has the number.
-    fn is_unknown(&self, mark: u64) -> bool {
-        let (after, rows) = &self.numbers;
-        mark > *after && rows.last().is_some_and(|last| mark < *last) && rows.binary_search(&mark).is_err()
+impl Pass<'_> {
+    fn last(&self) -> u64 {
+        self.rows.last().map_or(self.after, |(number, _)| *number)
     }
 
+    /// Whether no row between the first and the last has the number.
+    fn is_unknown(&self, mark: u64) -> bool {
+        mark > self.after && mark < self.last() && self.rows.binary_search_by_key(&mark, |(number, _)| *number).is_err()
+    }
+}
+
+impl Applying<'_> {
     /// Whether all calls were sent.
     pub fn is_done(&self) -> bool {
-        self.calls.is_empty()
+        self.calls.is_empty() && self.partly.is_empty()
     }
 
     /// What was left alone, once all calls were sent.
@@ -53,22 +86,76 @@ impl Applying {
     pub fn ended(self) -> Result<Left> {
         self.failed.map_or(Ok(self.left), Err)
     }
+
+    /// Calls for as many buckets as are sent together.
+    fn next_calls(&mut self) -> Vec<BucketCall> {
+        let mut buckets = 0;
+        let fits = |call: &&BucketCall| {
+            buckets += call.buckets.len();
+            buckets <= SENT_BUCKETS_MAX
+        };
+        let count = self.calls.iter().take_while(fits).count();
+        self.calls.drain(..count).collect()
+    }
 }
 
 impl Cache {
     /// What adds those rows of a partition's outbox, which are in the order of their numbers and all that follow `after`. Nothing is sent
     /// yet.
-    pub fn applying(&self, kinds: &KindNames, partition: u16, after: u64, rows: &[Row]) -> Applying {
-        let mut left = Left::default();
-        let mut buckets: BTreeMap<(Kind, u32), Vec<Row>> = BTreeMap::new();
-        for (number, additions) in rows {
-            for addition in additions {
-                let is_named = self.is_packed() || !self.keys.metric(addition.metric).is_empty();
-                if kinds.get(addition.target.kind).is_none() || !is_named {
-                    left.unknown += 1;
-                    continue;
+    pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
+        let pass = Pass { kinds, partition, after, rows };
+        let all = rows.iter().flat_map(|(_, additions)| additions);
+        let unknown = all.filter(|addition| self.bucket_of(&pass, addition).is_none()).count() as u64;
+        let calls = if self.is_packed() { self.sum_calls(&pass, None) } else { self.row_calls(&pass) };
+        let left = Left { unknown, ..Left::default() };
+        Applying { pass, calls: calls.into(), partly: HashMap::new(), left, failed: None }
+    }
+
+    /// `None` where the configuration doesn't know the kind or the metric.
+    fn bucket_of(&self, pass: &Pass<'_>, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
+        let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
+        let is_known = is_named && pass.kinds.get(target.kind).is_some();
+        is_known.then(|| (target.kind, self.keys.bucket(*target)))
+    }
+
+    /// Calls with the sum of the rows for each bucket; where marks are given, for these buckets, of the rows that follow their marks.
+    fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
+        let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
+        let mut additions = Vec::new();
+        for (number, of_row) in pass.rows {
+            for addition in of_row {
+                let Some(bucket) = self.bucket_of(pass, addition) else { continue };
+                if mark_of(bucket).is_some_and(|mark| *number > mark) {
+                    additions.push((bucket, addition.target.id, addition.metric.0, addition.delta));
                 }
-                let bucket = (addition.target.kind, self.keys.bucket(addition.target));
+            }
+        }
+        additions.sort_unstable();
+        let buckets_max = if matches!(self.servers, Servers::Cluster(_)) { 1 } else { CALL_BUCKETS_MAX };
+        let (mut calls, mut mark_before) = (Vec::<BucketCall>::new(), None);
+        for of_bucket in additions.chunk_by(|a, b| a.0 == b.0) {
+            let Some((bucket, ..)) = of_bucket.first().copied() else { continue };
+            let (Some(kind), Some(mark)) = (pass.kinds.get(bucket.0), mark_of(bucket)) else { continue };
+            let key = self.keys.counters(kind, bucket.1);
+            let last = calls.pop_if(|call| mark_before == Some(mark) && call.buckets.len() < buckets_max);
+            let BucketCall { mut call, mut buckets } = match last {
+                Some(BucketCall { call, buckets }) => BucketCall { call: call.key(key), buckets },
+                None => BucketCall { call: begin_sums(pass, mark, key), buckets: Vec::new() },
+            };
+            call = push_sums(call, of_bucket.chunk_by(|a, b| a.1 == b.1));
+            buckets.push(bucket);
+            calls.push(BucketCall { call, buckets });
+            mark_before = Some(mark);
+        }
+        calls
+    }
+
+    /// A call for each bucket in the other layouts, with the rows.
+    fn row_calls(&self, pass: &Pass<'_>) -> Vec<BucketCall> {
+        let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
+        for (number, additions) in pass.rows {
+            for addition in additions {
+                let Some(bucket) = self.bucket_of(pass, addition) else { continue };
                 let rows = buckets.entry(bucket).or_default();
                 match rows.last_mut().filter(|(last, _)| last == number) {
                     Some((_, additions)) => additions.push(*addition),
@@ -76,24 +163,20 @@ impl Cache {
                 }
             }
         }
-        let call = |((kind, bucket), rows): ((Kind, u32), Vec<Row>)| {
-            Some(self.apply_call(kinds.get(kind)?, bucket, partition, &rows))
+        let call = |(bucket, rows): (Bucket, Vec<Row>)| {
+            let call = self.row_call(pass.kinds.get(bucket.0)?, bucket.1, pass.partition, &rows);
+            Some(BucketCall { call, buckets: vec![bucket] })
         };
-        let numbers = (after, rows.iter().map(|(number, _)| *number).collect());
-        Applying { calls: buckets.into_iter().filter_map(call).collect(), numbers, left, failed: None }
+        buckets.into_iter().filter_map(call).collect()
     }
 
-    fn apply_call(&self, kind: &str, bucket: u32, partition: u16, rows: &[Row]) -> Call {
-        let mut call = Call::new(&APPLY, self.keys.counters(kind, bucket)).number(partition);
+    fn row_call(&self, kind: &str, bucket: u32, partition: u16, rows: &[Row]) -> Call {
+        let mut call = Call::new(&APPLY_PLAIN, self.keys.counters(kind, bucket)).number(partition);
         // By key, its place in KEYS.
         let mut keys: BTreeMap<String, usize> = BTreeMap::new();
         for (number, additions) in rows {
             call = call.number(number).number(additions.len());
             for Addition { target, metric, delta } in additions {
-                if self.is_packed() {
-                    call = call.number(target.id).number(metric.0).number(delta);
-                    continue;
-                }
                 let place = self.keys.place(kind, *target, *metric);
                 let next = keys.len() + 2;
                 let position = *keys.entry(place.key.clone()).or_insert(next);
@@ -111,17 +194,20 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: any of them may have run, or may run late.
-    pub async fn apply_some(&self, applying: &mut Applying) -> Result<()> {
+    pub async fn apply_some(&self, applying: &mut Applying<'_>) -> Result<()> {
         const ACTION: &str = "add the outbox to counters";
-        let rest = applying.calls.split_off(applying.calls.len().min(PIPELINE_COMMANDS_MAX));
-        let now = std::mem::replace(&mut applying.calls, rest);
-        for answer in self.eval_each(ACTION, &now).await? {
+        if applying.calls.is_empty() {
+            let partly = std::mem::take(&mut applying.partly);
+            applying.calls = self.sum_calls(&applying.pass, Some(&partly)).into();
+        }
+        let (calls, buckets): (Vec<Call>, Vec<Vec<Bucket>>) =
+            applying.next_calls().into_iter().map(|BucketCall { call, buckets }| (call, buckets)).unzip();
+        for (buckets, answer) in buckets.iter().zip(self.eval_each(ACTION, &calls).await?) {
             match answer {
-                Ok(Value::Int(-1)) => applying.left.no_buckets += 1,
                 Ok(answer) => match read_applied(&answer) {
-                    Some((left, mark)) => {
+                    Some((left, not_added)) => {
                         applying.left.no_numbers += left;
-                        applying.left.unknown_marks += u64::from(applying.is_unknown(mark));
+                        not_added.iter().for_each(|(place, mark)| self.note_mark(applying, buckets.get(*place), *mark));
                     }
                     None => applying.failed = Some(CacheError::unexpected(ACTION, &answer)),
                 },
@@ -130,11 +216,58 @@ impl Cache {
         }
         Ok(())
     }
+
+    /// Notes the mark that the bucket had; `None` where it is no bucket.
+    fn note_mark(&self, applying: &mut Applying<'_>, bucket: Option<&Bucket>, mark: Option<u64>) {
+        let Some(mark) = mark else {
+            applying.left.no_buckets += 1;
+            return;
+        };
+        applying.left.unknown_marks += u64::from(applying.pass.is_unknown(mark));
+        if let Some(bucket) = bucket.filter(|_| self.is_packed() && mark < applying.pass.last()) {
+            // An older one is that of a Redis that went back meanwhile.
+            applying.partly.insert(*bucket, mark.max(applying.pass.after));
+        }
+    }
 }
 
-/// What crates/redis/lua/apply.lua says: how many numbers it left alone, and the bucket's mark before.
-fn read_applied(answer: &Value) -> Option<(u64, u64)> {
+/// A call for buckets that have this mark; where it is `after`, also for those with a lower one, for which the rows between had nothing.
+fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
+    let lowest = if mark == pass.after { 0 } else { mark };
+    Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
+}
+
+type Sum = (Bucket, tallyd_core::model::TargetId, u8, i64);
+
+/// Adds a bucket's targets to the call, each with all its additions.
+fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
+    call = call.number(targets.clone().count());
+    for id in targets.clone().filter_map(|of_target| of_target.first()).map(|(_, id, ..)| id) {
+        call = call.number(id);
+    }
+    for of_target in targets {
+        let (mut deltas, mut place) = (String::new(), 1);
+        for of_metric in of_target.chunk_by(|a, b| a.2 == b.2) {
+            let metric = of_metric.first().map_or(place, |(_, _, metric, _)| *metric);
+            (place..metric).for_each(|_| deltas.push_str("0,"));
+            place = metric.saturating_add(1);
+            let delta = of_metric.iter().fold(0_i64, |sum, (.., delta)| sum.saturating_add(*delta));
+            // A String can't fail.
+            let _ = write!(deltas, "{delta},");
+        }
+        call = call.arg(deltas.trim_end_matches(','));
+    }
+    call
+}
+
+/// What the scripts say: how many numbers were left alone, and the marks of buckets by their places in the call.
+fn read_applied(answer: &Value) -> Option<(u64, Vec<(usize, Option<u64>)>)> {
     let Value::Array(parts) = answer else { return None };
-    let [Value::Int(left), mark] = parts.as_slice() else { return None };
-    Some((left.unsigned_abs(), text(mark)?.parse().ok()?))
+    let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };
+    let mark = |pair: &[Value]| {
+        let [Value::Int(place), mark] = pair else { return None };
+        let mark = text(mark).filter(|mark| *mark != "-1").map(str::parse).transpose().ok()?;
+        Some((usize::try_from(*place).ok()?.checked_sub(1)?, mark))
+    };
+    Some((left.unsigned_abs(), marks.chunks(2).map(mark).collect::<Option<_>>()?))
 }

@@ -117,6 +117,7 @@ static REPAIR_PLAIN: Script = script!("../lua/repair_plain.lua");
 static COUNT_NUMBERS: Script = script!("../lua/count_numbers.lua");
 static LOAD: Script = script!("../lua/load.lua");
 static APPLY: Script = script!("../lua/apply.lua");
+static APPLY_PLAIN: Script = script!("../lua/apply_plain.lua");
 pub(crate) static FILTER_HAS: Script = script!("../../../lua/filter_has.lua");
 static FILTER_BEGIN: Script = script!("../lua/filter_begin.lua");
 static FILTER_EPOCH: Script = script!("../lua/filter_epoch.lua");

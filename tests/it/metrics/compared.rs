@@ -141,7 +141,8 @@ async fn send_again(product: &Product) {
     let rows = store.outbox_after(0, 0, 10, Duration::ZERO).await.unwrap();
     assert!(!rows.is_empty());
     let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
-    let mut late = product.world.cache.applying(&KindNames::new(&product.world.config.kinds), 0, 0, &rows);
+    let kinds = KindNames::new(&product.world.config.kinds);
+    let mut late = product.world.cache.applying(&kinds, 0, 0, &rows);
     while !late.is_done() {
         product.world.cache.apply_some(&mut late).await.unwrap();
     }

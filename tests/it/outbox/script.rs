@@ -7,7 +7,7 @@ use tallyd_redis::apply::Left;
 use tallyd_redis::counters::Size;
 use tallyd_redis::keys::KindNames;
 
-use super::common::{World, target};
+use super::common::{Dice, World, target};
 use super::{FORWARD, METRICS, Numbers, VIEW, in_redis};
 
 fn add(id: u64, metric: Metric, delta: i64) -> Addition {
@@ -16,7 +16,8 @@ fn add(id: u64, metric: Metric, delta: i64) -> Addition {
 
 /// Adds rows as the daemon does, to whatever there is.
 async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<Addition>)]) -> Left {
-    let mut applying = cache.applying(&KindNames::new(&world.config.kinds), partition, 0, rows);
+    let kinds = KindNames::new(&world.config.kinds);
+    let mut applying = cache.applying(&kinds, partition, 0, rows);
     while !applying.is_done() {
         cache.apply_some(&mut applying).await.unwrap();
     }
@@ -132,5 +133,88 @@ async fn a_bucket_of_thousands_is_added_whole() {
     apply(&world, &world.cache, 0, &rows).await;
     let expected: Numbers = (1..=5_000_u64).map(|id| ((id, 3), 9 * (1 + (id % 3).cast_signed()))).collect();
     assert_eq!(in_redis(&world, &world.cache, 5_000).await, expected);
+    world.close().await;
+}
+
+/// Rows with up to five additions each to sixty targets.
+fn some_rows(dice: &mut Dice, count: u64) -> Vec<(u64, Vec<Addition>)> {
+    let addition = |dice: &mut Dice| {
+        let metric = if dice.percent(70) { VIEW } else { FORWARD };
+        add(1 + dice.below(60), metric, dice.below(9).cast_signed() - 4)
+    };
+    (1..=count).map(|row| (3 * row, (0..dice.below(6)).map(|_| addition(dice)).collect())).collect()
+}
+
+fn sums(rows: &[(u64, Vec<Addition>)]) -> Numbers {
+    let mut sums = Numbers::new();
+    for addition in rows.iter().flat_map(|(_, additions)| additions) {
+        *sums.entry((addition.target.id.0, addition.metric.0)).or_default() += addition.delta;
+    }
+    sums.retain(|_, sum| *sum != 0);
+    sums
+}
+
+/// Two daemons read the same rows in passes of their own, are killed amidst them, and have calls that run late.
+#[tokio::test]
+async fn passes_that_overlap_break_off_or_run_late_add_rows_once() {
+    let world = World::new("outbox_overlap", &format!("[redis]\nbucket_bits = 4\n{METRICS}")).await;
+    let kinds = KindNames::new(&world.config.kinds);
+    let mut dice = Dice::new(5);
+    let mut expected = Numbers::new();
+    for partition in 0..6 {
+        let rows = some_rows(&mut dice, 80);
+        sums(&rows).into_iter().for_each(|(of, sum)| *expected.entry(of).or_default() += sum);
+        let (mut added, mut late) = ([0; 2], Vec::new());
+        while added[0] < rows.len() || added[1] < rows.len() {
+            let daemon = dice.below(2) as usize;
+            let from = added[daemon];
+            let until = rows.len().min(from + 1 + dice.below(12) as usize);
+            let after = from.checked_sub(1).map_or(0, |last| rows[last].0);
+            let mut pass = world.cache.applying(&kinds, partition, after, &rows[from..until]);
+            if dice.percent(30) {
+                late.push(pass);
+                continue;
+            }
+            while !pass.is_done() {
+                world.cache.apply_some(&mut pass).await.unwrap();
+                if dice.percent(20) {
+                    break;
+                }
+            }
+            if pass.is_done() {
+                assert_eq!(pass.ended().unwrap(), Left::default());
+                added[daemon] = until;
+            }
+            if dice.percent(30)
+                && let Some(mut pass) = late.pop()
+            {
+                world.cache.apply_some(&mut pass).await.unwrap();
+            }
+        }
+        for mut pass in late {
+            world.cache.apply_some(&mut pass).await.unwrap();
+        }
+        expected.retain(|_, sum| *sum != 0);
+        assert_eq!(in_redis(&world, &world.cache, 60).await, expected, "partition {partition}");
+    }
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
+    let world = World::new("outbox_partly", &format!("[redis]\nbucket_bits = 0\n{METRICS}")).await;
+    let rows =
+        [(5, vec![add(1, VIEW, 1)]), (6, vec![add(1, VIEW, 10), add(2, FORWARD, -3)]), (8, vec![add(1, VIEW, 100)])];
+    apply(&world, &world.cache, 0, &rows[..1]).await;
+    assert_eq!(apply(&world, &world.cache, 0, &rows).await, Left::default());
+    assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 111), ((2, 5), -3)].into());
+    // MySQL lacks row 8 after a restore: the mark is known to nobody.
+    let left = apply(&world, &world.cache, 0, &[(7, vec![add(1, VIEW, 7)]), (9, vec![add(1, VIEW, 1_000)])]).await;
+    assert_eq!(left, Left { unknown_marks: 1, ..Left::default() });
+    assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 1_111), ((2, 5), -3)].into());
+    // Below zero and beyond what a server writes without an exponent.
+    let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
+    apply(&world, &world.cache, 0, &huge).await;
+    assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());
     world.close().await;
 }

@@ -1,0 +1,77 @@
+-- Adds rows of one partition's outbox to numbers of one bucket in the layouts entity and string, each row once (apply.lua).
+--
+-- KEYS[1]  the bucket, which has the marks
+-- KEYS     then the keys of the numbers
+-- ARGV[1]  the partition
+-- ARGV     then for each row that has something for this bucket, in order: its number, for how many numbers, and for each of these: which of
+--          KEYS, "entity:" with the hash's field, or "string"; and what is added
+--
+-- Returns { left, 1, mark }: how many numbers were left alone because what they hold is no number, and the mark as it was; -1 as the mark where
+-- the bucket is no hash: then nothing is done.
+
+local partition = ARGV[1]
+local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o')
+if kept.err then
+    return string.find(kept.err, 'WRONGTYPE', 1, true) and { 0, 1, '-1' } or kept
+end
+local mark = tonumber(kept[1] or 0) or 0
+local last, index = mark, 2
+local added, order = {}, {}
+while ARGV[index] do
+    local number, after = tonumber(ARGV[index]), index + 2 + 3 * ARGV[index + 1]
+    if number > last then
+        for at = index + 2, after - 1, 3 do
+            local of, part = ARGV[at], ARGV[at + 1]
+            if not added[of] then
+                added[of] = {}
+                order[#order + 1] = of
+            end
+            added[of][part] = (added[of][part] or 0) + ARGV[at + 2]
+        end
+        last = number
+    end
+    index = after
+end
+local before = string.format('%.0f', mark)
+if last == mark then
+    return { 0, 1, before }
+end
+
+local fields = { '_' .. partition, string.format('%.0f', last) }
+local function put(field, value)
+    fields[#fields + 1] = field
+    fields[#fields + 1] = value
+end
+if not kept[1] then
+    -- All marks below `_o` are there, so that fields can be counted.
+    local count = tonumber(kept[2] or 0) or 0
+    local wanted = partition == '65535' and count or math.max(count, partition + 1)
+    for missing = count, wanted - 1 do
+        if tostring(missing) ~= partition then
+            put('_' .. missing, '0')
+        end
+    end
+    if not kept[2] and partition ~= '65535' then
+        put('_65535', '0')
+    end
+    put('_o', wanted)
+end
+
+-- First: should one of the others fail, this call must not run again.
+redis.call('HSET', KEYS[1], unpack(fields))
+local left = 0
+for _, of in ipairs(order) do
+    local key = KEYS[tonumber(of)]
+    for part, delta in pairs(added[of]) do
+        local field, done = string.match(part, '^entity:(.+)$'), nil
+        if delta ~= 0 and field then
+            done = redis.pcall('HINCRBY', key, field, string.format('%.0f', delta))
+        elseif delta ~= 0 then
+            done = redis.pcall('INCRBY', key, string.format('%.0f', delta))
+        end
+        if type(done) == 'table' then
+            left = left + 1
+        end
+    end
+end
+return { left, 1, before }
