@@ -19,9 +19,9 @@ for await (const line of createInterface({ input: process.stdin })) {
     continue;
   }
   const more = Object.keys(options).length > 0 ? [renamed(options)] : [];
-  site[method](...given, ...more).then(
+  site[camel(method)](...given, ...more).then(
     (value) => say({ id, value: value instanceof Map ? [...value] : value }),
-    (error) => say({ id, error: error.name, message: error.message, event: error.event ?? null }),
+    (error) => say({ id, error: error.name, message: error.message, event: error.event ?? error.events ?? null }),
   );
 }
 await site.close();

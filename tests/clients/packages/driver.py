@@ -21,7 +21,7 @@ def value_of(value):
 
 
 def failed(request, error):
-    event = getattr(error, "event", None)
+    event = getattr(error, "event", getattr(error, "events", None))
     answer(request, error=type(error).__name__, message=str(error), event=event)
 
 

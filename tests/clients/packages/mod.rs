@@ -4,6 +4,7 @@ mod gateway;
 mod readme;
 mod scenario;
 mod unit;
+mod writers;
 
 use std::collections::HashMap;
 use std::fs;
@@ -120,7 +121,7 @@ pub struct Driver {
     answers: Answers,
 }
 
-/// An error of the package.
+/// An error of the package, with its event, or the events of a list that are to be published again.
 #[derive(Debug)]
 pub struct Failure {
     pub class: String,

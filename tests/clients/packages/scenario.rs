@@ -2,6 +2,7 @@
 //! counters and Redis have each click once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -99,13 +100,15 @@ async fn from_the_first_event_to_the_last(package: Package) {
     assert!(site.world.tallyd(&["reconcile"]).status.success());
     // What was rejected is published again, as it is.
     for failure in &rejected {
-        site.driver.done("publish", json!([failure.event])).await;
+        let method = if failure.event.is_array() { "publish_many" } else { "publish" };
+        site.driver.done(method, json!([failure.event])).await;
     }
-    site.likes.insert((1, 1));
+    site.likes.extend([(1, 1), (1, 2), (1, 3)]);
     clicks(&mut site).await;
     if package == Package::Threads {
         assert_eq!(site.driver.done("fork", json!([])).await, 0, "the fork's like");
     }
+    lists(&mut site).await;
     lost_confirms(&mut site).await;
     dead_and_silent_brokers(&mut site).await;
     reading(&mut site).await;
@@ -138,8 +141,17 @@ async fn rejected(site: &Site) -> Vec<Failure> {
     binding.await.unwrap();
     let nacked = like().await;
     assert_is(&nacked, "NackedError", "nack");
+    let list = site.driver.fails("publish_many", json!([likes(1, 2..=3)])).await;
+    assert_is(&list, "PublishManyError", "2 of 2 events were not confirmed (NackedError 2)");
+    assert_eq!(list.event.as_array().unwrap().len(), 2);
     link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
-    vec![none, returned, nacked]
+    vec![none, returned, nacked, list]
+}
+
+/// A list of these users' likes.
+fn likes(target: i64, users: RangeInclusive<i64>) -> Vec<Value> {
+    let like = |user: i64| json!({"type": "like", "kind": "video", "target_id": target, "user_id": user.to_string()});
+    users.map(like).collect()
 }
 
 /// Double clicks, second thoughts, counts that come twice, and what is refused.
@@ -166,6 +178,31 @@ async fn clicks(site: &mut Site) {
     ] {
         assert_is(&site.driver.fails(method, with).await, "RefusedError", reason);
     }
+}
+
+/// Lists whose confirms all come, are lost, and never come.
+async fn lists(site: &mut Site) {
+    let mut list = likes(48, 1..=1_500);
+    list.push(json!({"type": "count", "kind": "video", "target_id": 48, "metric": "view", "delta": 2}));
+    let published = site.driver.done("publish_many", json!([list])).await;
+    let users = published.as_array().unwrap().iter().map(|event| event["user_id"].as_str());
+    assert!(users.eq(list.iter().map(|event| event["user_id"].as_str())), "{published}");
+    // All of it once more, as it is.
+    assert_eq!(site.driver.done("publish_many", json!([published])).await, published);
+
+    let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
+    site.open(&once.url, site.redis(), DEADLINE_S).await;
+    site.driver.done("publish_many", json!([likes(49, 1..=50)])).await;
+    assert_eq!((once.stalled(), once.callers()), (1, 2));
+
+    let always = Stalling::before(site.amqp(), Stall { after: "target_id", callers: ALL }).await;
+    site.open(&always.url, site.redis(), SHORT_S).await;
+    let late = site.driver.fails("publish_many", json!([likes(49, 51..=60)])).await;
+    assert_is(&late, "PublishManyError", "10 of 10 events were not confirmed (UnconfirmedError 10)");
+    site.open(site.amqp(), site.redis(), DEADLINE_S).await;
+    assert_eq!(site.driver.done("publish_many", json!([late.event])).await, late.event);
+    site.likes.extend((1..=1_500).map(|user| (48, user)).chain((1..=60).map(|user| (49, user))));
+    assert_is(&site.driver.fails("publish_many", json!([[{"type": "flip"}]])).await, "RefusedError", "event 0");
 }
 
 /// A broker takes an event and its confirm never comes.
@@ -291,7 +328,7 @@ async fn end(site: &Site, package: Package) {
     assert_eq!(rows, site.likes);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     let views = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2";
-    assert_eq!(world.count(views).await, 19);
+    assert_eq!(world.count(views).await, 21);
 
     // The daemon has added every click, and nothing had to be repaired.
     let mut expected = BTreeMap::new();
@@ -308,7 +345,7 @@ async fn end(site: &Site, package: Package) {
     );
     let report = world.report(&["reconcile", "--dry-run"]);
     assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
-    assert_eq!(site.numbers(&[1, 42, 43, 44, 45], "like").await, [1, 29, 1, 1, 0].map(Value::from));
+    assert_eq!(site.numbers(&[1, 42, 43, 44, 45, 48], "like").await, [3, 29, 1, 1, 0, 1_500].map(Value::from));
     let last = site.driver.done("counts", json!(["video", ["9223372036854775807"]])).await;
     assert_eq!(last, json!([["9223372036854775807", 1]]));
     assert_eq!(site.numbers(&[42, 43, 44, 45], "view").await, [15, 0, 1, 3].map(Value::from));
