@@ -142,14 +142,14 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
     let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
     let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
     assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
-    proxy.hold();
+    proxy.hold_from(b"slow");
     let mut slow = TcpStream::connect(&gateway.address).await.unwrap();
     slow.write_all(gateway.posted(&count(1, "slow")).as_bytes()).await.unwrap();
-    eventually("it is busy", || async {
-        let read = gateway.get("/v1/counters?kind=video&ids=1").await;
-        read.status == 503 && read.code() == "busy" && read.head.contains("retry-after: 1")
-    })
-    .await;
+    // No request of ours can take its place before.
+    eventually("its event is in flight", || async { proxy.holds() }).await;
+    let refused = gateway.get("/v1/counters?kind=video&ids=1").await;
+    assert_eq!((refused.status, refused.code().as_str()), (503, "busy"), "{refused:?}");
+    assert!(refused.head.contains("retry-after: 1"), "{refused:?}");
     assert_eq!(gateway.post(&count(1, "other")).await.code(), "busy");
     assert_eq!(gateway.get("/livez").await.status, 200);
     proxy.release();
