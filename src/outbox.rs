@@ -2,8 +2,9 @@
 //!
 //! The way: the transaction that adds to `counter` notes the same in a row of the partition's outbox. After its commit the task here, one in
 //! each daemon for all partitions, reads the rows in order and adds them, bucket by bucket. Each bucket holds a mark for each partition, the
-//! number of the last row that was added to it. The script that adds skips rows up to the mark (crates/redis/lua/apply.lua). The last row that is added
-//! everywhere is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
+//! number of the last row up to which it has everything. A call has the sum of a pass for some buckets. The script adds it where the mark is not
+//! above the row that the pass follows (crates/redis/lua/apply.lua). A bucket with a higher mark gets a sum of the rows that follow it. The last row that
+//! is added everywhere is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
 //!
 //! The races, and what decides them:
 //!
@@ -13,6 +14,8 @@
 //!   skip what is there.
 //! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. Everything that some rows have for
 //!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first could be refused.
+//! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets are amidst the pass, and they answer
+//!   with them. The next call is for buckets with exactly that mark, and has the rows after it. A mark that changes meanwhile is answered again.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
 //!   not of a partition of its own; if both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use redis::Value;
 use tallyd_core::keys::KindNames;
-use tallyd_core::model::{Addition, Kind};
+use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
@@ -100,8 +100,8 @@ impl Applying<'_> {
 }
 
 impl Cache {
-    /// What adds those rows of a partition's outbox, which are in the order of their numbers and all that follow `after`. Nothing is sent
-    /// yet.
+    /// Prepares calls for those rows of a partition's outbox, which are in the order of their numbers and all that follow `after`. Nothing
+    /// is sent yet.
     pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
         let pass = Pass { kinds, partition, after, rows };
         let all = rows.iter().flat_map(|(_, additions)| additions);
@@ -237,7 +237,7 @@ fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
 }
 
-type Sum = (Bucket, tallyd_core::model::TargetId, u8, i64);
+type Sum = (Bucket, TargetId, u8, i64);
 
 /// Adds a bucket's targets to the call, each with all its additions.
 fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
@@ -260,7 +260,7 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// What the scripts say: how many numbers were left alone, and the marks of buckets by their places in the call.
+/// Reads a script's answer: how many numbers were left alone, and the marks of buckets by their places in the call.
 fn read_applied(answer: &Value) -> Option<(u64, Vec<(usize, Option<u64>)>)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };
