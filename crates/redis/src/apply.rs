@@ -17,6 +17,9 @@ pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
 
+/// What one row adds: to a target's metric.
+type Sum = (Bucket, TargetId, u8, i64);
+
 /// Buckets of one call: other commands wait for a fraction of a millisecond.
 const CALL_BUCKETS_MAX: usize = 32;
 
@@ -237,8 +240,6 @@ fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
 }
 
-type Sum = (Bucket, TargetId, u8, i64);
-
 /// Adds a bucket's targets to the call, each with all its additions.
 fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
     call = call.number(targets.clone().count());
@@ -260,8 +261,11 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// Reads a script's answer: how many numbers were left alone, and the marks of buckets by their places in the call.
-fn read_applied(answer: &Value) -> Option<(u64, Vec<(usize, Option<u64>)>)> {
+/// Marks by the places of their buckets in a call; `None` for what is no bucket.
+type Marks = Vec<(usize, Option<u64>)>;
+
+/// Reads a script's answer: how many numbers were left alone, and the marks of buckets that were.
+fn read_applied(answer: &Value) -> Option<(u64, Marks)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };
     let mark = |pair: &[Value]| {
