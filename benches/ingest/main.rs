@@ -52,6 +52,10 @@ struct Arguments {
     #[arg(long)]
     hot: bool,
 
+    /// tallyd also counts the likes in Redis, as it does by default. Otherwise API servers do.
+    #[arg(long)]
+    by_daemon: bool,
+
     /// The name of the file under target/bench that the results are written to.
     #[arg(long, default_value = "ingest", value_name = "NAME")]
     results: String,

@@ -15,6 +15,7 @@ use crate::common::world::Setup;
 use crate::contenders::{ALL, TALLYD};
 use crate::drain::{self, Drained, Load};
 use crate::figures;
+use tallyd_core::rules::Writes;
 
 /// A contender's runs and their medians.
 #[derive(Debug, Serialize)]
@@ -30,7 +31,8 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let contenders = &lineup.contenders;
     let model = Model::of(crate::events(arguments.events, arguments.hot));
     let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };
-    let mut setup = Setup::default();
+    let likes_by = if arguments.by_daemon { Writes::Daemon } else { Writes::Api };
+    let mut setup = Setup { likes_by, ..Setup::default() };
     setup.peer_linger_ms = arguments.peer_linger_ms.unwrap_or(setup.peer_linger_ms);
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
