@@ -34,22 +34,31 @@ local function read(text)
     return values
 end
 
+-- The sum of a number and a text. One of more digits than a double holds is added in two steps, which are both exact.
+local function plus(value, text)
+    local sign, high, low = string.match(text, '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
+    if not high then
+        return value + text
+    end
+    return value + tonumber(sign .. high) * 1e15 + tonumber(sign .. low)
+end
+
 -- The field with what is added; '' where all of it is zero, nil where it holds something else.
 local function sum(held, delta)
-    local single = tonumber(delta)
-    if single and (not held or string.find(held, '^%-?%d+$')) then
-        local value = (held or 0) + single
+    if tonumber(delta) and (not held or string.find(held, '^%-?%d+$')) then
+        local value = plus(held or 0, delta)
         if value == 0 then
             return ''
         end
         return value > -PLAIN_MAX and value < PLAIN_MAX and value or string.format('%.0f', value)
     end
-    local values, deltas = read(held), read(delta)
+    local values, place = read(held), 0
     if not values then
         return nil
     end
-    for place = 1, math.max(#values, #deltas) do
-        values[place] = (values[place] or 0) + (deltas[place] or 0)
+    for text in string.gmatch(delta, '[^,]+') do
+        place = place + 1
+        values[place] = plus(values[place] or 0, text)
     end
     local filled = #values
     while filled > 0 and values[filled] == 0 do

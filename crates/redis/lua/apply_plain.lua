@@ -26,7 +26,10 @@ while ARGV[index] do
                 added[of] = {}
                 order[#order + 1] = of
             end
-            added[of][part] = (added[of][part] or 0) + ARGV[at + 2]
+            local sum = added[of][part] or { 0, 0 }
+            -- In two parts, where it has more digits than a double holds.
+            local sign, high, low = string.match(ARGV[at + 2], '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
+            added[of][part] = { sum[1] + (high and sign .. high or 0), sum[2] + (high and sign .. low or ARGV[at + 2]) }
         end
         last = number
     end
@@ -62,12 +65,14 @@ redis.call('HSET', KEYS[1], unpack(fields))
 local left = 0
 for _, of in ipairs(order) do
     local key = KEYS[tonumber(of)]
-    for part, delta in pairs(added[of]) do
+    for part, sum in pairs(added[of]) do
         local field, done = string.match(part, '^entity:(.+)$'), nil
-        if delta ~= 0 and field then
-            done = redis.pcall('HINCRBY', key, field, string.format('%.0f', delta))
-        elseif delta ~= 0 then
-            done = redis.pcall('INCRBY', key, string.format('%.0f', delta))
+        for _, delta in ipairs({ sum[1] * 1e15, sum[2] }) do
+            if delta ~= 0 and field then
+                done = redis.pcall('HINCRBY', key, field, string.format('%.0f', delta))
+            elseif delta ~= 0 then
+                done = redis.pcall('INCRBY', key, string.format('%.0f', delta))
+            end
         end
         if type(done) == 'table' then
             left = left + 1

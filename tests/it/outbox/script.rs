@@ -124,6 +124,32 @@ async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
     world.close().await;
 }
 
+async fn largest_numbers(name: &str, settings: &str) {
+    const MAX: i64 = (1 << 53) - 1;
+    let world = World::new(name, &format!("[redis]\nbucket_bits = 0\n{settings}\n{METRICS}")).await;
+    let (mut dice, mut value, mut number) = (Dice::new(53), 0, 0);
+    let mut values = vec![-MAX, MAX, MAX - 1, -MAX + 1, 3, MAX, -2, -MAX];
+    values.extend((0..100).map(|_| i64::try_from(dice.below(1 << 54)).unwrap() - MAX));
+    for next in values {
+        number += 1;
+        // Once alone, and once beside another number of the target.
+        let row = vec![add(1, VIEW, next - value), add(2, VIEW, 1), add(2, FORWARD, next - value)];
+        apply(&world, &world.cache, 0, &[(number, row)]).await;
+        value = next;
+        let of_two = i64::try_from(number).unwrap();
+        let mut expected = Numbers::from([((1, 3), value), ((2, 3), of_two), ((2, 5), value)]);
+        expected.retain(|_, value| *value != 0);
+        assert_eq!(in_redis(&world, &world.cache, 2).await, expected);
+    }
+    world.close().await;
+}
+
+#[tokio::test]
+async fn differences_beyond_what_a_double_holds_are_exact() {
+    largest_numbers("outbox_large", "").await;
+    largest_numbers("outbox_large_string", "layout = \"string\"").await;
+}
+
 #[tokio::test]
 async fn a_bucket_of_thousands_is_added_whole() {
     let world = World::new("outbox_thousands", &format!("[redis]\nbucket_bits = 0\n{METRICS}")).await;
