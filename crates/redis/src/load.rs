@@ -1,6 +1,6 @@
 //! Buckets that Redis has lost: found, marked, and said to be loaded again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroI64;
 
 use redis::{Pipeline, Value};
@@ -24,6 +24,8 @@ pub struct Lost {
     pub cuts: Vec<Option<NonZeroI64>>,
     /// What they held at their cuts, where it was not zero.
     pub held: HashMap<CounterKey, i64>,
+    /// Targets whose field is no list of numbers, by somebody's hand.
+    pub unreadable: HashSet<Target>,
 }
 
 impl Lost {
@@ -76,7 +78,7 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// OutboxOffsets buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
+    /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
     /// hold of `metrics` at that instant: four million of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
     /// partition's outbox, read before: what these rows have is part of what is loaded, and never added to the buckets afterwards.
     ///
@@ -120,8 +122,12 @@ impl Cache {
                     let [id, value] = pair else { continue };
                     let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
                     let (Some(id), Some(value)) = (id, text(value)) else { continue };
+                    let target = Target { kind, id };
+                    if metrics.iter().any(|metric| self.keys.layout().value(value, *metric).is_none()) {
+                        lost.unreadable.insert(target);
+                    }
                     let numbers = self.numbers_in(value, metrics);
-                    lost.held.extend(numbers.map(|(metric, number)| ((Target { kind, id }, metric), number)));
+                    lost.held.extend(numbers.map(|(metric, number)| ((target, metric), number)));
                 }
             }
             if lost.held.len() > fields_max {
@@ -131,7 +137,7 @@ impl Cache {
         Ok(lost)
     }
 
-    /// OutboxOffsets those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
+    /// Marks those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
     pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
         let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
         let (mut ended, mut calls) = (0, buckets.map(call).peekable());

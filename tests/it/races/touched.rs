@@ -1,5 +1,6 @@
-//! Likes that the daemon counts, committed while a run loads what Redis has lost.
+//! Numbers that the daemon counts, while a run loads what Redis has lost.
 
+use redis::AsyncCommands;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
@@ -81,5 +82,38 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     assert_eq!(site.unloaded().await, 0);
     assert_redis_equals(&site.world, &site.model).await;
     assert_numbers(&run.report().await, &[("counters_loaded", 20), ("drifted", 0)]);
+    site.close().await;
+}
+
+/// The field of target 1, and how many buckets are unknown, after all numbers were loaded again.
+async fn reloaded(site: &Site) -> (String, u64) {
+    let report = site.world.report(&["reconcile", "--reload"]);
+    assert_eq!((&report["left"], &report["drifted"]), (&0.into(), &0.into()), "{report}");
+    let key = site.world.cache.keys.counters("video", site.world.cache.keys.bucket(target(1)));
+    (site.world.redis().await.hget(key, 1).await.unwrap(), site.unloaded().await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_adds_nothing_to_numbers_of_a_retired_metric() {
+    let mut site = Site::new("touched_retired").await;
+    let view = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 1, 2, 0, 5, UTC_TIMESTAMP(6))";
+    sqlx::query(view).execute(&site.world.pool).await.unwrap();
+    let likes = "[[rule]]\nmetric = \"like\"\n";
+    site.world.set(&format!("[metrics]\nlike = 1\nview = 2\n{likes}"));
+    assert_eq!(reloaded(&site).await, ("3,5".to_owned(), 0));
+    site.world.set(&format!("[metrics]\nlike = 1\n[retired]\nmetrics = [\"view\"]\n{likes}"));
+    assert_eq!(reloaded(&site).await, ("3,5".to_owned(), 0));
+    sqlx::query("DELETE FROM counter WHERE metric = 2").execute(&site.world.pool).await.unwrap();
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_is_no_number_keeps_no_bucket_unknown() {
+    let site = Site::new("touched_junk").await;
+    let key = site.world.cache.keys.counters("video", site.world.cache.keys.bucket(target(1)));
+    let mut redis = site.world.redis().await;
+    let () = redis.hset(&key, 1, "junk").await.unwrap();
+    assert_eq!(reloaded(&site).await, ("junk".to_owned(), 0));
+    let () = redis.hset(&key, 1, "3").await.unwrap();
     site.close().await;
 }

@@ -133,18 +133,20 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// What the buckets lacked at their cuts. Counters that the daemon has added to since are judged by each bucket's
-    /// offsets, and keys of targets can't be listed by bucket: these must be measured. Counters that MySQL doesn't know at
-    /// all are likes in flight, or orphans. Nothing is added; comparisons see to them.
+    /// What the buckets lacked at their cuts. These must be measured: counters that the daemon has added to since the cut, all
+    /// counters of the other layouts, and those of which the cut says nothing (a retired metric, a field that is no number).
+    /// Counters that MySQL doesn't know at all are likes in flight, or orphans. Nothing is added; comparisons see to them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
+        let metrics = servers.metrics.codes();
         let mut lacking = Lacking::default();
         for counted in range.counters {
             let key = counted.number;
             let Some(LoadingBucket { cut, state }) = loading.bucket(servers.cache.keys.bucket(key.0)) else { continue };
             let is_by_daemon = servers.is_by_daemon(key);
-            if !servers.cache.is_packed() || (is_by_daemon && touched.has(key)) {
+            let is_held = metrics.contains(&key.1) && !loading.lost.unreadable.contains(&key.0);
+            if !servers.cache.is_packed() || !is_held || (is_by_daemon && touched.has(key)) {
                 lacking.to_measure.push(key);
                 continue;
             }
