@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
@@ -24,6 +25,7 @@ use crate::servers::Servers;
 use crate::telemetry::{telemetry, tell_status};
 use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
+use writers::{Announcement, Decider};
 
 /// How long the admin port and the observer can take to end, once all else has.
 const LASTING_MAX: Duration = Duration::from_secs(5);
@@ -44,11 +46,13 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         lasting.start_loop(TaskName::Observer, |beat| observer.run(beat, drained.clone()));
     }
     let mut running = Running::new(&liveness);
-    let reloader = Reloader { path, sender, servers: servers.clone(), hangups };
+    let (decided, announcement) = watch::channel(Announcement::of(&live.current()));
+    let decider = Decider { servers: servers.clone(), decided };
+    let reloader = Reloader { path, sender, decider, hangups };
     running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
     tokio::spawn(tell_status(drained));
-    let tasks = Tasks { live: live.clone(), servers: servers.clone(), stop: stop.clone() };
+    let tasks = Tasks { live: live.clone(), servers: servers.clone(), announcement, stop: stop.clone() };
     let ended = tokio::select! {
         ready = startup::servers_are_ready(&servers, &live) => match ready {
             Ok(()) => work(tasks, &mut running).await,

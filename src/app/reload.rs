@@ -12,16 +12,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{startup, writers};
+use super::startup;
+use super::writers::Decider;
 use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
-use crate::servers::{Servers, code_registry};
+use crate::servers::code_registry;
 use crate::telemetry::telemetry;
 
 pub(super) struct Reloader {
     pub path: PathBuf,
     pub sender: watch::Sender<Arc<Config>>,
-    pub servers: Servers,
+    pub decider: Decider,
     pub hangups: Signal,
 }
 
@@ -49,16 +50,18 @@ impl Reloader {
         let filter = log::filter(&new.log.level).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
-            let noted = code_registry::agree(&self.servers.store, &config).await;
+            let noted = code_registry::agree(&self.decider.servers.store, &config).await;
             startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
             })?);
         }
-        writers::prepare(&self.servers, &now, &config, stop).await?;
+        self.decider.prepare(&now, &config, stop).await?;
         log::change(filter);
+        let config = Arc::new(config);
         // Everybody asks; that nobody listens is no failure.
-        self.sender.send_replace(Arc::new(config));
+        self.sender.send_replace(Arc::clone(&config));
+        self.decider.decide(&config);
         if !needs_restart.is_empty() {
             let keys = needs_restart.join(", ");
             warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");

@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::schedules::Schedules;
-use super::writers;
+use super::writers::{self, Announcement};
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
@@ -95,6 +95,7 @@ impl Running {
 pub(super) struct Tasks {
     pub live: ConfigHandle,
     pub servers: Servers,
+    pub announcement: watch::Receiver<Announcement>,
     pub stop: CancellationToken,
 }
 
@@ -129,7 +130,7 @@ impl Tasks {
     }
 
     fn start_consumers(&self, wake_outbox: watch::Sender<()>, running: &mut Running) {
-        let Self { live, servers, stop } = self;
+        let Self { live, servers, stop, .. } = self;
         for number in 0..live.current().amqp.partitions {
             let Servers { store, broker, owner, .. } = servers.clone();
             running.start_loop(TaskName::Consumer(number), |beat| {
@@ -142,7 +143,7 @@ impl Tasks {
     }
 
     fn start_detectors(&self, requests: &Requests, running: &mut Running) {
-        let Self { live, servers, stop } = self.clone();
+        let Self { live, servers, stop, .. } = self.clone();
         let Servers { store, cache, .. } = servers;
         let detector = LossDetector { cache: cache.clone(), live: live.clone(), request: requests.rebuild.clone() };
         running.start_loop(TaskName::Lookout, |beat| detector.run(beat, stop.clone()));
@@ -151,13 +152,13 @@ impl Tasks {
     }
 
     fn start_announcer(&self, running: &mut Running) {
-        let Self { live, servers, stop } = self.clone();
-        running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, live, beat, stop));
+        let Self { servers, announcement, stop, .. } = self.clone();
+        running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
     }
 
     /// The loop that runs a job; where filters are off the task that sees to it that none is trusted later.
     fn start_job(&self, job: JobName, wake: &Arc<Notify>, requests: &Requests, running: &mut Running) {
-        let Self { live, servers, stop } = self.clone();
+        let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {
             running.start_loop(TaskName::Job(job), |beat| filters::stay_off(servers.store, beat, stop));
             return;

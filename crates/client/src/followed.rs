@@ -8,12 +8,17 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::gateway::HINT_MAX;
+use tallyd_core::chain::Chain;
 use tallyd_core::kinds::{Kinds, Metrics};
+use tallyd_core::model::Micros;
 use tallyd_core::writers::Writers;
 use tallyd_redis::Cache;
 
 /// How old the last answer can be.
 const EVERY: Duration = Duration::from_secs(10);
+
+/// The same after a failure.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// The last announcement that was read. Until there is one, the rules of the client's own settings hold.
 pub(super) struct Followed {
@@ -23,8 +28,17 @@ pub(super) struct Followed {
     known: RwLock<Option<Arc<Writers>>>,
     /// As the client's own rules say.
     own: Arc<Writers>,
-    /// When Redis was asked last. Held by the call that asks.
-    asked: Mutex<Option<Instant>>,
+    /// Held by the call that asks.
+    asked: Mutex<Asked>,
+}
+
+/// When Redis is asked next.
+#[derive(Default)]
+struct Asked {
+    /// `None` before the first time.
+    due: Option<Instant>,
+    /// Whether the last answer was none.
+    has_failed: bool,
 }
 
 impl Followed {
@@ -40,35 +54,36 @@ impl Followed {
             (Err(_), Some(known)) => return known,
             (Err(_), None) => self.asked.lock().await,
         };
-        let is_due = asked.is_none_or(|asked| asked.elapsed() >= EVERY);
+        let is_due = asked.due.is_none_or(|due| Instant::now() >= due);
         let writers = match self.known() {
             Some(known) if !is_due => return known,
             known => known.unwrap_or_else(|| Arc::clone(&self.own)),
         };
-        let writers = self.ask(cache, &writers).await.map_or(writers, Arc::new);
+        let answer = self.ask(cache).await;
+        if let (Err(error), false) = (&answer, asked.has_failed) {
+            let key = cache.keys.writers();
+            warn!(event = "writers-unread", key, error, "{key} can't be read, what is known stays in force: {error}");
+        }
+        let next = if answer.is_ok() { EVERY } else { AGAIN_AFTER };
+        *asked = Asked { due: Some(Instant::now() + next), has_failed: answer.is_err() };
+        let writers = match answer {
+            Ok(Some(news)) if news != *writers => {
+                let text = news.encode(&self.kinds, &self.metrics, Micros(0));
+                info!(event = "writers-changed", text, "API servers count these numbers in Redis from now on: {text}");
+                Arc::new(news)
+            }
+            _ => writers,
+        };
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&writers));
-        *asked = Some(Instant::now());
         writers
     }
 
-    /// The announcement, where there is one that differs from `known`.
-    async fn ask(&self, cache: &Cache, known: &Writers) -> Option<Writers> {
-        // Where Redis does not answer, other calls say so.
-        let text = timeout(HINT_MAX, cache.writers()).await.ok()?.ok()??;
-        let Some(writers) = Writers::decode(&text, &self.kinds, &self.metrics) else {
-            warn!(
-                event = "writers-unread",
-                text,
-                "{} does not say who counts which numbers: {text}",
-                cache.keys.writers()
-            );
-            return None;
-        };
-        if writers == *known {
-            return None;
-        }
-        info!(event = "writers-changed", text, "API servers count these numbers in Redis from now on: {text}");
-        Some(writers)
+    /// The announcement; `None` where there is none.
+    async fn ask(&self, cache: &Cache) -> Result<Option<Writers>, String> {
+        let asked = timeout(HINT_MAX, cache.writers()).await.map_err(|_| "Redis does not answer".to_owned())?;
+        let Some(text) = asked.map_err(|error| Chain(&error).to_string())? else { return Ok(None) };
+        let writers = Writers::decode(&text, &self.kinds, &self.metrics);
+        writers.map(Some).ok_or_else(|| format!("it is no announcement of a daemon, but {text}"))
     }
 
     fn known(&self) -> Option<Arc<Writers>> {

@@ -47,7 +47,7 @@ impl Client {
     /// The user likes the target. A double click, a retry after a failure, or two devices at the same time count once.
     ///
     /// Where the daemon counts likes of the kind, the event is published and nothing else: [`Clicked::Published`]. `boards` must be empty:
-    /// the board of the rule gets the like from the daemon. They are ignored where the client's own rules still say `writer = "api"`.
+    /// the board of the rule gets the like from the daemon. `boards` are ignored where the client's own rules still say `writer = "api"`.
     ///
     /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for
     /// `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server. While MySQL is
@@ -87,8 +87,8 @@ impl Client {
     /// Publishes a click that the daemon counts.
     async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         // Of a caller who is set up to count and now follows the daemons, the boards are left to the daemon.
-        let counted = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
-        require(counted || boards.is_empty(), || {
+        let is_set_up_to_count = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
+        require(is_set_up_to_count || boards.is_empty(), || {
             "the daemon counts these likes, and adds them to the board of their [[rule]]: name no boards".to_owned()
         })
         .and_then(|()| self.check_kind(event.target.kind))

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::{Kinds, Metrics};
-use crate::model::{Kind, Metric};
+use crate::model::{Kind, Metric, Micros};
 use crate::rules::{Rules, Writes};
 
 /// Who counts each metric of each kind in Redis. The daemon counts all that are not listed.
@@ -14,10 +14,12 @@ pub struct Writers {
     by_api: BTreeSet<(Kind, Metric)>,
 }
 
-/// As JSON: `{"api":["video:like"]}`.
+/// As JSON: `{"api":["video:like"],"since":1795251385004538}`.
 #[derive(Serialize, Deserialize)]
 struct Announced {
     api: Vec<String>,
+    #[serde(default)]
+    since: i64,
 }
 
 impl Writers {
@@ -38,20 +40,33 @@ impl Writers {
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// The text that daemons announce.
-    pub fn encode(&self, kinds: &Kinds, metrics: &Metrics) -> String {
+    /// The same, where API servers also count what they count by `other`.
+    #[must_use]
+    pub fn union(mut self, other: &Self) -> Self {
+        self.by_api.extend(&other.by_api);
+        self
+    }
+
+    /// The text that daemons announce. `since` is the instant of that decision: the newest one holds.
+    pub fn encode(&self, kinds: &Kinds, metrics: &Metrics, since: Micros) -> String {
         let by_api = pairs(kinds, metrics).filter(|(_, number)| self.by_api.contains(number));
-        let announced = Announced { api: by_api.map(|(name, _)| name).collect() };
+        let announced = Announced { api: by_api.map(|(name, _)| name).collect(), since: since.0 };
         // Strings in a list always have a JSON form.
         serde_json::to_string(&announced).unwrap_or_default()
     }
 
     /// Reads what daemons announce; `None` where it is something else. Names that this configuration lacks are left out.
     pub fn decode(text: &str, kinds: &Kinds, metrics: &Metrics) -> Option<Self> {
-        let Announced { api } = serde_json::from_str(text).ok()?;
+        let Announced { api, .. } = serde_json::from_str(text).ok()?;
         let known: BTreeMap<String, (Kind, Metric)> = pairs(kinds, metrics).collect();
         Some(Self { by_api: api.iter().filter_map(|name| known.get(name).copied()).collect() })
     }
+}
+
+/// The instant of the decision that a text announces; `None` where it is something else.
+pub fn since(text: &str) -> Option<Micros> {
+    let Announced { since, .. } = serde_json::from_str(text).ok()?;
+    Some(Micros(since))
 }
 
 /// All numbers, with their names: `video:like`.
@@ -86,10 +101,10 @@ mod tests {
     #[test]
     fn a_rule_for_all_kinds_is_announced_for_each_of_them() {
         let (kinds, metrics) = names();
-        let announced = |rules: &[Rule]| writers(rules).encode(&kinds, &metrics);
-        assert_eq!(announced(&[]), r#"{"api":[]}"#);
+        let announced = |rules: &[Rule]| writers(rules).encode(&kinds, &metrics, Micros(7));
+        assert_eq!(announced(&[]), r#"{"api":[],"since":7}"#);
         let rules = [by_api("like", None), by_api("share", Some("video"))];
-        assert_eq!(announced(&rules), r#"{"api":["article:like","video:like","video:share"]}"#);
+        assert_eq!(announced(&rules), r#"{"api":["article:like","video:like","video:share"],"since":7}"#);
     }
 
     #[test]
@@ -111,23 +126,26 @@ mod tests {
         assert!(after.hands_to_api(&before, &kinds, &metrics));
         assert!(!before.hands_to_api(&after, &kinds, &metrics));
         assert!(!after.hands_to_api(&after, &kinds, &metrics));
+        assert!(!after.hands_to_api(&Writers::default().union(&after), &kinds, &metrics));
         let only_articles = Kinds(BTreeMap::from([("article".to_owned(), 2)]));
         assert!(!after.hands_to_api(&before, &only_articles, &metrics), "nobody counted a kind that was unknown");
     }
 
     proptest! {
         #[test]
-        fn what_is_announced_is_read_back(chosen in prop::collection::vec(any::<bool>(), 4)) {
+        fn what_is_announced_is_read_back(chosen in prop::collection::vec(any::<bool>(), 4), at: i64) {
             let (kinds, metrics) = names();
             let numbers = pairs(&kinds, &metrics).zip(chosen).filter(|(_, is_chosen)| *is_chosen);
             let writers = Writers { by_api: numbers.map(|((_, number), _)| number).collect() };
-            prop_assert_eq!(Writers::decode(&writers.encode(&kinds, &metrics), &kinds, &metrics), Some(writers));
+            let text = writers.encode(&kinds, &metrics, Micros(at));
+            prop_assert_eq!(since(&text), Some(Micros(at)));
+            prop_assert_eq!(Writers::decode(&text, &kinds, &metrics), Some(writers));
         }
 
         #[test]
         fn any_text_is_read_or_refused(text in ".{0,80}") {
             let (kinds, metrics) = names();
-            let _ = Writers::decode(&text, &kinds, &metrics);
+            let _ = (Writers::decode(&text, &kinds, &metrics), since(&text));
         }
     }
 }

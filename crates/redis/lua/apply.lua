@@ -19,7 +19,7 @@ local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(AR
 local mark_field = '_' .. partition
 -- Ids that are read and written together, because Lua's stack holds about 8,000.
 local PIECE = 1000
--- A number beyond is written out here: servers before 7.0 would round it.
+-- A number beyond is written out here: servers write the largest ones with an exponent.
 local PLAIN_MAX = 1e15
 
 -- The numbers of a field; nil where it holds something else.

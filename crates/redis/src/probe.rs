@@ -18,8 +18,8 @@ const ON_BOARDS: [&str; 17] = [
 /// What it runs on the set of targets that are missing.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// What it runs on the notes of the cut.
-const ON_COMPARED: [&str; 2] = ["GET", "SET"];
+/// What it runs on the notes of the cut, and on those of who counts which numbers.
+const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// What it runs on filters.
 const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SADD", "SREM", "HINCRBY"];
@@ -56,7 +56,8 @@ impl Cache {
         need(&ON_BUCKETS, &bucket);
         need(&ON_BOARDS, &board);
         need(&ON_MISSING, &self.keys.missing());
-        need(&ON_COMPARED, &self.keys.compared(0));
+        need(&ON_NOTES, &self.keys.compared(0));
+        need(&ON_NOTES, &self.keys.writers());
         if filters {
             need(&ON_FILTERS, &self.keys.filter("check", EXAMPLE)[0]);
         }

@@ -16,18 +16,9 @@ impl Cache {
 
     /// Announces the text in place of the last one.
     pub async fn announce_writers(&self, writers: &str) -> Result<()> {
-        self.set_writers(writers, &[]).await
-    }
-
-    /// Announces the text where Redis has none, for instance because it has lost it.
-    pub async fn restore_writers(&self, writers: &str) -> Result<()> {
-        self.set_writers(writers, &["NX"]).await
-    }
-
-    async fn set_writers(&self, writers: &str, options: &[&str]) -> Result<()> {
         const ACTION: &str = "announce who counts which numbers";
         let mut pipeline = Pipeline::new();
-        pipeline.cmd("SET").arg(self.keys.writers()).arg(writers).arg(options);
+        pipeline.cmd("SET").arg(self.keys.writers()).arg(writers);
         for answer in self.run(ACTION, &pipeline).await? {
             answer.context(ACTION)?;
         }

@@ -1,7 +1,6 @@
 //! The packages follow who counts a number: by the gateway where API servers do, and by RabbitMQ where no gateway answers.
 
 use futures_util::future::join_all;
-use redis::AsyncCommands;
 use serde_json::{Value, json};
 
 use super::{Driver, Package};
@@ -60,11 +59,13 @@ impl Site<'_> {
     }
 }
 
-/// As a daemon with these rules announces it.
-async fn announce(world: &World) {
-    let key = format!("{}tally:writers", world.config.redis.key_prefix);
-    let numbers = r#"{"api":["post:like","post:share","video:like","video:share"]}"#;
-    let () = world.redis().await.set(key, numbers).await.unwrap();
+/// Waits until the daemon has announced who counts.
+async fn announced(world: &World) {
+    let numbers = r#"{"api":["post:like","post:share","video:like","video:share"],"#;
+    eventually("the daemon announces who counts", || async {
+        world.cache.writers().await.unwrap().is_some_and(|text| text.starts_with(numbers))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -73,7 +74,7 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     world.reconcile("--full").await;
-    announce(&world).await;
+    announced(&world).await;
     let gateway = world.gateway().await;
     let url = format!("http://{}", gateway.address);
 
