@@ -238,7 +238,7 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     let left = apply(&world, &world.cache, 0, &[(7, vec![add(1, VIEW, 7)]), (9, vec![add(1, VIEW, 1_000)])]).await;
     assert_eq!(left, Left { unknown_marks: 1, ..Left::default() });
     assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 1_111), ((2, 5), -3)].into());
-    // Below zero and beyond what a server writes without an exponent.
+    // Below zero, and a number of sixteen digits.
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());
