@@ -61,7 +61,7 @@ impl Site<'_> {
 
 /// Waits until the daemon has announced who counts.
 async fn announced(world: &World) {
-    let numbers = r#"{"api":["post:like","post:share","video:like","video:share"],"#;
+    let numbers = r#"{"api":["video:like","video:share"],"#;
     eventually("the daemon announces who counts", || async {
         world.cache.writers().await.unwrap().is_some_and(|text| text.starts_with(numbers))
     })
