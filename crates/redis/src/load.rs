@@ -130,7 +130,7 @@ impl Cache {
                     lost.held.extend(numbers.map(|(metric, number)| ((target, metric), number)));
                 }
             }
-            if lost.held.len() > fields_max {
+            if lost.held.len() + lost.unreadable.len() > fields_max {
                 break;
             }
         }

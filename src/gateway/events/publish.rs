@@ -44,11 +44,7 @@ pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>
             }
         });
     }
-    let (plain, counted) = if counted.is_empty() {
-        (publish_plain(gate, plain).await, Vec::new())
-    } else {
-        tokio::join!(publish_plain(gate, plain), count_all(gate, counted))
-    };
+    let (plain, counted) = tokio::join!(publish_plain(gate, plain), count_all(gate, counted));
     for (place, verdict) in plain.into_iter().chain(counted) {
         if let Some(slot) = verdicts.get_mut(place) {
             *slot = Some(verdict);
