@@ -35,3 +35,4 @@ pub(crate) mod outbox;
 pub mod runtime;
 pub mod servers;
 pub(crate) mod telemetry;
+pub(crate) mod version;

@@ -23,6 +23,7 @@ use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
 use crate::servers::Servers;
 use crate::telemetry::{telemetry, tell_status};
+use crate::version;
 use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
 use writers::{Announcement, Decider};
@@ -85,8 +86,8 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     tasks.start_all(running).await?;
     systemd::ready();
     telemetry().works();
-    let version = env!("CARGO_PKG_VERSION");
-    info!(event = "started", version, owner, partitions, "tallyd {version} started, partitions: {partitions}");
+    let (version, revision, long) = (version::VERSION, version::REVISION, version::LONG);
+    info!(event = "started", version, revision, owner, partitions, "tallyd {long} started, partitions: {partitions}");
     supervise(running, &stop).await
 }
 

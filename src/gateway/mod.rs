@@ -40,6 +40,7 @@ use crate::config::{Config, ConfigError, Listen};
 use crate::http::{Limits, Listener, Port, Token, hosts};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
+use crate::version;
 use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
@@ -173,8 +174,9 @@ async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
 }
 
 fn started(address: &Listen) {
-    let (version, address) = (env!("CARGO_PKG_VERSION"), address.to_string());
-    info!(event = "gateway-started", version, address, "tallyd {version} takes requests at {address}");
+    let (version, revision, long) = (version::VERSION, version::REVISION, version::LONG);
+    let address = address.to_string();
+    info!(event = "gateway-started", version, revision, address, "tallyd {long} takes requests at {address}");
 }
 
 fn ended_early(ended: Result<(), JoinError>) -> anyhow::Error {

@@ -59,7 +59,7 @@ pub(super) fn document() -> Value {
         "info": {
             "title": "tallyd gateway",
             "description": "Takes events, and reads numbers, likes and boards. docs/gateway.md explains it.",
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": crate::version::VERSION,
             "license": { "name": "MIT OR Apache-2.0" },
         },
         "servers": [{ "url": "http://127.0.0.1:9191" }],

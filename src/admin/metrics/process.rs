@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 use super::{Page, flag};
 use crate::runtime::waits::waits;
 use crate::telemetry::{Process, Server, Standing, Telemetry};
+use crate::version;
 use tallyd_core::model::Micros;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
@@ -21,7 +22,13 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     page.gauge("tallyd_tasks", "Tasks within the process that have not ended", tasks as f64);
     let started = telemetry.started_at.0 as f64 / 1e6;
     page.gauge("process_start_time_seconds", "Start time of the process since the epoch in seconds", started);
-    page.gauges("tallyd_build_info", "tallyd's version", [([("version", env!("CARGO_PKG_VERSION"))], 1.0)]);
+    let build = [
+        ("version", version::VERSION),
+        ("revision", version::REVISION),
+        ("rustc", version::RUSTC),
+        ("target", version::TARGET),
+    ];
+    page.gauges("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
     partitions(page, telemetry, now);
     page.0.register("tallyd_connections_opened", "Connections that were opened", connections_opened());
     page.gauge("tallyd_waits", "How many things fail now and are tried again", waits().open().len() as f64);

@@ -16,7 +16,7 @@ const FAILS_MAX: i64 = 5_000_000;
 impl Status {
     pub(crate) fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
         let mut status = Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: crate::version::VERSION.to_owned(),
             owner: owner.to_owned(),
             started_at: telemetry.started_at.0,
             now: now.0,

@@ -1,0 +1,71 @@
+//! Tells the program its revision, its compiler and its target (`src/version.rs`).
+//!
+//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or that of the checkout. Only a release asks
+//! git: a new commit would otherwise compile the daemon and all its tests again.
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+const ARCHIVED: &str = "packaging/revision";
+
+/// What the program is made of. A change here compiles it again in any case.
+const SOURCES: [&str; 6] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "migrations"];
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=TALLYD_REVISION");
+    watch("build.rs");
+    watch(ARCHIVED);
+    let revision = given().or_else(archived).or_else(checked_out).unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo:rustc-env=TALLYD_BUILD_REVISION={revision}");
+    println!("cargo:rustc-env=TALLYD_BUILD_RUSTC={}", compiler().unwrap_or_else(|| "unknown".to_owned()));
+    println!("cargo:rustc-env=TALLYD_BUILD_TARGET={}", env::var("TARGET").unwrap_or_default());
+}
+
+fn given() -> Option<String> {
+    env::var("TALLYD_REVISION").ok().and_then(word)
+}
+
+fn archived() -> Option<String> {
+    // In a checkout it is a placeholder with a dollar sign.
+    fs::read_to_string(ARCHIVED).ok().and_then(word).filter(|text| !text.contains('$'))
+}
+
+fn checked_out() -> Option<String> {
+    // Sources without a repository can be unpacked inside another project's.
+    if env::var("PROFILE").ok()? != "release" || !git(&["rev-parse", "--show-cdup"])?.is_empty() {
+        return None;
+    }
+    let heads = ["HEAD", "logs/HEAD"].into_iter().filter_map(|name| git(&["rev-parse", "--git-path", name]));
+    heads.chain(SOURCES.map(str::to_owned)).for_each(|path| watch(&path));
+    let revision = word(git(&["rev-parse", "--short=12", "HEAD"])?)?;
+    let changed = git(&[&["status", "--porcelain", "--"], &SOURCES[..]].concat())?;
+    Some(if changed.is_empty() { revision } else { format!("{revision}-dirty") })
+}
+
+/// A path that is missing would run this script at every build.
+fn watch(path: &str) {
+    if Path::new(path).exists() {
+        println!("cargo:rerun-if-changed={path}");
+    }
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    output("git", arguments)
+}
+
+/// `1.95.0` of `rustc 1.95.0 (59807616e 2026-04-14)`.
+fn compiler() -> Option<String> {
+    output(&env::var("RUSTC").ok()?, &["--version"])?.split_whitespace().nth(1).map(str::to_owned)
+}
+
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
+/// The text where it is one word: it becomes a part of a line that cargo reads.
+fn word(text: String) -> Option<String> {
+    let text = text.trim();
+    (!text.is_empty() && !text.contains(char::is_whitespace)).then(|| text.to_owned())
+}

@@ -1,0 +1,13 @@
+//! The build's version. `build.rs` looks for the revision.
+
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit, with `-dirty` behind it where sources had changed; `unknown` in a build for tests.
+pub(crate) const REVISION: &str = env!("TALLYD_BUILD_REVISION");
+
+pub(crate) const RUSTC: &str = env!("TALLYD_BUILD_RUSTC");
+
+pub(crate) const TARGET: &str = env!("TALLYD_BUILD_TARGET");
+
+/// `0.1.0 (59807616e3a1)`, for `--version`.
+pub(crate) const LONG: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("TALLYD_BUILD_REVISION"), ")");
