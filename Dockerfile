@@ -32,3 +32,4 @@ STOPSIGNAL SIGTERM
 # Whether it works, not whether its servers do: whoever restarts unhealthy containers must not do so while MySQL is away.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "healthcheck", "--live"]
 ENTRYPOINT ["/usr/bin/tallyd"]
+CMD ["run"]

@@ -78,7 +78,7 @@ impl Contender {
         let mut command = match self.runs {
             Runs::Tallyd => {
                 let mut command = Command::new(tallyd_testkit::program());
-                command.envs(tallyd_testkit::unit_environment());
+                command.arg("run").envs(tallyd_testkit::unit_environment());
                 command
             }
             Runs::Role(role) => {

@@ -13,7 +13,7 @@ impl Daemon {
     /// Starts the release binary; `environment` goes before the file.
     pub fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
         let mut command = Command::new(tallyd_testkit::program());
-        command.arg("--config").arg(world.config_path()).envs(tallyd_testkit::unit_environment());
+        command.arg("--config").arg(world.config_path()).arg("run").envs(tallyd_testkit::unit_environment());
         command.envs(environment.iter().copied());
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::null());
         Ok(Self(command.spawn().context("start tallyd")?))

@@ -77,7 +77,7 @@ impl Tallyd {
     pub async fn start(&self, partitions: u16, stop: &CancellationToken) -> Result<Daemon> {
         let path = self.folder.join("tallyd.log");
         let stderr = File::create(&path).with_context(|| format!("write {}", path.display()))?;
-        let child = self.command().stdout(Stdio::null()).stderr(stderr).spawn().context("start tallyd")?;
+        let child = self.command().arg("run").stdout(Stdio::null()).stderr(stderr).spawn().context("start tallyd")?;
         let pid_file = self.folder.join("tallyd.pid");
         let mut daemon = Daemon { child, log: Log::open(path)?, pid_file };
         fs::write(&daemon.pid_file, daemon.child.id().to_string()).context("write the daemon's pid file")?;

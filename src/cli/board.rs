@@ -19,73 +19,73 @@ use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Args)]
 pub(super) struct ArchiveArgs {
-    /// Only this board.
+    /// Restrict it to this board.
     #[arg(long, value_name = "NAME")]
     board: Option<String>,
-    /// Only this period: 2026-11-21, 2026-W47 or 2026-11.
+    /// Restrict it to this period: 2026-11-21, 2026-W47 or 2026-11.
     #[arg(long)]
     period: Option<String>,
-    /// Changes nothing; says what would be archived and ended, and why the others not.
+    /// Change nothing; print which boards would be archived and removed, and why the others would not.
     #[arg(long)]
     dry_run: bool,
-    /// How the report looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {
-    /// Every board's current period, and those that are archived or on their way there.
+    /// List the current period of every board, and the periods that are archived or being archived.
     List {
-        /// How the list looks.
+        /// Print the list as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// The best of a board, from Redis or from the archive.
+    /// Print the best members of a board, from Redis or from the archive.
     Top {
-        /// The board's name.
+        /// Name the board.
         name: String,
-        /// 2026-11-21, 2026-W47, 2026-11 or total; the current period where it is left out.
+        /// Name the period: 2026-11-21, 2026-W47, 2026-11 or total [default: the current one].
         period: Option<String>,
-        /// How many places.
+        /// Print this number of places.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100_000))]
         count: u64,
-        /// How equals are placed.
+        /// Place equal scores in this way.
         #[arg(long, value_enum, default_value_t)]
         ranking: RankingArg,
-        /// As comma-separated values.
+        /// Print comma-separated values.
         #[arg(long, conflicts_with = "format")]
         csv: bool,
-        /// How the board looks.
+        /// Print the board as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Takes a snapshot of boards that are not archived yet, whether one is due or not.
+    /// Take a snapshot of boards that are not archived yet, even where none is due.
     Snapshot {
-        /// Only this board.
+        /// Restrict it to this board.
         name: Option<String>,
-        /// Only this period of it: 2026-11-21, 2026-W47, 2026-11 or total.
+        /// Restrict it to this period: 2026-11-21, 2026-W47, 2026-11 or total.
         period: Option<String>,
-        /// Even where Redis has lost the board, or most of it: what is left replaces the last snapshot.
+        /// Replace the last snapshot even where Redis has lost the board, or most of it.
         #[arg(long, requires = "period")]
         force: bool,
-        /// How the report looks.
+        /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Puts a board back into Redis: from its snapshot, adding what came since; or from the archive.
+    /// Restore a board into Redis, from its snapshot plus what came since, or from the archive.
     Restore {
-        /// The board's name.
+        /// Name the board.
         name: String,
-        /// 2026-11-21, 2026-W47, 2026-11 or total.
+        /// Name the period: 2026-11-21, 2026-W47, 2026-11 or total.
         period: String,
-        /// Changes nothing; says what would be put back.
+        /// Change nothing; print what would be restored.
         #[arg(long)]
         dry_run: bool,
-        /// Adds what Redis has now to the snapshot, even where that may be a part of the board: for one that was evicted alone.
+        /// Add what Redis has now to the snapshot, for a board that was evicted alone.
         #[arg(long)]
         add: bool,
-        /// How the report looks.
+        /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
@@ -93,12 +93,12 @@ pub(super) enum BoardCommand {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum RankingArg {
-    /// 1, 2, 3, 4.
+    /// Rank equals as 1, 2, 3, 4.
     #[default]
     Ordinal,
-    /// 1, 2, 2, 4.
+    /// Rank equals as 1, 2, 2, 4.
     Competition,
-    /// 1, 2, 2, 3.
+    /// Rank equals as 1, 2, 2, 3.
     Dense,
 }
 

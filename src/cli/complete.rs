@@ -17,11 +17,11 @@ const VERSION: &str = concat!("tallyd ", env!("CARGO_PKG_VERSION"));
 /// A shell that can be told what may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shell {
-    /// For /usr/share/bash-completion/completions/tallyd.
+    /// Install it as /usr/share/bash-completion/completions/tallyd.
     Bash,
-    /// For /usr/share/zsh/vendor-completions/_tallyd.
+    /// Install it as /usr/share/zsh/vendor-completions/_tallyd.
     Zsh,
-    /// For /usr/share/fish/vendor_completions.d/tallyd.fish.
+    /// Install it as /usr/share/fish/vendor_completions.d/tallyd.fish.
     Fish,
 }
 
@@ -93,11 +93,8 @@ fn whole_program(roff: &mut Roff) {
         (
             "SIGNALS",
             vec![
-                ("SIGTERM, SIGINT", "Open batches and runs are ended in order, and the process."),
-                (
-                    "SIGHUP",
-                    "The configuration is read again. One that is wrong is told in the log, and changes nothing.",
-                ),
+                ("SIGTERM, SIGINT", "Finish open batches and runs, and exit."),
+                ("SIGHUP", "Read the configuration again. An invalid one is reported in the log, and changes nothing."),
             ],
         ),
         ("FILES", vec![(config::DEFAULT_PATH, "The configuration.")]),
@@ -106,10 +103,10 @@ fn whole_program(roff: &mut Roff) {
             vec![
                 (
                     "TALLYD__SECTION__KEY",
-                    "Any key of the configuration, before what the file says: TALLYD__AMQP__PARTITIONS=4.",
+                    "Any key of the configuration. It overrides the file: TALLYD__AMQP__PARTITIONS=4.",
                 ),
-                ("RUST_LOG", "What is logged, before [log] level."),
-                ("CREDENTIALS_DIRECTORY", "Where password files with relative paths are: set by systemd."),
+                ("RUST_LOG", "The log filter. It overrides [log] level; -v and -q override it."),
+                ("CREDENTIALS_DIRECTORY", "The folder of password files with relative paths. systemd sets it."),
             ],
         ),
     ];

@@ -1,4 +1,4 @@
-//! `tallyd show-config` and `tallyd config-schema`.
+//! `tallyd config show` and `tallyd config schema`.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,20 +11,20 @@ use crate::config::{self, ConfigError, schema};
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
-    /// Says of each setting where it comes from: the file's line, a variable of the environment, or nobody has set it.
+    /// Print the origin of each setting: a line of the file, a variable of the environment, or the default.
     #[arg(long)]
     origin: bool,
-    /// How it looks.
+    /// Print the configuration as TOML or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: ShowFormat,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ShowFormat {
-    /// As it would stand in the file.
+    /// Print it as the file would have it.
     #[default]
     Toml,
-    /// For programs: one object.
+    /// Print one JSON object for programs.
     Json,
 }
 

@@ -22,23 +22,23 @@ use tallyd_mysql::letters::Selection;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum DeadCommand {
-    /// Lists the newest ones, after it has taken in those that RabbitMQ itself has set aside.
+    /// List the newest ones, and first collect those that RabbitMQ has dead-lettered.
     List(ListArgs),
-    /// Shows all that is known of some, and what would become of them now.
+    /// Show all details of dead letters, and whether they would be accepted now.
     Show {
-        /// Their numbers.
+        /// Show these, by number.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<u64>,
-        /// The body of one, byte by byte.
+        /// Print the body of one, byte by byte.
         #[arg(long, conflicts_with = "format")]
         raw: bool,
-        /// How they look.
+        /// Print them as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Publishes them again, as producers do. What would be refused again is left, and said.
+    /// Publish them again, as producers do. Leave and report those that would be refused again.
     Replay(ReplayArgs),
-    /// Deletes them. Those that were never replayed only by number or with --open.
+    /// Delete them; those that were never replayed only by number or with --open.
     Purge(PurgeArgs),
 }
 
@@ -46,84 +46,84 @@ pub(super) enum DeadCommand {
 pub(super) struct ListArgs {
     #[command(flatten)]
     of: OfArgs,
-    /// Only those that were not replayed.
+    /// List only those that were not replayed.
     #[arg(long)]
     open: bool,
-    /// How many.
+    /// List at most this number.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000), conflicts_with = "summary")]
     limit: u64,
-    /// Counts them by reason instead.
+    /// Count them by reason instead.
     #[arg(long)]
     summary: bool,
-    /// Leaves alone what RabbitMQ has set aside: for an account that may not read that queue.
+    /// Don't collect those that RabbitMQ has dead-lettered, for an account without the right to read that queue.
     #[arg(long)]
     no_returned: bool,
-    /// How the list looks.
+    /// Print the list as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 #[derive(Debug, Args)]
 struct OfArgs {
-    /// Only those of this reason.
+    /// Restrict it to this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Only those first seen since: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
+    /// Restrict it to those first seen since: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     since: Option<Micros>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// Their numbers.
+    /// Replay these, by number.
     #[arg(value_name = "ID", conflicts_with_all = ["reason", "since", "all", "limit"])]
     ids: Vec<u64>,
     #[command(flatten)]
     of: OfArgs,
-    /// All that were not replayed.
+    /// Replay all that were not replayed.
     #[arg(long)]
     all: bool,
-    /// The oldest so many of those that can be sent.
+    /// Replay at most this number, the oldest first.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Sends nothing; says what would be sent and what would be refused again.
+    /// Send nothing; print what would be sent and what would be refused again.
     #[arg(long)]
     dry_run: bool,
-    /// Opens the body of one in $VISUAL or $EDITOR, and sends what comes back.
+    /// Open the body of one in $VISUAL or $EDITOR, and send the edited body.
     #[arg(long, conflicts_with_all = ["reason", "since", "all", "dry_run"])]
     edit: bool,
-    /// Also what would be refused again, and what was replayed before.
+    /// Replay also those that would be refused again, and those that were replayed before.
     #[arg(long)]
     force: bool,
-    /// How the report looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct PurgeArgs {
-    /// Their numbers: also of those that were never replayed.
+    /// Delete these, by number, even if they were never replayed.
     #[arg(value_name = "ID", conflicts_with_all = ["reason", "older_than", "replayed", "open"])]
     ids: Vec<u64>,
-    /// Those of this reason that were replayed.
+    /// Delete those of this reason that were replayed.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Those first seen longer ago that were replayed: 2h, 30d.
+    /// Delete those first seen longer ago that were replayed: 2h, 30d.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     older_than: Option<Duration>,
-    /// All that were replayed.
+    /// Delete all that were replayed.
     #[arg(long)]
     replayed: bool,
-    /// With --reason or --older-than: also those that were never replayed.
+    /// Delete also those that were never replayed, with --reason or --older-than.
     #[arg(long, conflicts_with = "replayed")]
     open: bool,
-    /// Deletes nothing; says how many would be.
+    /// Delete nothing; print the number.
     #[arg(long)]
     dry_run: bool,
-    /// Doesn't ask on a terminal.
+    /// Don't ask on a terminal.
     #[arg(long)]
     yes: bool,
-    /// How the report looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }

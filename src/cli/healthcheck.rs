@@ -16,7 +16,7 @@ use crate::telemetry::status::printable;
 pub(super) struct HealthcheckArgs {
     #[command(flatten)]
     port: PortArgs,
-    /// Asks if the process works, whether events can be written or not.
+    /// Check whether the process makes progress, even where it can't write events.
     #[arg(long)]
     live: bool,
 }

@@ -30,32 +30,32 @@ const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Brings the counters to the second of the two layouts that the API servers count in, while likes go on, and proves it.
+    /// Bring the counters to the second layout that API servers count in, and verify them, while likes continue.
     Migrate {
-        /// The layout that they are in, for instance packed:13.
+        /// Move from this layout, for instance packed:13.
         #[arg(long, value_name = "LAYOUT")]
         from: String,
-        /// The layout that they shall be in, for instance packed:16.
+        /// Move to this layout, for instance packed:16.
         #[arg(long, value_name = "LAYOUT")]
         to: String,
-        /// Ends after so long, between two pages: 90s, 30m, 2h. The same command goes on there.
+        /// Stop after this time, between two pages: 90s, 30m, 2h. The same command continues there.
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         run_time: Option<Duration>,
-        /// Repairs however much it is: the limits repair_targets_max_percent and repair_abs_max don't hold.
+        /// Ignore the limits repair_targets_max_percent and repair_abs_max.
         #[arg(long)]
         force: bool,
-        /// How each run's report looks.
+        /// Print the report of each run as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Deletes the counters of a layout that nobody uses any more.
+    /// Delete the counters of a layout that is no longer used.
     Drop {
-        /// The layout, for instance packed:13.
+        /// Delete this layout, for instance packed:13.
         layout: String,
-        /// How its keys are named, where counter_key was set.
+        /// Delete the keys of this pattern, where counter_key was set.
         #[arg(long, value_name = "PATTERN", default_value = "")]
         counter_key: String,
-        /// Deletes nothing; says how many keys there are.
+        /// Delete nothing; print the number of keys.
         #[arg(long)]
         dry_run: bool,
     },

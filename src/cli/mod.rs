@@ -7,6 +7,7 @@ mod configuration;
 mod dead;
 mod edit;
 mod exit;
+mod filters;
 mod healthcheck;
 mod layout;
 mod once;
@@ -15,32 +16,38 @@ mod reconcile;
 mod recount;
 mod shared;
 mod status;
+mod verbosity;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::{self, Config, ConfigError, Log};
 use crate::gateway;
 use crate::runtime::{log, process};
+use crate::version;
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
 use shared::{Format, ended, parse_target, parse_time, print, progress_sink};
+use verbosity::Verbosity;
 
-/// Keeps like counts true: writes like events to MySQL, repairs Redis counters, archives leaderboards.
+/// Keep like counts true: write like events to MySQL, repair Redis counters, archive leaderboards.
 ///
-/// Without a command it runs as a daemon until SIGTERM.
+/// Without a command and without a terminal, run the daemon as `tallyd run` does.
 #[derive(Debug, Parser)]
-#[command(name = "tallyd", version, after_help = EXIT_CODES)]
+#[command(name = "tallyd", version = version::LONG, after_help = EXIT_CODES)]
 struct Cli {
-    /// The configuration file.
+    /// Read the configuration from this file.
     #[arg(long, global = true, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     config: PathBuf,
 
-    /// Does one full reconcile and exits: the same as `tallyd reconcile`.
+    #[command(flatten)]
+    verbosity: Verbosity,
+
+    /// Run one full reconcile and exit, as `tallyd reconcile` does.
     #[arg(long)]
     reconcile_once: bool,
 
@@ -62,67 +69,80 @@ enum Any {
 /// What stands on the configuration.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compares Redis' counters with MySQL once, and repairs what has drifted.
+    /// Run the daemon until SIGTERM or SIGINT.
+    Run,
+    /// Compare the counters in Redis with MySQL once, and repair drift.
     Reconcile(reconcile::ReconcileArgs),
-    /// Compares `counter` with the tables that [[recount]] names, and corrects it.
+    /// Compare `counter` with the tables that [[recount]] names, and correct it.
     Recount(recount::RecountArgs),
-    /// Archives the boards of closed periods, and ends those that were archived long enough ago.
+    /// Archive the boards of closed periods, and remove expired ones from Redis.
     Archive(board::ArchiveArgs),
-    /// Shows messages that could not be applied, sends them again, deletes them.
+    /// List, show, replay and delete dead letters: messages that could not be applied.
     #[command(subcommand)]
     Dead(dead::DeadCommand),
-    /// Shows boards, saves them and puts them back.
+    /// List, show, save and restore boards.
     #[command(subcommand)]
     Board(board::BoardCommand),
-    /// Prints a target's numbers as Redis, `counter` and the like records have them.
+    /// Print the numbers of a target in Redis, in `counter` and in the like records.
     Show {
-        /// The target, for instance video:42.
+        /// Show this target, for instance video:42.
         #[arg(value_name = "KIND:ID")]
         target: String,
-        /// How it looks.
+        /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Has all Bloom filters built anew, for instance after likes came into MySQL that lua/like.lua has not counted.
-    RebuildFilters,
-    /// Says how counters should be laid out in Redis, and moves them.
+    /// Rebuild the Bloom filters.
+    #[command(subcommand)]
+    Filters(filters::FiltersCommand),
+    /// Move counters to another layout in Redis, and delete the former one.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
-    /// Makes or updates the tables in MySQL. Needs an account that may create tables.
+    /// Create or update the tables in MySQL, with an account that has the right to create tables.
     Migrate,
 }
 
 /// What does without a configuration that is right, or with little of it.
 #[derive(Debug, Subcommand)]
 enum Alone {
-    /// Checks the configuration and, unless --offline, the servers that it names. Changes nothing.
+    /// Check, show and describe the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Check the configuration, as `tallyd config check` does.
+    #[command(hide = true)]
     CheckConfig(check::CheckArgs),
-    /// Prints the configuration as it is in force: the file with the environment over it, and the defaults. Secrets are left out.
-    ShowConfig(configuration::ShowArgs),
-    /// Shows how a daemon stands: what is wrong, servers, partitions, jobs, boards, dead letters.
+    /// Show the status of a daemon: problems, servers, partitions, jobs, boards, dead letters.
     Status(status::StatusArgs),
-    /// Says whether a daemon is ready: exits with 0 if it is, with 1 if not.
+    /// Check whether a daemon is ready: exit with 0 if it is, with 1 if not.
     Healthcheck(healthcheck::HealthcheckArgs),
-    /// Takes events over HTTP and publishes them, and reads numbers, likes and boards there, until SIGTERM.
+    /// Serve the HTTP API until SIGTERM: publish events, read numbers, likes and boards.
     Gateway {
-        /// Prints the description of the API (OpenAPI 3.1) instead.
+        /// Print the description of the API (OpenAPI 3.1) instead.
         #[arg(long)]
         openapi: bool,
     },
-    /// Prints the JSON Schema of the configuration, for editors.
-    ConfigSchema,
-    /// Prints the script with which a shell completes this command line.
+    /// Print the completion script for a shell.
     Completions {
-        /// The shell.
+        /// Complete for this shell.
         #[arg(value_enum)]
         shell: complete::Shell,
     },
-    /// Prints the manual page.
+    /// Print the manual page.
     Man {
-        /// Writes it into this folder instead, and a page for each command.
+        /// Write it into this folder instead, with a page for each command.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Check the configuration and the servers that it names. Change nothing.
+    Check(check::CheckArgs),
+    /// Print the configuration with the environment and the defaults applied, without secrets.
+    Show(configuration::ShowArgs),
+    /// Print the JSON Schema of the configuration, for editors.
+    Schema,
 }
 
 pub fn main<F>(daemon: impl FnOnce(PathBuf, Config) -> F + Send + 'static) -> u8
@@ -142,6 +162,11 @@ where
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
+    if cli.command.is_none() && !cli.reconcile_once && is_typed() {
+        let _ = write!(std::io::stderr(), "{}", Cli::command().render_help());
+        return EXIT_USAGE;
+    }
+    cli.verbosity.apply();
     process::forbid_dumps();
     match process::with_room(|| run(cli, daemon)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
@@ -151,6 +176,11 @@ where
             exit_code(&error)
         }
     }
+}
+
+/// Whether somebody has typed the command: a daemon that starts by mistake consumes events.
+fn is_typed() -> bool {
+    std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
 }
 
 fn run<F>(cli: Cli, daemon: impl FnOnce(PathBuf, Config) -> F) -> Result<u8>
@@ -167,7 +197,7 @@ where
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile::run(&config, &reconcile::ReconcileArgs::default()).await,
-            None => {
+            None | Some(Command::Run) => {
                 process::check_stacks();
                 daemon(cli.config, config).await.map(|()| EXIT_DONE)
             }
@@ -177,7 +207,7 @@ where
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
-            Some(Command::RebuildFilters) => once::rebuild_filters(&config).await,
+            Some(Command::Filters(command)) => filters::run(&config, &command).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => once::migrate(&config).await,
         }
@@ -200,8 +230,9 @@ fn start_runtime() -> Result<Runtime> {
 
 fn run_alone(command: Alone, path: &Path) -> Result<u8> {
     match command {
-        Alone::CheckConfig(args) => check::run(path, &args),
-        Alone::ShowConfig(args) => configuration::show(path, &args),
+        Alone::CheckConfig(args) | Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
+        Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
+        Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
         Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
         Alone::Gateway { openapi: true } => {
@@ -213,7 +244,6 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
             start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
             start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
         }
-        Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),
         Alone::Man { dir } => complete::man(dir.as_deref()),
     }
@@ -221,8 +251,6 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

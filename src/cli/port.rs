@@ -13,10 +13,10 @@ use crate::config::{self, Listen, NoAddress, Secret};
 
 #[derive(Debug, Args)]
 pub(super) struct PortArgs {
-    /// The daemon's admin port, http://HOST:PORT or unix:PATH; by default where [admin] listen of the configuration says.
+    /// Ask the daemon at this admin port: http://HOST:PORT or unix:PATH [default: [admin] listen of the configuration].
     #[arg(long, value_name = "URL", value_parser = parse)]
     url: Option<At>,
-    /// With --url: a file with the token that the daemon asks for, if it does ([admin] token_file).
+    /// Send the token in this file, where the daemon at --url requires one ([admin] token_file).
     #[arg(long, value_name = "FILE", requires = "url")]
     token_file: Option<PathBuf>,
 }

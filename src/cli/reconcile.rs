@@ -17,34 +17,34 @@ use crate::servers::Servers;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct ReconcileArgs {
-    /// Recounts every target (the default).
+    /// Compare every target (the default).
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target"])]
     full: bool,
-    /// Recounts the next slice of all targets, of which there are [reconcile] scrub_parts.
+    /// Compare the next of [reconcile] scrub_parts slices of all targets.
     #[arg(long, conflicts_with_all = ["changed", "target"])]
     scrub: bool,
-    /// Compares what changed since the last run.
+    /// Compare targets that changed since the last run.
     #[arg(long, conflicts_with = "target")]
     changed: bool,
-    /// Compares this target alone; may be given several times.
+    /// Compare only this target; repeat the option for more.
     #[arg(long, value_name = "KIND:ID")]
     target: Vec<String>,
-    /// Changes nothing; exits with 2 when something has drifted.
+    /// Change nothing; exit with 2 where something has drifted.
     #[arg(long)]
     dry_run: bool,
-    /// Repairs however much it is: the limits repair_targets_max_percent and repair_abs_max don't hold.
+    /// Ignore the limits repair_targets_max_percent and repair_abs_max.
     #[arg(long)]
     force: bool,
-    /// Ends after so long, between two pages: 90s, 30m, 2h. What was not looked at is said, and --resume goes on there.
+    /// Stop after this time, between two pages: 90s, 30m, 2h. Report the rest; --resume continues there.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
-    /// Goes on where the last full run ended that was not done: it was stopped, killed, or its time was over.
+    /// Continue the last full run that was stopped, killed, or ran out of time.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
     /// Make all numbers in Redis unknown and load them from MySQL again. Use it where most numbers are wrong: readers ask MySQL meanwhile.
     #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
     reload: bool,
-    /// How the report looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }

@@ -19,16 +19,16 @@ use crate::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct RecountArgs {
-    /// Only these; all that there are by default. For instance video:comment.
+    /// Recount only these, for instance video:comment [default: every [[recount]]].
     #[arg(value_name = "KIND:METRIC")]
     names: Vec<String>,
-    /// Changes nothing; exits with 2 when something has drifted.
+    /// Change nothing; exit with 2 where something has drifted.
     #[arg(long)]
     dry_run: bool,
-    /// Corrects however much it is: the limits repair_targets_max_percent and repair_abs_max of [reconcile] don't hold.
+    /// Ignore the limits repair_targets_max_percent and repair_abs_max of [reconcile].
     #[arg(long)]
     force: bool,
-    /// How the report looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }

@@ -16,10 +16,10 @@ use tallyd_core::model::{Target, TargetId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// For people.
+    /// Print text for people.
     #[default]
     Text,
-    /// For programs: one object.
+    /// Print one JSON object for programs.
     Json,
 }
 

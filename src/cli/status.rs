@@ -31,10 +31,10 @@ const REST_OF_SCREEN: &str = "\u{1b}[J";
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Shows it every two seconds, until Ctrl-C.
+    /// Show it every two seconds, until Ctrl-C.
     #[arg(long)]
     watch: bool,
-    /// How it looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     #[command(flatten)]

@@ -59,7 +59,7 @@ pub(crate) struct Left {
 }
 
 /// What lua/like.lua has not counted lately is in no filter.
-const REBUILD: &str = "likes were among them: run `tallyd rebuild-filters` once they are written";
+const REBUILD: &str = "likes were among them: run `tallyd filters rebuild` once they are written";
 
 impl Replay<'_> {
     /// Sends letters, in the order in which they were kept, at most so many; those that are left alone don't count.

@@ -99,10 +99,18 @@ impl Format {
     }
 }
 
-/// What is logged. `RUST_LOG` wins over the configured `level`.
+static LEVEL: OnceLock<&'static str> = OnceLock::new();
+
+/// Sets the level of the command line, which a reload keeps, too.
+pub(crate) fn override_level(level: &'static str) {
+    let _ = LEVEL.set(level);
+}
+
+/// What is logged: the command line wins over `RUST_LOG`, and that over the configured `level`.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
-    let (filter, origin) = match std::env::var("RUST_LOG") {
-        Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
+    let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
+        (Some(level), _) => ((*level).to_owned(), "-v or -q"),
+        (None, Ok(filter)) if !filter.is_empty() => (filter, "RUST_LOG"),
         _ => (level.to_owned(), "level"),
     };
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))

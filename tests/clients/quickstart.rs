@@ -213,7 +213,7 @@ async fn the_documented_rights_are_enough() {
         stdout(&output)
     };
     let daemon = empty_the_ledger(&world, &rights).await;
-    tallyd(&["check-config"]);
+    tallyd(&["config", "check"]);
     tallyd(&["show", "video:42"]);
     tallyd(&["reconcile"]);
     let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");

@@ -252,7 +252,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     // One that was published before: should it arrive after all, it changes nothing.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
     assert!(blocked.await.is_err(), "the alarm was on: nobody could publish");
-    let checked = world.command().arg("check-config").env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
+    let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
     assert_eq!(checked.status.code(), Some(75));
     let said = String::from_utf8(checked.stderr).unwrap();
     assert!(

@@ -278,7 +278,7 @@ async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
         ("[metrics]\nlike = 1\nview = 2\n", "[metrics] has no share any more"),
     ] {
         world.write(settings);
-        for command in [&[][..], &["reconcile"], &["check-config"]] {
+        for command in [&[][..], &["reconcile"], &["config", "check"]] {
             let output = world.tallyd(command);
             assert_eq!(output.status.code(), Some(78), "{command:?}: {}", stderr(&output));
             assert!(stderr(&output).contains(problem), "{command:?}: {}", stderr(&output));
@@ -286,7 +286,7 @@ async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     }
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name WHERE removed_at IS NULL").await, 3);
     world.write("[metrics]\nlike = 1\nview = 2\nclap = 4\n[retired]\nmetrics = [\"share\"]\n");
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains("[metrics] clap = 4 is new"), "{}{}", stdout(&checked), stderr(&checked));
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 3, "a check notes nothing");
     world.close().await;

@@ -28,7 +28,7 @@ fn every_shell_reads_its_completions() {
         fs::write(&script, &output.stdout).unwrap();
         let read = run(shell, &["-n", script.to_str().unwrap()]);
         assert!(read.status.success() && stderr(&read).is_empty(), "{shell}: {}", stderr(&read));
-        for word in ["check-config", "dry-run", "restore"] {
+        for word in ["config", "dry-run", "restore"] {
             assert!(stdout(&output).contains(word), "{shell} does not complete {word}");
         }
     }
@@ -48,8 +48,8 @@ fn bash_completes_a_command_and_its_options() {
         );
         stdout(&run("bash", &["-c", &script])).trim().to_owned()
     };
-    assert_eq!(complete("tallyd check"), "check-config");
-    assert_eq!(complete("tallyd check-config --off"), "--offline");
+    assert_eq!(complete("tallyd conf"), "config");
+    assert_eq!(complete("tallyd config check --off"), "--offline");
     assert_eq!(complete("tallyd board top --ranking comp"), "competition");
 }
 
@@ -97,9 +97,7 @@ fn the_page_of_the_program_tells_of_files_signals_and_the_environment() {
     let page = folder.path().join("tallyd.1");
     fs::write(&page, &output.stdout).unwrap();
     let text = rendered(&page);
-    for part in
-        ["SIGHUP", "/etc/tallyd/config.toml", "TALLYD__SECTION__KEY", "tallyd-check-config(1)", "--reconcile-once"]
-    {
+    for part in ["SIGHUP", "/etc/tallyd/config.toml", "TALLYD__SECTION__KEY", "tallyd-config(1)", "--reconcile-once"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }

@@ -65,6 +65,7 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     assert!(user.parse::<u32>().unwrap() > 0 && group.parse::<u32>().unwrap() > 0);
     assert_eq!(instructions("STOPSIGNAL"), ["SIGTERM"]);
     assert_eq!(instructions("ENTRYPOINT"), [r#"["/usr/bin/tallyd"]"#]);
+    assert_eq!(instructions("CMD"), [r#"["run"]"#]);
     let health = &instructions("HEALTHCHECK")[0];
     let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
     // Not readiness: an orchestrator starts what is unhealthy again.
@@ -126,7 +127,7 @@ fn environment(service: &str) -> BTreeMap<String, String> {
 fn the_configurations_of_compose_are_valid() {
     for service in ["migrate", "tallyd", "gateway"] {
         let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
-            .args(["--config", "config.toml", "check-config", "--offline"])
+            .args(["--config", "config.toml", "config", "check", "--offline"])
             .current_dir(root())
             .envs(environment(service))
             .output()
@@ -181,7 +182,7 @@ fn a_password_file_is_taken_if_not_everybody_can_read_it() {
     for (mode, taken) in [(0o400, true), (0o440, true), (0o444, false), (0o644, false)] {
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
-            .args(["check-config", "--offline", "--config"])
+            .args(["config", "check", "--offline", "--config"])
             .arg(&config)
             .env("CREDENTIALS_DIRECTORY", folder.path())
             .output()

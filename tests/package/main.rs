@@ -80,7 +80,7 @@ fn the_package_brings_all_files_with_their_owners_and_starts_nothing() {
     assert_eq!(machine.run("getent passwd tallyd | cut -d: -f6,7"), "/:/usr/sbin/nologin\n");
     assert_eq!(machine.run("dpkg --verify tallyd"), "");
     machine.run("cmp /etc/tallyd/config.toml /usr/share/doc/tallyd/config.toml");
-    machine.run("setpriv --reuid tallyd --regid tallyd --init-groups tallyd check-config --offline");
+    machine.run("setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline");
     machine.run("! setpriv --reuid nobody --regid nogroup --clear-groups cat /etc/tallyd/config.toml 2>/dev/null");
     assert_eq!(machine.run("systemctl is-enabled tallyd.service || true"), "disabled\n");
     documents_lead_somewhere(&machine);

@@ -134,6 +134,7 @@ impl Daemon {
         Command::new(&self.tallyd)
             .arg("--config")
             .arg(&self.config)
+            .arg("run")
             .env_remove("NOTIFY_SOCKET")
             .envs(tallyd_testkit::unit_environment())
             .envs(self.clock.environment())

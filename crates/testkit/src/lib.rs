@@ -200,7 +200,7 @@ impl World {
         let log_path = self.log_path(started);
         let log = File::create(&log_path).unwrap();
         let environment = environment.iter().map(|(name, value)| (*name, self.as_daemon(name, value)));
-        let child = self.command().envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let child = self.command().arg("run").envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
         Daemon { child, log_path }
     }
 

@@ -30,10 +30,10 @@ pub use finding::What;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
-    /// Connects to nothing.
+    /// Connect to no server.
     #[arg(long)]
     offline: bool,
-    /// How it looks.
+    /// Print the report as text or as JSON.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }

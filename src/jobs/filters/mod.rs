@@ -59,7 +59,7 @@
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes, and what the client counts then is noted by a command
 //!   of its own (`crates/client/src/likes.rs`). A run that meets it fails, and the next one does it.
 //! * Rows that come into MySQL without lua/like.lua, or long after it (an import, a dead letter that is published by hand), are in no filter
-//!   until it is built again: `tallyd rebuild-filters`. Where more like a target than were ever put into its filter that is seen.
+//!   until it is built again: `tallyd filters rebuild`. Where more like a target than were ever put into its filter that is seen.
 
 mod build;
 pub(crate) mod plan;

@@ -32,7 +32,7 @@ async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
     fs::write(&file, format!("{TOKEN}\n")).unwrap();
     world.write(&format!("{all}token_file = \"{}\"\n", file.display()));
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(stderr(&world.tallyd(&["check-config", "--offline"])).contains("can be read by everyone"));
+    assert!(stderr(&world.tallyd(&["config", "check", "--offline"])).contains("can be read by everyone"));
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let daemon = world.daemon();
     let port = reached(&daemon).await;

@@ -66,9 +66,10 @@ fn the_unit_calls_the_program_as_it_is_called() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     fs::write(&file, read("config.toml")).unwrap();
-    let start = &settings("ExecStart")[0];
+    let start = settings("ExecStart")[0].clone();
+    let start = start.strip_suffix(" run").unwrap();
     let check = settings("ExecStartPre")[0].strip_prefix('-').unwrap().to_owned();
-    assert_eq!(check, format!("{start} check-config --offline"));
+    assert_eq!(check, format!("{start} config check --offline"));
     let arguments = check.replace("/etc/tallyd/config.toml", file.to_str().unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
     let output = command.args(arguments.split(' ').skip(1)).output().unwrap();
@@ -102,8 +103,8 @@ fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
     for name in ["Type", "DynamicUser", "User", "UMask", "LimitCORE", "Restart", "RestartPreventExitStatus"] {
         assert_eq!(settings_of(UNITS[1], name), settings_of(UNITS[0], name), "{name}");
     }
-    let start = settings("ExecStart")[0].clone() + " gateway";
-    assert_eq!(settings_of(UNITS[1], "ExecStart"), [start]);
+    let gateway = settings("ExecStart")[0].replace(" run", " gateway");
+    assert_eq!(settings_of(UNITS[1], "ExecStart"), [gateway]);
     let files: usize = settings_of(UNITS[1], "LimitNOFILE")[0].parse().unwrap();
     assert!(files >= Config::default().gateway.connections_max + 1_000, "{files}");
 }

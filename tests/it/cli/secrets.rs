@@ -36,7 +36,9 @@ async fn passwords_are_never_printed() {
     let wrong_option = in_urls.replace("/t\"", "/t?ssl-mode=none\"");
     for config in [in_urls, in_files.concat(), broken, no_address, own_key, wrong_option] {
         let alone = Alone::new(&config);
-        for arguments in [vec!["check-config", "--offline"], vec!["check-config"], vec!["reconcile"], vec!["migrate"]] {
+        for arguments in
+            [vec!["config", "check", "--offline"], vec!["config", "check"], vec!["reconcile"], vec!["migrate"]]
+        {
             let mut command = alone.command();
             command.args(arguments).env("RUST_LOG", "trace").env("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "100");
             assert_silent(&command.output().unwrap());
@@ -45,7 +47,7 @@ async fn passwords_are_never_printed() {
     let alone = Alone::new("[mysql]\nconnect_timeout_ms = 100\n");
     for variable in ["TALLYD__MYSQL__PASSWORD", "TALLYD__AMQP__PASSWORD", "TALLYD__REDIS__PASSWORD"] {
         assert_silent(
-            &alone.command().arg("check-config").env(variable, SECRET).env("RUST_LOG", "trace").output().unwrap(),
+            &alone.command().args(["config", "check"]).env(variable, SECRET).env("RUST_LOG", "trace").output().unwrap(),
         );
     }
 }
@@ -56,7 +58,7 @@ async fn a_password_that_the_servers_refuse_is_not_printed() {
     for section in ["AMQP", "MYSQL", "REDIS"] {
         let variable = format!("TALLYD__{section}__PASSWORD");
         let output =
-            world.command().arg("check-config").env(variable, SECRET).env("RUST_LOG", "trace").output().unwrap();
+            world.command().args(["config", "check"]).env(variable, SECRET).env("RUST_LOG", "trace").output().unwrap();
         assert_ne!(output.status.code(), Some(0), "{section}");
         assert_silent(&output);
     }
@@ -70,7 +72,7 @@ fn a_password_file_that_everyone_can_read_is_refused() {
     fs::write(&file, SECRET).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let alone = Alone::new(&format!("[redis]\npassword_file = \"{}\"\n", file.display()));
-    let output = alone.run(&["check-config", "--offline"]);
+    let output = alone.run(&["config", "check", "--offline"]);
     assert_exits(&output, 78, "can be read by everyone");
     assert_silent(&output);
 }
@@ -84,7 +86,7 @@ fn a_relative_password_file_is_a_credential_of_systemd() {
     let alone = Alone::new("[mysql]\npassword_file = \"tallyd.mysql-password\"\n");
     let mut command = alone.command();
     let output =
-        command.args(["check-config", "--offline"]).env("CREDENTIALS_DIRECTORY", folder.path()).output().unwrap();
+        command.args(["config", "check", "--offline"]).env("CREDENTIALS_DIRECTORY", folder.path()).output().unwrap();
     assert_exits(&output, 0, "");
     assert_silent(&output);
 }

@@ -1,4 +1,4 @@
-//! `tallyd check-config` and the servers: what is wrong with each is said, whatever the others are, and nothing is changed.
+//! `tallyd config check` and the servers: what is wrong with each is said, whatever the others are, and nothing is changed.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -18,8 +18,12 @@ fn closed_port() -> u16 {
 }
 
 fn check(world: &World, environment: &[(&str, &str)]) -> (Option<i32>, Value) {
-    let output: Output =
-        world.command().args(["check-config", "--format", "json"]).envs(environment.iter().copied()).output().unwrap();
+    let output: Output = world
+        .command()
+        .args(["config", "check", "--format", "json"])
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
     let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
     (output.status.code(), report)
 }
@@ -82,7 +86,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
     let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__AMQP__URL", &amqp)]);
     assert_eq!(code, Some(78));
     assert_is(&report, "rabbitmq-answers", "error", "nowhere");
-    let text = world.command().arg("check-config").env("TALLYD__REDIS__URL", &redis).output().unwrap();
+    let text = world.command().args(["config", "check"]).env("TALLYD__REDIS__URL", &redis).output().unwrap();
     assert!(
         stderr(&text).contains("error    redis-answers") && stderr(&text).contains("do: start Redis"),
         "{}",
@@ -201,7 +205,7 @@ fn mistakes_in_the_file_are_checks_with_their_places() {
                 [log]\nlevel = \"info\"\n";
     fs::write(&path, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
-    command.arg("--config").arg(&path).args(["check-config", "--format", "json"]);
+    command.arg("--config").arg(&path).args(["config", "check", "--format", "json"]);
     let output = command.env("TALLYD__REDIS__SEEDS", "[\"h\"]").output().unwrap();
     assert_eq!(output.status.code(), Some(78));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -16,7 +16,7 @@ fn schema() -> Value {
 
 #[test]
 fn the_schema_in_the_documents_is_the_one_that_is_printed() {
-    let output = Command::new(env!("CARGO_BIN_EXE_tallyd")).arg("config-schema").output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(["config", "schema"]).output().unwrap();
     assert!(output.status.success());
     let written = String::from_utf8(output.stdout).unwrap();
     assert!(

@@ -1,4 +1,4 @@
-//! `tallyd show-config`: what is in force, and who says so.
+//! `tallyd config show`: what is in force, and who says so.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ impl File {
 
     fn show(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
-        command.arg("--config").arg(self.path()).arg("show-config").args(arguments);
+        command.arg("--config").arg(self.path()).args(["config", "show"]).args(arguments);
         command.env_remove("RUST_LOG").env_remove("CREDENTIALS_DIRECTORY").envs(environment.iter().copied());
         command.output().unwrap()
     }

@@ -1,4 +1,4 @@
-//! What check-config warns about: buckets, and the server that holds them.
+//! What `config check` warns about: buckets, and the server that holds them.
 
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
@@ -24,7 +24,7 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     let world = World::new("advised", "[metrics]\nlike = 1\ncomment = 2\n").await;
     fill(&world, 10_000).await;
     sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
-    let checked = stdout(&world.tallyd(&["check-config"]));
+    let checked = stdout(&world.tallyd(&["config", "check"]));
     // 10,000 targets need 2^7 buckets. The estimate may be half or twice as much, which is one bit.
     let suited = ["6", "7", "8"].map(|bits| format!("targets: {bits} bucket_bits suit them"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
@@ -34,7 +34,7 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
 #[tokio::test]
 async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     let world = World::new("crowded", "[redis]\nbucket_bits = 0\n").await;
-    assert!(!stdout(&world.tallyd(&["check-config"])).contains("a bucket of the kind"));
+    assert!(!stdout(&world.tallyd(&["config", "check"])).contains("a bucket of the kind"));
     let mut redis = world.redis().await;
     let fields: Vec<(u64, u64)> = (1..=420).map(|id| (id, id)).collect();
     let () = redis::cmd("HSET")
@@ -43,7 +43,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
         .query_async(&mut redis)
         .await
         .unwrap();
-    let checked = stdout(&world.tallyd(&["check-config"]));
+    let checked = stdout(&world.tallyd(&["config", "check"]));
     assert!(checked.contains("a bucket of the kind video has 420 of 512 fields"), "{checked}");
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -53,7 +53,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
 
     let server = Private::start(&["--hash-max-listpack-entries", "128"]).await;
     let mut command = world.command();
-    let checked = command.env("TALLYD__REDIS__URL", server.url()).arg("check-config").output().unwrap();
+    let checked = command.env("TALLYD__REDIS__URL", server.url()).args(["config", "check"]).output().unwrap();
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
     // A place in a field takes two bytes, whether a metric has its code or not.
     let long = "hash-max-listpack-value is 64: a target whose numbers have seven digits takes 92 bytes";
@@ -66,7 +66,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     ] {
         let redis = world.config.redis.url.expose();
         let environment = [("TALLYD__REDIS__URL", redis), ("TALLYD__METRICS__LIKE", "1"), (name, value)];
-        let output = world.command().envs(environment).args(["check-config", "--format", "json"]).output().unwrap();
+        let output = world.command().envs(environment).args(["config", "check", "--format", "json"]).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let found = |check: &Value| check["status"] == "warning" && check["found"].as_str().unwrap().contains(text);
         assert_eq!(report["checks"].as_array().unwrap().iter().any(found), warns, "{name} {value}: {report:#}");

@@ -117,7 +117,7 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
     assert_eq!(refused.status.code(), Some(1));
     let said = "the account of [mysql] url may not run the query";
     assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
-    let checked = tallyd(&["check-config"]);
+    let checked = tallyd(&["config", "check"]);
     assert_eq!(checked.status.code(), Some(78));
     assert!(stderr(&checked).contains(said), "{}", stderr(&checked));
     run(&world, &format!("GRANT SELECT ON {name}_shop.comment TO '{user}'@'%'")).await;
@@ -130,20 +130,20 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
 async fn check_config_asks_mysql_how_it_would_run_the_query() {
     let mut world: World = world("recount_check", &settings(QUERY, "cron = \"0 0 5 * * *\"")).await;
     comment(&world, &[(1, 1), (2, 2)]).await;
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(checked.status.success(), "{}", stderr(&checked));
     let text = stdout(&checked);
     assert!(text.contains("recount   video:comment 20"), "when it runs next\n{text}");
     assert!(text.contains("video:comment: table comment, access "), "{text}");
     world.set(&settings("SELECT video_id FROM comment WHERE video_id > :after LIMIT :limit", ""));
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert_eq!(checked.status.code(), Some(78));
     assert!(
         stderr(&checked).contains("[[recount]] of video comment: the query returns 1 columns"),
         "{}",
         stderr(&checked)
     );
-    let offline = world.tallyd(&["check-config", "--offline"]);
+    let offline = world.tallyd(&["config", "check", "--offline"]);
     assert!(offline.status.success() && stdout(&offline).contains("recount   video:comment only by hand"));
     world.close().await;
 }

@@ -160,7 +160,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let Ran::Ended(report) = ran else { panic!("{ran:?}") };
     assert!(!report.is_done() && report.ended_early.unwrap().contains("is behind"));
     run(&pool, format!("START {} SQL_THREAD", dialect.replica)).await;
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(
         stdout(&checked).contains(&format!("the replica 127.0.0.1:{} answers", replica.port)),
         "{}",
@@ -173,7 +173,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let output = world.tallyd(&["reconcile", "--run-time", "3s"]);
     assert!(stdout(&output).contains("ended early"), "{}", stdout(&output));
     assert!(stderr(&output).contains("can't be read"), "{}", stderr(&output));
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(stderr(&checked).contains("the replica 127.0.0.1:"), "{}", stderr(&checked));
     let _kept = (primary.folder.path(), world.folder.path());
     world.close().await;

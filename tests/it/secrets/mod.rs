@@ -139,11 +139,11 @@ async fn work(shown: &mut RunProgress, world: &World, environment: &[(&str, &str
     .await;
     look(shown, &daemon).await;
     for arguments in [
-        vec!["check-config"],
-        vec!["check-config", "--format", "json"],
-        vec!["show-config"],
-        vec!["show-config", "--origin"],
-        vec!["show-config", "--origin", "--format", "json"],
+        vec!["config", "check"],
+        vec!["config", "check", "--format", "json"],
+        vec!["config", "show"],
+        vec!["config", "show", "--origin"],
+        vec!["config", "show", "--origin", "--format", "json"],
         vec!["reconcile", "--full"],
         vec!["show", "video:1"],
         vec!["status"],
@@ -180,7 +180,7 @@ async fn fail(shown: &mut RunProgress, world: &World) {
     for environment in [wrong.as_slice(), &sentinels, &away, &unusable] {
         let environment = [environment, &[("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "500")]].concat();
         for arguments in
-            [vec!["check-config"], vec!["reconcile"], vec!["show", "video:1"], vec!["show-config", "--origin"]]
+            [vec!["config", "check"], vec!["reconcile"], vec!["show", "video:1"], vec!["config", "show", "--origin"]]
         {
             shown.run(world, &arguments, &environment);
         }
@@ -237,16 +237,16 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
          [redis]\nurl = \"rediss://u:s3cr3t@127.0.0.1:1/0\"\n{tls}"
     );
     world.write(&text);
-    for arguments in [vec!["check-config"], vec!["show-config", "--origin"], vec!["config-schema"]] {
+    for arguments in [vec!["config", "check"], vec!["config", "show", "--origin"], vec!["config", "schema"]] {
         shown.run(&world, &arguments, &[]);
     }
     let config = loaded(&world.config_path());
     shown.note("Debug", format!("{config:?} {config:#?} {:?}", Store::new(&config.mysql, 1).unwrap()));
     // What a key is exchanged for is as bad.
     world.write(&text.replace(&certificate, &key).replace("tls_key_file", "tls_ca_file"));
-    shown.run(&world, &["check-config"], &[]);
+    shown.run(&world, &["config", "check"], &[]);
     world.write(&text.replace(&format!("tls_key_file = \"{key}\""), &format!("tls_key_file = \"{certificate}\"")));
-    shown.run(&world, &["check-config"], &[]);
+    shown.run(&world, &["config", "check"], &[]);
     shown.assert_clean(&of_key);
     world.close().await;
 }
@@ -255,7 +255,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
 async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     let world = World::new("secrets_core", "").await;
     let tallyd = format!(
-        "ulimit -c unlimited; exec {} --config {}",
+        "ulimit -c unlimited; exec {} --config {} run",
         env!("CARGO_BIN_EXE_tallyd"),
         world.config_path().display()
     );
@@ -313,7 +313,7 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
     let other = Ends(without_powers("sleep").arg("600").spawn().unwrap());
     let log = world.folder.path().join("log");
     let mut command = without_powers(env!("CARGO_BIN_EXE_tallyd"));
-    command.arg("--config").arg(world.config_path()).env_remove("NOTIFY_SOCKET");
+    command.arg("--config").arg(world.config_path()).arg("run").env_remove("NOTIFY_SOCKET");
     let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {

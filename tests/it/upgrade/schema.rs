@@ -52,7 +52,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
     let half = "SELECT COUNT(*) FROM _sqlx_migrations WHERE version = 2 AND NOT success";
     assert_eq!(world.count(half).await, 1, "the step was not interrupted where it should have been");
 
-    for arguments in [&[][..], &["check-config"], &["reconcile"]] {
+    for arguments in [&[][..], &["config", "check"], &["reconcile"]] {
         let output = world.tallyd(arguments);
         assert_eq!(output.status.code(), Some(78), "{arguments:?}: {}", stderr(&output));
         let said = stderr(&output) + &stdout(&output);
@@ -62,7 +62,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
     let output = world.tallyd(&["migrate"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 3 steps\n");
-    assert_eq!(world.tallyd(&["check-config"]).status.code(), Some(0));
+    assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
     world.close().await;
 }
 
@@ -139,7 +139,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     site.clicked(300).await;
     site.end(&world).await;
     assert_eq!(stdout(&world.tallyd(&["migrate"])), "the schema is up to date\n");
-    let check = stdout(&world.tallyd(&["check-config"]));
+    let check = stdout(&world.tallyd(&["config", "check"]));
     assert!(check.contains("1 steps of a newer tallyd more, which this version can work with"), "{check}");
 
     // Were it a step that this version can't live with, none would start.

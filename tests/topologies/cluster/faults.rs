@@ -122,6 +122,6 @@ async fn any_seed_will_do() {
     let error = nodes.client(&world).count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
     let error = Chain(&error).to_string();
     assert!(error.contains("refused"), "{error}");
-    assert_eq!(world.tallyd(&["check-config"]).status.code(), Some(75));
+    assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(75));
     world.close().await;
 }

@@ -23,10 +23,10 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
     let world = World::new("cluster_unsaid", &nodes.settings("")).await;
     let said = "it is a node of a Redis Cluster: set [redis] cluster = true";
     let unsaid = [("TALLYD__REDIS__CLUSTER", "false"), ("TALLYD__REDIS__SEEDS", "[]")];
-    for arguments in [&["check-config"][..], &["reconcile"], &[]] {
+    for arguments in [&["config", "check"][..], &["reconcile"], &[]] {
         is_refused(&world.command().envs(unsaid).args(arguments).output().unwrap(), said);
     }
-    assert!(world.tallyd(&["check-config"]).status.success());
+    assert!(world.tallyd(&["config", "check"]).status.success());
     // An account that may not ask the server what it is.
     let url = nodes.url(0).replace("redis://", "redis://tallyd_api:choose-another@");
     let names = KindNames::new(&world.config.kinds);
@@ -45,7 +45,7 @@ async fn one_server_that_is_configured_as_a_cluster_is_an_error_of_the_configura
     let said = "it is not a node of a Redis Cluster: set [redis] cluster = false";
     let url = stack("REDIS_URL");
     let missaid = [("TALLYD__REDIS__CLUSTER", "true"), ("TALLYD__REDIS__URL", url.trim_end_matches('/'))];
-    for arguments in [&["check-config"][..], &["reconcile"], &[]] {
+    for arguments in [&["config", "check"][..], &["reconcile"], &[]] {
         is_refused(&world.command().envs(missaid).args(arguments).output().unwrap(), said);
     }
     world.close().await;

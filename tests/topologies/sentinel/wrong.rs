@@ -17,7 +17,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     let group = Group::start().await;
     let world = World::new("sentinel_wrong", &group.settings("")).await;
     let check = |environment: &[(&str, &str)]| {
-        world.command().envs(environment.iter().copied()).args(["check-config"]).output().unwrap()
+        world.command().envs(environment.iter().copied()).args(["config", "check"]).output().unwrap()
     };
     let master = group.master().await.unwrap();
     says(&check(&[]), 0, &format!("{} is the master tally, as its sentinels say", group.server(master)));
@@ -51,7 +51,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
         ("TALLYD__REDIS__SENTINEL_MASTER", "other".to_owned()),
     ];
     super::eventually("the mistaken one answers", || async {
-        let output = world.command().envs(others.clone()).args(["check-config"]).output().unwrap();
+        let output = world.command().envs(others.clone()).args(["config", "check"]).output().unwrap();
         let said = format!("sentinels say that {} is the master other, and its ROLE is slave", group.server(replica));
         output.status.code() == Some(75) && stderr(&output).contains(&said)
     })

@@ -31,9 +31,9 @@ fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String
     )
 }
 
-/// What `check-config` says of each server, whose certificate, or ours, is wrong: a mistake, not an outage.
+/// What `config check` says of each server, whose certificate, or ours, is wrong: a mistake, not an outage.
 fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     let said = stderr(&checked);
     assert_eq!(checked.status.code(), Some(78), "{said}");
     let addresses = [servers.amqp_address(), servers.mysql_address(), servers.redis_address()];
@@ -75,7 +75,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
     for (certificate, [before, after]) in [(None, asks), (Some("stranger.pem"), refuses)] {
         world.write(&settings(&world.name, servers, certificate));
         eventually("each server's word is heard", || async {
-            let checked = world.tallyd(&["check-config"]);
+            let checked = world.tallyd(&["config", "check"]);
             let said = stderr(&checked);
             assert_eq!(checked.status.code(), Some(78), "{said}");
             let of = |section: &str| said.contains(&format!("{before}{section}{after}"));
@@ -91,7 +91,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
     world.write(&with_sentinel(&elsewhere, servers));
     let expected = format!("Redis at {} asks for a certificate (CertificateRequired)", servers.redis_address());
     eventually("the master's word is heard", || async {
-        let checked = world.tallyd(&["check-config"]);
+        let checked = world.tallyd(&["config", "check"]);
         let said = stderr(&checked);
         assert!(!said.contains("127.0.0.2"), "{said}");
         checked.status.code() == Some(78) && said.contains(&expected)
@@ -124,7 +124,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     // A like by an API server, through the daemon, and all that a run asks.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(checked.status.success(), "{}", stderr(&checked));
     // The daemon may be loading what an empty Redis lacks: then the command says to try later.
     eventually("a reconcile runs", async || {
