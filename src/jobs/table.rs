@@ -1,4 +1,4 @@
-//! The table of the jobs. The loops of the daemon, its cron triggers, the observer and `check-config` read it; the order of its rows is
+//! The table of the jobs. The loops of the daemon, its cron triggers, the observer and `config check` read it; the order of its rows is
 //! that in which they are shown, and means nothing else.
 
 use futures_util::FutureExt;

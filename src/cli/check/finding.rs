@@ -1,4 +1,4 @@
-//! One thing that `check-config` looked at, and how well it stands.
+//! One thing that `config check` looked at, and how well it stands.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! `tallyd check-config`: what the configuration says, and what is wrong with it or with the servers that it names. Nothing here
+//! `tallyd config check`: what the configuration says, and what is wrong with it or with the servers that it names. Nothing here
 //! changes anything, and each server is asked whatever became of the others.
 //!
 //! What an account may not ask is reported as not known; that is no mistake. A server that has answered and then does not any more is one

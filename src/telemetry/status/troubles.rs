@@ -60,7 +60,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found.extend(of_messages(status));
     if let Some((at, wrong)) = &status.reload_refused {
         let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
-        found.push(Trouble::mild(what, Some(*at)).with("tallyd check-config".to_owned()));
+        found.push(Trouble::mild(what, Some(*at)).with("tallyd config check".to_owned()));
     }
     if let Some(at) = status.observed_at.filter(|at| status.now - at > LOOK_MAX) {
         found.push(Trouble::mild(
@@ -133,7 +133,7 @@ fn too_few(status: &Status) -> Option<Trouble> {
     let what = format!(
         "[amqp] partitions is {known} here, and {in_use} are in use: this daemon leaves the others, and the jobs that wait for all of them, to other daemons"
     );
-    Some(Trouble::mild(what, None).with("tallyd check-config".to_owned()))
+    Some(Trouble::mild(what, None).with("tallyd config check".to_owned()))
 }
 
 /// Queues that only other daemons know, and none of them is there: what comes to them stays there.
@@ -149,7 +149,7 @@ fn abandoned(status: &Status) -> Option<Trouble> {
             "nobody listens to the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
             nobody.join(", ")
         );
-        Trouble::grave(what, None).with("tallyd check-config".to_owned())
+        Trouble::grave(what, None).with("tallyd config check".to_owned())
     })
 }
 
