@@ -47,6 +47,8 @@ struct Args {
     tallyd: PathBuf,
     /// None: until a signal.
     play_for: Option<Duration>,
+    clicks_a_second: u32,
+    faults_every: Duration,
 }
 
 #[tokio::main]
@@ -74,8 +76,8 @@ async fn run(stop: &CancellationToken) -> Result<bool> {
     let tallyd = Tallyd::new(&args.tallyd, &args.config)?;
     tallyd.migrate()?;
     let mut daemon = tallyd.start(config.amqp.partitions, stop).await?;
-    let site = Arc::new(Site::new(&config)?);
-    let mut play = Play::new(&site, &servers, &screen, &tallyd, &mut daemon);
+    let site = Arc::new(Site::new(&config, args.clicks_a_second)?);
+    let mut play = Play::new(&site, &servers, &screen, &tallyd, &mut daemon, args.faults_every);
     let played = play.run(args.play_for, stop).await?;
     if played.clicks == 0 {
         bail!("nothing was clicked, so there is nothing to compare");
@@ -87,19 +89,22 @@ async fn run(stop: &CancellationToken) -> Result<bool> {
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
     let (mut config, mut tallyd, mut play_for) = (None, None, None);
+    let (mut clicks_a_second, mut faults_every) = (3_000, Duration::from_secs(7));
     while let Some(word) = words.next() {
         let value = words.next().with_context(|| format!("{word} needs a value"))?;
         match word.as_str() {
             "--config" => config = Some(value.into()),
             "--tallyd" => tallyd = Some(value.into()),
             "--seconds" => play_for = Some(Duration::from_secs(value.parse().context("read --seconds")?)),
+            "--clicks-a-second" => clicks_a_second = value.parse().context("read --clicks-a-second")?,
+            "--faults-every" => faults_every = Duration::from_secs(value.parse().context("read --faults-every")?),
             _ => bail!("there is no option {word}: start the demo with dev/demo"),
         }
     }
     let (Some(config), Some(tallyd)) = (config, tallyd) else {
         bail!("--config and --tallyd are needed: start the demo with dev/demo");
     };
-    Ok(Args { config, tallyd, play_for })
+    Ok(Args { config, tallyd, play_for, clicks_a_second, faults_every })
 }
 
 /// The first signal ends the traffic, and everything is compared; a second one ends the process.

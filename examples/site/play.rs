@@ -24,9 +24,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Looks per status line.
 const LOOKS_PER_STATUS: u32 = 10;
 
-/// The first burst of faults, and the time from one to the next.
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
-const FAULTS_EVERY: Duration = Duration::from_secs(7);
 
 /// Shortly before the end there are no more faults: the viewer shall see what becomes of them.
 const LAST_FAULTS: Duration = Duration::from_secs(6);
@@ -68,6 +66,7 @@ pub struct Play<'a> {
     clicks_before: u64,
     /// A reconcile is under way.
     reconciling: bool,
+    faults_every: Duration,
 }
 
 impl<'a> Play<'a> {
@@ -77,6 +76,7 @@ impl<'a> Play<'a> {
         screen: &'a Screen,
         tallyd: &'a Tallyd,
         daemon: &'a mut Daemon,
+        faults_every: Duration,
     ) -> Self {
         Self {
             site,
@@ -89,6 +89,7 @@ impl<'a> Play<'a> {
             second: Status::default(),
             clicks_before: 0,
             reconciling: false,
+            faults_every,
         }
     }
 
@@ -138,7 +139,7 @@ impl<'a> Play<'a> {
             }
             // Not under a reconcile's hands: it would rightly find nothing, and the viewer would wonder.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
-                next_faults = elapsed + FAULTS_EVERY;
+                next_faults = elapsed + self.faults_every;
                 self.strike(&mut faults).await?;
             }
             if elapsed >= WEEK_CLOSES {

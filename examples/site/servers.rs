@@ -17,6 +17,7 @@ use crate::traffic::{KIND, Site};
 
 /// The only names that are ever emptied. dev/demo writes them into the configuration.
 const NAME: &str = "tallyd_demo";
+const QUEUES: &str = "tally";
 
 /// On a busy machine a whole Redis may be read at once.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,9 +35,9 @@ impl Servers {
         let database = config.mysql.url.parts().map_err(anyhow::Error::msg)?.path().to_owned();
         ensure!(
             database == format!("/{NAME}")
-                && config.amqp.prefix == NAME
+                && config.amqp.prefix == QUEUES
                 && config.redis.key_prefix == format!("{NAME}:"),
-            "the demo empties database, queues and keys, so all of them must be named {NAME}"
+            "the demo empties database, keys and queues: they must be named {NAME}, {NAME} and {QUEUES}"
         );
         empty_mysql(config).await.context("empty the demo's database")?;
         empty_rabbitmq(config).await.context("delete the demo's queues")?;
@@ -93,13 +94,13 @@ async fn empty_rabbitmq(config: &Config) -> Result<()> {
     let broker = Broker::new(&config.amqp)?;
     let link = broker.connect("demo").await?;
     let queues = (0..broker.partitions()).map(|partition| broker.queue(partition));
-    for queue in queues.chain([format!("{NAME}.returned")]) {
+    for queue in queues.chain([format!("{QUEUES}.returned")]) {
         let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
         link.call("delete a queue", delete).await?;
     }
     for exchange in ["events", "partitions"] {
         let delete =
-            link.channel.exchange_delete(format!("{NAME}.{exchange}").into(), ExchangeDeleteOptions::default());
+            link.channel.exchange_delete(format!("{QUEUES}.{exchange}").into(), ExchangeDeleteOptions::default());
         link.call("delete an exchange", delete).await?;
     }
     Ok(())

@@ -29,9 +29,6 @@ const IN_FLIGHT: u64 = 64;
 /// Clicks of users who come back to a video, most often to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// The time from one click to the next: 3,000 a second.
-const PACE: Duration = Duration::from_micros(333);
-
 /// How far the clicks may fall behind their pace before it starts anew, instead of catching up in one burst.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
@@ -50,10 +47,12 @@ pub struct Site {
     model: Mutex<Model>,
     zipf: Zipf,
     next: Mutex<Instant>,
+    /// From one click to the next.
+    pace: Duration,
 }
 
 impl Site {
-    pub fn new(config: &Config) -> Result<Self> {
+    pub fn new(config: &Config, clicks_a_second: u32) -> Result<Self> {
         Ok(Self {
             client: Client::new(&Settings::from(config)).context("make the client")?,
             broker: Broker::new(&config.amqp)?,
@@ -62,6 +61,7 @@ impl Site {
             model: Mutex::new(Model::new()),
             zipf: Zipf::new(VIDEOS),
             next: Mutex::new(Instant::now()),
+            pace: Duration::from_secs(1) / clicks_a_second.max(1),
         })
     }
 
@@ -91,7 +91,7 @@ impl Site {
         let turn = {
             let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
-            *next = (*next + PACE).max(now.checked_sub(BEHIND_MAX).unwrap_or(now));
+            *next = (*next + self.pace).max(now.checked_sub(BEHIND_MAX).unwrap_or(now));
             *next
         };
         tokio::time::sleep_until(turn).await;

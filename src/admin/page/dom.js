@@ -23,6 +23,7 @@ const ahead = (at) => ({ at, words: (now) => (at > now ? `in ${spoken((at - now)
 const styled = (style, text) => ({ style, text });
 const command = (text) => ({ command: text });
 const progress = (part) => ({ part });
+const link = (text, href) => ({ text, href });
 
 function part(of) {
   if (typeof of === "string") return make("span", {}, of);
@@ -31,6 +32,7 @@ function part(of) {
     element.words = of.words;
     return element;
   }
+  if (of.href) return make("a", { href: of.href, target: "_blank", rel: "noopener noreferrer" }, of.text);
   if (of.command) return make("code", {}, of.command);
   if (of.part !== undefined) return make("progress", { max: "1", value: String(of.part), "aria-label": "done" });
   return make("span", { class: of.style }, of.text);
@@ -61,6 +63,14 @@ function keyed(parent, items, key, create, change) {
     if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
   });
   known.forEach((child) => child.remove());
+}
+
+/** A section's sum beside its heading. One with a problem is opened, and folded again once that is over. */
+function fold(id, bad, words) {
+  const section = byId(id);
+  put(section.querySelector(".summed"), [styled(bad ? "mild" : "muted", `${bad ? "! " : ""}${words}`)]);
+  if (section.bad !== bad) section.open = bad;
+  section.bad = bad;
 }
 
 /** A table's rows: `cells` gives the parts of each column, the first of which names the row. */

@@ -1,17 +1,19 @@
 // Drift over time: a bar for each run of the reconciler, as high as it found counters that had drifted, filled as far as it repaired them.
 
-const DRIFT_HEIGHT = 96;
-
 class Drift {
   constructor(id) {
     this.runs = [];
     this.chosen = null;
-    this.say = make("span");
-    this.svg = make("svg:svg", { role: "img", height: String(DRIFT_HEIGHT) });
-    const repaired = make("span", {}, make("span", { class: "key", "aria-hidden": "true" }), "repaired");
-    const drifted = make("span", {}, make("span", { class: "key two", "aria-hidden": "true" }), "drifted");
-    this.figure = byId(id);
-    this.figure.append(make("figcaption", {}, drifted, repaired, this.say), this.svg);
+    this.svg = make("svg:svg", { height: String(HEIGHT) });
+    this.slider = new Slider(this.svg, "Drift found by reconciles", (place) => this.choose(place));
+    this.values = ["drifted", "repaired"].map(() => make("span"));
+    this.run = make("span");
+    const key = (style, words, place) => make("span", {}, make("span", { class: style, "aria-hidden": "true" }), words, this.values[place]);
+    const keys = [key("key two", "drifted ", 0), key("key", "repaired ", 1)];
+    byId(id).append(
+      make("figcaption", {}, make("span", { class: "title" }, "Drift by run"), ...keys, this.run),
+      this.slider.element,
+    );
     this.svg.addEventListener("pointermove", (event) => this.choose(Math.floor((event.offsetX - LEFT) / this.step)));
     this.svg.addEventListener("pointerleave", () => this.choose(null));
     new ResizeObserver(() => this.draw()).observe(this.svg);
@@ -21,28 +23,26 @@ class Drift {
     const told = JSON.stringify(runs);
     if (this.told === told) return;
     Object.assign(this, { told, runs });
-    this.figure.hidden = runs.length === 0;
     this.draw();
   }
 
   choose(place) {
     this.chosen = this.runs[place] ? place : null;
-    this.bars.forEach((bar, at) => bar.classList.toggle("chosen", at === this.chosen));
+    this.bars?.forEach((bar, at) => bar.classList.toggle("chosen", at === this.chosen));
     const run = this.runs[this.chosen];
-    const all = (of) => count(this.runs.reduce((sum, one) => sum + one[of], 0));
-    put(this.say, [
-      run
-        ? `${clock(run.ended_at)} ${run.mode} ${run.outcome}: ${count(run.drifted)} of ${count(run.checked)} drifted, ${count(run.repaired)} repaired`
-        : `in ${this.runs.length} runs ${all("drifted")} of ${all("checked")} drifted, ${all("repaired")} repaired`,
-    ]);
-    this.svg.setAttribute("aria-label", this.say.textContent);
+    const all = (of) => count(run ? run[of] : this.runs.reduce((sum, one) => sum + one[of], 0));
+    this.values[0].textContent = all("drifted");
+    this.values[1].textContent = all("repaired");
+    this.run.textContent = run ? `${clock(run.ended_at)} ${run.mode} ${run.outcome}` : `in ${this.runs.length} runs`;
+    const words = `${all("drifted")} of ${all("checked")} drifted, ${all("repaired")} repaired`;
+    this.slider.say(this.chosen, this.runs.length, this.runs.length ? `${this.run.textContent}: ${words}` : "no run has ended yet");
   }
 
   draw() {
     const width = this.svg.clientWidth;
     if (!width) return;
     const most = nice(Math.max(4, ...this.runs.map((run) => run.drifted)));
-    const [base, room] = [DRIFT_HEIGHT - 8, DRIFT_HEIGHT - 8 - TOP];
+    const [base, room] = [HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP];
     const high = (value) => (value / most) * room;
     this.step = (width - LEFT - RIGHT) / Math.max(this.runs.length, 20);
     const bar = (run, place, of, style) => {

@@ -2,6 +2,8 @@
 
 const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 10000];
 const RECONCILES_SHOWN = 6;
+// Where the alerts TallydLagHigh and TallydQueueGrowing begin.
+const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 
 // Points of processes before the one that answers now are kept: by their time.
 const history = new Map();
@@ -23,14 +25,14 @@ const drift = new Drift("plot-drift");
 function showAll() {
   showState();
   showProcess();
+  showTiles();
   showTroubles();
   showServers();
   showPartitions();
   showJobs();
   showBoards();
   showDeadLetters();
-  drift.show(told.reconciles);
-  rows("reconciles", told.reconciles.slice(-RECONCILES_SHOWN).reverse(), (run) => `${run.run}`, reconcile, "No run has ended yet.");
+  showReconciles();
 }
 
 /** The banner: the worst that there is, in words. */
@@ -38,11 +40,11 @@ function showState() {
   const grave = told.troubles.filter((trouble) => trouble.grave).length;
   const some = told.troubles.length;
   let [state, words] = ["good", "✓ Ready: events are written"];
-  if (told.state === "draining") [state, words] = ["mild", "… Stops: what is open is written"];
-  else if (told.state === "starting") [state, words] = ["mild", "… Starts: events are not written yet"];
+  if (told.state === "draining") [state, words] = ["mild", "… Stopping: open batches are written"];
+  else if (told.state === "starting") [state, words] = ["mild", "… Starting: events are not written yet"];
   else if (!told.ready) [state, words] = ["grave", "✕ Not ready: events are not written"];
-  else if (grave) [state, words] = ["grave", "! Ready: events are written, but something is wrong"];
-  else if (some) [state, words] = ["mild", "! Ready: events are written, but something needs a look"];
+  else if (grave) [state, words] = ["grave", "! Ready: events are written, but there is a serious problem"];
+  else if (some) [state, words] = ["mild", "! Ready: events are written, but there is a problem"];
   banner(state, words);
   const reasons = told.state === "running" ? [] : told.not_ready;
   put(byId("since"), reasons.length ? [reasons.join("; ")] : []);
@@ -61,37 +63,56 @@ function showProcess() {
   put(byId("version"), [told.version]);
   put(byId("up"), [lasting(told.started_at)]);
   put(byId("memory"), [bytes(told.memory_bytes)]);
-  put(byId("committed"), [count(told.events_committed)]);
-  put(byId("outbox"), [count(told.outbox_rows)]);
   put(byId("observed"), told.observed_at ? [ago(told.observed_at)] : ["not yet"]);
+}
+
+function tile(id, state, value, ...note) {
+  const element = byId(id);
+  element.dataset.state = state;
+  put(element.querySelector(".big"), [value]);
+  put(element.querySelector(".note"), note);
+}
+
+function showTiles() {
+  const { rate: last, partitions, troubles } = told;
+  const [lag, half] = [last?.lag_p99_s ?? null, last?.lag_p50_s ?? null];
+  const queued = partitions.reduce((sum, one) => sum + (one.messages ?? 0), 0);
+  const isKnown = partitions.some((one) => one.messages !== null);
+  const grave = troubles.filter((trouble) => trouble.grave).length;
+  tile("tile-events", told.ready ? "" : "grave", last ? rate(last.events_s) : "–", `${count(told.events_committed)} since the start`);
+  tile("tile-lag", lag > LAG_MAX_S ? "mild" : "", lag === null ? "–" : span(lag), half === null ? "no events lately" : `p50 ${span(half)}`);
+  tile("tile-queued", queued > QUEUED_MAX ? "mild" : "", isKnown ? count(queued) : "–", `outbox backlog ${count(told.outbox_rows)}`);
+  const state = grave ? "grave" : troubles.length ? "mild" : "good";
+  tile("tile-problems", state, count(troubles.length), grave ? `${count(grave)} serious` : troubles.length ? "none is serious" : "none");
 }
 
 function showTroubles() {
   byId("well").hidden = told.troubles.length > 0;
-  put(byId("well"), [styled("good", told.observed_at ? "Nothing that the daemon can see." : "The servers are being looked at.")]);
-  keyed(byId("troubles"), told.troubles, (trouble) => trouble.what, () => make("li"), (element, trouble) => {
-    element.dataset.style = trouble.grave ? "grave" : "mild";
-    put(element, [
-      styled(trouble.grave ? "grave" : "mild", trouble.grave ? "✕" : "!"),
-      trouble.what,
-      ...(trouble.since ? [styled("muted", "for"), lasting(trouble.since)] : []),
-      ...(trouble.command ? [command(trouble.command)] : []),
-    ]);
+  put(byId("well"), [styled("good", told.observed_at ? "✓ No problems." : "Checking the servers …")]);
+  const line = () => make("li", {}, make("p"), make("p", { class: "help" }));
+  keyed(byId("troubles"), told.troubles, (trouble) => trouble.what, line, (element, trouble) => {
+    const { grave, what, since, command: text, runbook } = trouble;
+    element.dataset.style = grave ? "grave" : "mild";
+    const during = since ? [styled("muted", "for"), lasting(since)] : [];
+    put(element.firstChild, [styled(grave ? "grave" : "mild", grave ? "✕" : "!"), what, ...during]);
+    put(element.lastChild, [...(text ? [command(text)] : []), ...(runbook ? [link("Runbook", runbook)] : [])]);
   });
   byId("failing").hidden = told.waits.length === 0;
-  const wait = (one) => [[one.what], [lasting(one.since)], [count(one.tries)], [one.reason]];
+  const wait = (one) => [[one.what], [ago(one.since)], [count(one.tries)], [one.reason]];
   rows("waits", told.waits, (one) => `${one.what} ${one.since}`, wait, "Nothing.");
 }
 
 function showServers() {
   const server = (one) => [
     [one.server],
-    [one.up ? styled("good badge", "✓ up") : styled("grave badge", "✕ AWAY")],
-    [lasting(one.since)],
+    [one.up ? styled("good badge", "✓ up") : styled("grave badge", "✕ down")],
+    [ago(one.since)],
     one.up ? [span(one.look_s)] : [],
     one.reason ? [one.reason] : [],
   ];
-  rows("servers", told.servers, (one) => one.server, server, "They are being looked at.");
+  rows("servers", told.servers, (one) => one.server, server, "Checking …");
+  const up = told.servers.filter((one) => one.up).length;
+  fold("servers-section", up < told.servers.length, `${up} of ${told.servers.length} up`);
 }
 
 function showPartitions() {
@@ -100,24 +121,30 @@ function showPartitions() {
     [one.queue],
     [styled(here[one.standing] ?? "", one.standing)],
     one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "nobody")],
-    one.owner && one.taken_at ? [lasting(one.taken_at)] : [],
+    one.owner && one.taken_at ? [ago(one.taken_at)] : [],
     [one.epoch ? `${one.epoch}` : styled("muted", "–")],
     [count(one.messages)],
     [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
   ];
-  rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon listens to none yet.");
+  rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon consumes none yet.");
+  const well = told.partitions.filter((one) => one.consumers !== 0 && !["connecting", "stopped"].includes(one.standing));
+  const writing = told.partitions.filter((one) => one.standing === "writing").length;
+  fold("partitions-section", well.length < told.partitions.length, `${writing} of ${told.partitions.length} written here`);
 }
 
 function showJobs() {
   rows("jobs", told.jobs, (one) => `${one.job} ${one.mode}`, job, "Not known yet: MySQL has not answered.");
+  const failed = told.jobs.filter((one) => one.last && !one.running && !["done", "stopped"].includes(one.last.outcome)).length;
+  const running = told.jobs.filter((one) => one.running).length;
+  fold("jobs-section", failed > 0, failed ? `${failed} failed` : `${running} running`);
 }
 
 function job({ job: name, mode, running, last, last_success_at: done, next_at: next }) {
   const now = [];
   if (running) {
     if (running.progress !== null) now.push(progress(running.progress), `${Math.floor(running.progress * 100)} %`);
-    now.push("runs for", lasting(running.started_at), styled("line", `on ${running.owner}`));
+    now.push("running for", lasting(running.started_at), styled("line", `on ${running.owner}`));
     if (running.waits_words) now.push(styled("line", `waits: ${running.waits_words}`));
   }
   const ended = [];
@@ -151,6 +178,14 @@ function reconcile(run) {
   ];
 }
 
+function showReconciles() {
+  const runs = told.reconciles;
+  drift.show(runs);
+  rows("reconciles", runs.slice(-RECONCILES_SHOWN).reverse(), (run) => `${run.run}`, reconcile, "No run has ended yet.");
+  const last = runs.at(-1);
+  fold("reconciles-section", last !== undefined && last.outcome !== "done" && last.outcome !== "stopped", last ? `last run ${last.outcome}` : "none yet");
+}
+
 function showBoards() {
   const board = (one) => [
     [one.board],
@@ -163,15 +198,19 @@ function showBoards() {
       ...(one.unarchived.length ? [styled("mild", `! not archived: ${one.unarchived.join(", ")}`)] : []),
     ],
   ];
-  rows("boards", told.boards, (one) => one.board, board, told.observed_at ? "None is known." : "They are being looked at.");
+  rows("boards", told.boards, (one) => one.board, board, told.observed_at ? "There are none." : "Checking …");
+  const lost = told.boards.filter((one) => one.lost.length || one.unarchived.length).length;
+  fold("boards-section", lost > 0, lost ? `${lost} of ${told.boards.length} with a problem` : count(told.boards.length));
 }
 
 function showDeadLetters() {
   const letters = Object.entries(told.dead_letters ?? {});
   const shown = letters.map(([reason, open]) => [[reason], [count(open)], [command(`tallyd dead list --open --reason ${reason}`)]]);
-  if (told.returned) shown.push([["came back too often"], [count(told.returned)], [command("tallyd dead list")]]);
-  const nothing = told.dead_letters ? "None: all that came could be applied." : "Not known yet.";
+  if (told.returned) shown.push([["returned too often"], [count(told.returned)], [command("tallyd dead list")]]);
+  const nothing = told.dead_letters ? "None." : "Not known yet.";
   rows("dead", shown, (row) => row[0][0], (row) => row, nothing);
+  const open = letters.reduce((sum, [, number]) => sum + number, told.returned ?? 0);
+  fold("dead-section", open > 0, told.dead_letters ? `${count(open)} open` : "not known yet");
 }
 
 /** Plots what is known of the last hour, whichever process told it, and says how far that goes back. */
@@ -188,14 +227,14 @@ function showAway(error) {
   if (told) time.stopped ??= told.now;
   document.querySelectorAll(".known").forEach((element) => element.classList.toggle("stale", told !== null));
   banner("grave", "✕ The daemon does not answer");
-  put(byId("well"), ["Nothing that the daemon saw before."]);
-  const known = told ? ["What is shown is what it told before, last", ago(told.now), ""] : [];
-  put(byId("since"), ["since", lasting(awaySince), `(${error}); asked again and again.`, ...known]);
+  put(byId("well"), ["No problems before that."]);
+  const known = told ? ["The values below are from", ago(told.now), ""] : [];
+  put(byId("since"), ["for", lasting(awaySince), `(${error}); retrying.`, ...known]);
 }
 
 /** Somebody answers, and the page doesn't understand it. */
 function showUnshown() {
-  banner("grave", "✕ The page could not show what the daemon told: reload it");
+  banner("grave", "✕ The page could not show the status: reload it");
   put(byId("since"), [`(${[...unshown.values()].join("; ")})`]);
 }
 

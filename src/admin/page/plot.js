@@ -36,12 +36,11 @@ class Plot {
       const key = make("span", { class: place ? "key two" : "key", "aria-hidden": "true" });
       return make("span", {}, key, one.label ? `${one.label} ` : "", this.values[place]);
     });
-    this.svg = make("svg:svg", { role: "img", tabindex: "0", height: String(HEIGHT) });
-    byId(id).append(make("figcaption", {}, make("span", { class: "title" }, title), ...keys), this.svg);
+    this.svg = make("svg:svg", { height: String(HEIGHT) });
+    this.slider = new Slider(this.svg, title, (place) => point(this.points[place]?.at ?? null));
+    byId(id).append(make("figcaption", {}, make("span", { class: "title" }, title), ...keys), this.slider.element);
     this.svg.addEventListener("pointermove", (event) => point(this.timeAt(event.offsetX)));
     this.svg.addEventListener("pointerleave", () => point(null));
-    this.svg.addEventListener("blur", () => point(null));
-    this.svg.addEventListener("keydown", (event) => this.step(event));
     new ResizeObserver(() => this.draw()).observe(this.svg);
     plots.push(this);
   }
@@ -57,16 +56,6 @@ class Plot {
 
   timeAt(x) {
     return this.from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * this.reached.reach;
-  }
-
-  /** Arrow keys move by a point. */
-  step(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || !this.points.length) return;
-    event.preventDefault();
-    const now = this.nearest(cursor.at ?? this.points.at(-1).at);
-    const next = Math.min(Math.max(this.points.indexOf(now) + by, 0), this.points.length - 1);
-    point(this.points[next].at);
   }
 
   nearest(at) {
@@ -85,9 +74,6 @@ class Plot {
     this.y = y;
     this.marks = make("svg:g");
     this.svg.replaceChildren(...this.gaps(seen), ...this.axes(y), ...this.starting(), ...this.lines(seen, y), this.marks);
-    const last = seen.at(-1);
-    const now = this.series.map((series) => `${series.name} ${this.said(series, last)}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, ${this.reached.words.toLowerCase()}: now ${now}; the axis ends at ${this.say(this.most)}`);
     this.point();
   }
 
@@ -157,6 +143,9 @@ class Plot {
     this.series.forEach((series, place) => {
       this.values[place].textContent = this.said(series, one);
     });
+    const words = this.series.map((series) => `${series.name} ${this.said(series, one)}`).join(", ");
+    const place = one ? this.points.indexOf(one) : 0;
+    this.slider.say(place, this.points.length, one ? `${clock(one.at)} UTC: ${words}` : "not known yet");
     this.marks?.replaceChildren(...(one && cursor.at !== null ? this.cursor(one) : []));
   }
 

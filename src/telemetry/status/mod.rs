@@ -5,6 +5,7 @@
 //! version doesn't tell is read as nothing.
 
 mod report;
+mod runbook;
 mod text;
 mod troubles;
 mod words;

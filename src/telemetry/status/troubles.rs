@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::report::NotReady;
+use super::runbook::Runbook;
 use super::{Board, Job, Outcome, Standing, State, Status};
 use crate::telemetry::Server;
 
@@ -23,19 +24,24 @@ pub(crate) struct Trouble {
     pub what: String,
     pub since: Option<i64>,
     pub command: Option<String>,
+    pub runbook: Option<String>,
 }
 
 impl Trouble {
     fn grave(what: String, since: Option<i64>) -> Self {
-        Self { grave: true, what, since, command: None }
+        Self { grave: true, what, since, ..Self::default() }
     }
 
     fn mild(what: String, since: Option<i64>) -> Self {
-        Self { grave: false, what, since, command: None }
+        Self { grave: false, what, since, ..Self::default() }
     }
 
     fn with(self, command: String) -> Self {
         Self { command: Some(command), ..self }
+    }
+
+    fn see(self, runbook: Runbook) -> Self {
+        Self { runbook: Some(runbook.url()), ..self }
     }
 }
 
@@ -43,12 +49,13 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     let mut found = of_readiness(status.state, not_ready);
     found.extend(status.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(|redis| {
         let what = format!("redis is away: {}. Events are written without it", redis.why());
-        Trouble::grave(what, Some(redis.since))
+        Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
     }));
     if status.servers.iter().all(|server| server.up || server.server == Server::Redis) {
         // Otherwise the server is the reason of most of them.
         let waits = status.waits.iter().map(|wait| {
-            Trouble::mild(format!("{} fails and is tried again: {}", wait.what, wait.reason), Some(wait.since))
+            Trouble::mild(format!("{} fails and is retried: {}", wait.what, wait.reason), Some(wait.since))
+                .see(Runbook::OutageGoesOn)
         });
         found.extend(waits);
     }
@@ -60,13 +67,13 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found.extend(of_messages(status));
     if let Some((at, wrong)) = &status.reload_refused {
         let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
-        found.push(Trouble::mild(what, Some(*at)).with("tallyd config check".to_owned()));
+        found.push(Trouble::mild(what, Some(*at)).with("tallyd config check".to_owned()).see(Runbook::ReloadRefused));
     }
     if let Some(at) = status.observed_at.filter(|at| status.now - at > LOOK_MAX) {
-        found.push(Trouble::mild(
-            "the servers were not looked at lately: what is told of them is old".to_owned(),
-            Some(at),
-        ));
+        found.push(
+            Trouble::mild("the servers were not looked at lately: what is told of them is old".to_owned(), Some(at))
+                .see(Runbook::ServerSlow),
+        );
     }
     found.sort_by_key(|trouble| !trouble.grave);
     found
@@ -75,8 +82,8 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
 /// A start and a stop are no trouble, but a server that is away is one also then.
 fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let trouble = |reason: &NotReady<'_>| match reason {
-        NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since))),
-        _ => (state == State::Running).then(|| Trouble::grave(reason.to_string(), None)),
+        NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
+        _ => (state == State::Running).then(|| Trouble::grave(reason.to_string(), None).see(Runbook::NotReady)),
     };
     not_ready.iter().filter_map(trouble).collect()
 }
@@ -87,12 +94,13 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     for period in &board.lost {
         let name = label.split('/').next().unwrap_or(label);
         let lost = Trouble::grave(format!("board {label}: Redis has lost {period}"), None);
-        found.push(lost.with(format!("tallyd board restore {name} {period} --dry-run")));
+        found.push(lost.with(format!("tallyd board restore {name} {period} --dry-run")).see(Runbook::BoardLost));
     }
     if !board.unarchived.is_empty() {
         let what = format!("board {label}: closed and not archived: {}", board.unarchived.join(", "));
         let since = board.oldest_unarchived_at.filter(|at| *at < now);
-        found.push(Trouble::mild(what, since).with("tallyd archive --dry-run".to_owned()));
+        found
+            .push(Trouble::mild(what, since).with("tallyd archive --dry-run".to_owned()).see(Runbook::BoardUnarchived));
     }
     found
 }
@@ -108,20 +116,22 @@ fn went_back(status: &Status) -> Option<Trouble> {
         return None;
     }
     let what = "MySQL went back to an older state, and Redis has counts that it lacks: the numbers differ until a full reconcile";
-    Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd reconcile --full".to_owned()))
+    Some(
+        Trouble::mild(what.to_owned(), Some(at)).with("tallyd reconcile --full".to_owned()).see(Runbook::RestoredMysql),
+    )
 }
 
 /// A run that goes on may mend it.
 fn of_job(job: &Job) -> Option<Trouble> {
     let last = job.last.as_ref().filter(|_| job.running.is_none())?;
-    let what = match last.outcome {
+    let (what, runbook) = match last.outcome {
         Outcome::Done | Outcome::Stopped => return None,
-        Outcome::Braked => "was stopped by its own limits",
-        Outcome::Refused => "could not be run as it is configured",
-        Outcome::Failed => "failed",
+        Outcome::Braked => ("was stopped by its own limits", Runbook::Brake),
+        Outcome::Refused => ("could not be run as it is configured", Runbook::JobFailed),
+        Outcome::Failed => ("failed", Runbook::JobFailed),
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
-    Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)))
+    Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)).see(runbook))
 }
 
 /// Other daemons have more partitions: a deployment that is not over, or was forgotten here.
@@ -133,7 +143,7 @@ fn too_few(status: &Status) -> Option<Trouble> {
     let what = format!(
         "[amqp] partitions is {known} here, and {in_use} are in use: this daemon leaves the others, and the jobs that wait for all of them, to other daemons"
     );
-    Some(Trouble::mild(what, None).with("tallyd config check".to_owned()))
+    Some(Trouble::mild(what, None).with("tallyd config check".to_owned()).see(Runbook::MorePartitions))
 }
 
 /// Queues that only other daemons know, and none of them is there: what comes to them stays there.
@@ -149,7 +159,7 @@ fn abandoned(status: &Status) -> Option<Trouble> {
             "nobody listens to the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
             nobody.join(", ")
         );
-        Trouble::grave(what, None).with("tallyd config check".to_owned())
+        Trouble::grave(what, None).with("tallyd config check".to_owned()).see(Runbook::PartitionWithoutConsumer)
     })
 }
 
@@ -157,16 +167,16 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
     let mut found = Vec::new();
     for partition in status.partitions.iter().filter(|partition| partition.oldest_unacked_s > UNACKED_MAX_S) {
         let since = status.now - (partition.oldest_unacked_s * 1e6) as i64;
-        found.push(Trouble::mild(
-            format!("partition {}: a message waits for its commit", partition.partition),
-            Some(since),
-        ));
+        found.push(
+            Trouble::mild(format!("partition {}: a message waits for its commit", partition.partition), Some(since))
+                .see(Runbook::PartitionStuck),
+        );
     }
     let letters: Vec<String> =
         status.dead_letters.iter().flatten().map(|(reason, count)| format!("{reason} {count}")).collect();
     if !letters.is_empty() {
         let what = format!("dead letters are open, events that could not be applied: {}", letters.join(", "));
-        found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()));
+        found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()).see(Runbook::DeadLettersOpen));
     }
     if let Some(full) = status.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
         let percent = (full * 100.0).floor();
@@ -175,13 +185,13 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
             "dead letters: a partition has {percent} % of those that [consumer] dead_letters_max leaves it{then}"
         );
         let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
-        found.push(trouble.with("tallyd dead list --summary".to_owned()));
+        found.push(trouble.with("tallyd dead list --summary".to_owned()).see(Runbook::DeadLettersFull));
     }
     if let Some(count) = status.returned.filter(|count| *count > 0) {
         let what = format!(
             "{count} messages wait in the queue of returned ones: the broker set them aside, or there was no room for them"
         );
-        found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()));
+        found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()).see(Runbook::Returned));
     }
     found
 }
@@ -195,7 +205,9 @@ mod tests {
 
     fn all(status: Value) -> Vec<Trouble> {
         let status: Status = serde_json::from_value(status).unwrap();
-        troubles(&status, &report::not_ready(&status))
+        let found = troubles(&status, &report::not_ready(&status));
+        assert!(found.iter().all(|trouble| trouble.runbook.is_some()), "without a runbook: {found:?}");
+        found
     }
 
     fn sentences(status: Value) -> Vec<String> {
@@ -262,7 +274,7 @@ mod tests {
     fn what_fails_is_told_where_no_server_explains_it() {
         let wait = json!({ "what": "writing partition 0", "reason": "read-only" });
         let said = sentences(json!({ "servers": [server("mysql", None)], "waits": [wait] }));
-        assert_eq!(said, ["writing partition 0 fails and is tried again: read-only"]);
+        assert_eq!(said, ["writing partition 0 fails and is retried: read-only"]);
     }
 
     #[test]

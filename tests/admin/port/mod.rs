@@ -5,6 +5,7 @@
 mod health;
 mod metrics;
 mod page;
+mod page_rules;
 mod socket;
 mod watchdog;
 mod who;

@@ -25,8 +25,18 @@ fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-async fn shows(browser: &Browser, selector: &str, text: &str) {
+/// Whether that many events are shown as committed.
+async fn committed(browser: &Browser, events: u32) -> bool {
+    browser.text("#tile-events .note").await == format!("{events} since the start")
+}
+
+pub(super) async fn shows(browser: &Browser, selector: &str, text: &str) {
     eventually(&format!("{selector} shows {text}"), || async { browser.text(selector).await.contains(text) }).await;
+}
+
+/// Unfolds all sections, as a click on each does.
+pub(super) async fn unfold(browser: &Browser) {
+    browser.value("document.querySelectorAll('details').forEach((section) => (section.open = true))").await;
 }
 
 /// Fails where the console has said anything but that a request had no answer.
@@ -55,17 +65,18 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     let browser = Browser::start().await;
     browser.open(&base).await;
     shows(&browser, "#state", "Ready: events are written").await;
-    shows(&browser, "#well", "Nothing that the daemon can see").await;
+    shows(&browser, "#well", "No problems").await;
 
     let publisher = world.publisher().await;
     world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
-    eventually("the likes are shown", || async { browser.text("#committed").await == "2" }).await;
+    eventually("the likes are shown", || committed(&browser, 2)).await;
     world.publish(&publisher, &[like(42, 3), like(43, 1), (UserId(9), b"{".to_vec())]).await;
-    eventually("more likes are shown", || async { browser.text("#committed").await == "4" }).await;
+    eventually("more likes are shown", || committed(&browser, 4)).await;
     shows(&browser, "#dead", "malformed-json").await;
     shows(&browser, "#troubles", "dead letters are open").await;
     shows(&browser, "#troubles code", "tallyd dead list --open").await;
-    shows(&browser, "#state", "something needs a look").await;
+    shows(&browser, "#state", "there is a problem").await;
+    unfold(&browser).await;
     shows(&browser, "#partitions", "this process").await;
     shows(&browser, "#boards", "likes").await;
     let report = world.report(&["reconcile", "--full"]);
@@ -75,12 +86,6 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
     assert!(browser.text("#plot-lag").await.contains("ms"), "an axis has its unit");
-    let left =
-        "document.querySelector('#plot-events svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft' }))";
-    browser.value(left).await;
-    let read =
-        "[...document.querySelectorAll('.plots .read')].filter((text) => /^[0-9:]{8}$/.test(text.textContent)).length";
-    assert_eq!(browser.value(read).await, 3, "a point is read out in all plots");
     let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
     assert_eq!(browser.value(titles).await, true, "every time has the time of day");
 
@@ -120,6 +125,7 @@ async fn whatever_a_reason_holds_is_shown_as_text() {
     sqlx::query(sql).execute(&world.pool).await.unwrap();
     let browser = Browser::start().await;
     browser.open(&format!("http://{address}/")).await;
+    unfold(&browser).await;
     shows(&browser, "#jobs", MARKUP).await;
     shows(&browser, "#troubles", MARKUP).await;
     shows(&browser, "#dead", "<b>bold</b>").await;
@@ -144,7 +150,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     proxy.cut();
     shows(&browser, "#state", "Not ready: events are not written").await;
     shows(&browser, "#troubles li[data-style=grave]", "mysql is away: ").await;
-    shows(&browser, "#servers", "✕ AWAY").await;
+    shows(&browser, "#servers", "✕ down").await;
     assert!(browser.value("document.title").await.as_str().unwrap().starts_with("✕ Not ready"));
     let first = browser.value("document.querySelector('#troubles li').getBoundingClientRect().bottom").await;
     assert!(first.as_f64().unwrap() < 400.0, "it is seen without scrolling: {first}");
@@ -152,7 +158,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     browser.picture(&pictures().join("status-page-away.png")).await;
     proxy.release();
     shows(&browser, "#state", "Ready: events are written").await;
-    shows(&browser, "#well", "Nothing that the daemon can see").await;
+    shows(&browser, "#well", "No problems").await;
     assert_eq!(browser.text("#troubles").await, "");
     assert_quiet(&browser, false).await;
     browser.close().await;
@@ -170,19 +176,19 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
     let browser = Browser::start().await;
     browser.open(&format!("http://{address}/")).await;
-    eventually("the likes are shown", || async { browser.text("#committed").await == "2" }).await;
+    eventually("the likes are shown", || committed(&browser, 2)).await;
     let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
     let former = format!(":{}", daemon.child.id());
     daemon.kill();
     shows(&browser, "#state", "The daemon does not answer").await;
-    shows(&browser, "#since", "What is shown is what it told before").await;
+    shows(&browser, "#since", "The values below are from").await;
     assert_eq!(
         browser.value("document.querySelectorAll('.known.stale').length").await,
         2,
         "head and tables are greyed"
     );
-    assert_eq!(browser.text("#committed").await, "2", "what was known stays");
+    assert!(committed(&browser, 2).await, "what was known stays");
     assert!(browser.text("#owner").await.ends_with(&former));
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-gone.png")).await;
@@ -192,7 +198,7 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     eventually("the next process is shown", || async { browser.text("#owner").await.ends_with(&next) }).await;
     shows(&browser, "#state", "Ready: events are written").await;
     assert_eq!(browser.value("document.querySelectorAll('.stale').length").await, 0);
-    assert_eq!(browser.text("#committed").await, "0", "what it shows is the next one's");
+    assert!(committed(&browser, 0).await, "what it shows is the next one's");
     eventually("the plot says when the next one began", || async {
         browser.value("document.querySelectorAll('#plot-events .started').length").await == 2
     })
@@ -226,7 +232,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     assert_eq!(browser.value(between).await, true);
     let change = async |script: &str| drop(browser.value(&format!("(window.change = {script}, true)")).await);
     change("(path, told) => path === 'v1/status' ? { ...told, started_at: 1e300 } : told").await;
-    shows(&browser, "#state", "The page could not show what the daemon told: reload it").await;
+    shows(&browser, "#state", "The page could not show the status: reload it").await;
     shows(&browser, "#since", "Invalid time value").await;
     change("null").await;
     shows(&browser, "#state", "Ready: events are written").await;
@@ -245,8 +251,6 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
         let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");
         change(&format!("(path, told) => path === 'v1/history' ? {older}.concat(told) : told")).await;
         shows(&browser, "#reach", words).await;
-        let label = browser.value("document.querySelector('#plot-lag svg').ariaLabel").await;
-        assert!(label.as_str().unwrap().contains(&words.to_lowercase()), "{label}");
         let first = "Number(/M([0-9.]+)/.exec(document.querySelector('#plot-events path').getAttribute('d'))[1])";
         assert!(browser.value(first).await.as_f64().unwrap() >= 52.0, "all points are within the axes");
     }
@@ -255,11 +259,8 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     world.close().await;
 }
 
-/// How long likes come for the pictures; `TALLYD_PICTURES_S` says otherwise, for a picture with a livelier hour.
-fn traffic_lasts() -> Duration {
-    let seconds = std::env::var("TALLYD_PICTURES_S").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(25))
-}
+/// How long likes come for the pictures.
+const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
 /// Likes as API servers count them, sometimes more and sometimes fewer.
 async fn traffic(world: &World, until: Instant) {
@@ -299,7 +300,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     eventually("a run is done", reconciled).await;
     let browser = Browser::start().await;
     browser.open(&format!("http://{address}/")).await;
-    let until = Instant::now() + traffic_lasts();
+    let until = Instant::now() + TRAFFIC_LASTS;
     let drifting = async {
         let mut dice = Dice::new(11);
         while Instant::now() < until {
@@ -314,6 +315,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     let publisher = world.publisher().await;
     world.publish(&publisher, &[(UserId(9), b"{".to_vec()), (UserId(9), b"[]".to_vec())]).await;
     shows(&browser, "#dead", "malformed-json").await;
+    unfold(&browser).await;
     shows(&browser, "#reconciles", "full").await;
     shows(&browser, "#boards", "all-time").await;
     for (width, scheme) in [(1_400, "light"), (1_200, "light"), (1_400, "dark"), (360, "light"), (360, "dark")] {
