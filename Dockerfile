@@ -26,7 +26,7 @@ ENV RUST_MIN_STACK=134217728
 ENV MALLOC_ARENA_MAX=2
 # Nobody's account, by number, so that Kubernetes can see that it isn't root (runAsNonRoot).
 USER 65532:65532
-EXPOSE 9464
+EXPOSE 8255
 # What is open is written first. Longer than [daemon] drain_max_s must whoever stops it wait: docker stop --time 90.
 STOPSIGNAL SIGTERM
 # Whether it works, not whether its servers do: whoever restarts unhealthy containers must not do so while MySQL is away.

@@ -11,6 +11,7 @@ mod metrics;
 mod page;
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,11 +28,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::config::{ConfigError, ConfigHandle};
+use crate::config::{ConfigHandle, Listen};
 use crate::http::{Limits, Listener, Port, Token, hosts, json};
 use crate::jobs;
 use crate::runtime::clock;
 use crate::runtime::liveness::{Heartbeat, Liveness};
+use crate::runtime::retry::Outage;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::status::{Sight, Status};
 use crate::telemetry::telemetry;
@@ -66,7 +68,10 @@ const LIMITS: Limits = Limits {
     },
 };
 
-pub(crate) struct Admin(Port);
+pub(crate) struct Admin {
+    listen: Listen,
+    asked: Asked,
+}
 
 #[derive(Clone)]
 struct Asked {
@@ -88,22 +93,15 @@ impl Asked {
 }
 
 impl Admin {
-    /// Listens where `[admin] listen` says, and makes the task that observes the servers. `None` if it is empty.
-    ///
-    /// # Errors
-    /// [`ConfigError`]: the address or path is taken, or may not be listened on.
-    pub(crate) async fn bind(
+    /// Makes the port for `[admin] listen`, and the task that observes the servers. `None` if it is empty.
+    pub(crate) fn new(
         live: &ConfigHandle,
         broker: &Broker,
         owner: &str,
         liveness: &Liveness,
     ) -> Result<Option<(Self, Observer)>> {
         let config = live.current();
-        let Some(address) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
-        let wrong = |error: anyhow::Error| ConfigError(vec![format!("[admin] listen = \"{address}\": {error:#}")]);
-        let listener = Listener::bind(&address).await.map_err(|error| wrong(error.into()))?;
-        let address = listener.listens().context("read the admin port's address")?;
-        info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
+        let Some(listen) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
         // Its own, so that requests for numbers can't make a server seem away.
@@ -120,12 +118,44 @@ impl Admin {
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
             token: config.admin.token.as_ref().map(Token::new),
         };
-        Ok(Some((Self(Port { listener, routes: routes(asked), limits: LIMITS, open: Gauge::default() }), observer)))
+        Ok(Some((Self { listen, asked }, observer)))
     }
 
+    /// Serves until `end`. Events go on while the port can't be had: it is for those who watch, not for the work.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
-        self.0.run(beat, end).await;
+        let Some(listener) = end.run_until_cancelled(beat.during(listen(&self.listen))).await else { return };
+        let port = Port { listener, routes: routes(self.asked), limits: LIMITS, open: Gauge::default() };
+        port.run(beat, end).await;
     }
+}
+
+async fn listen(listen: &Listen) -> Listener {
+    let mut outage = Outage::new("opening the admin port");
+    loop {
+        let opened = async {
+            let listener = Listener::bind(listen).await?;
+            let address = listener.listens()?;
+            io::Result::Ok((listener, address))
+        };
+        match opened.await {
+            Ok((listener, address)) => {
+                outage.over();
+                info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
+                return listener;
+            }
+            Err(error) => tokio::time::sleep(outage.failed(&NotOpened { listen, error })).await,
+        }
+    }
+}
+
+/// Says why the admin port could not be opened, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "[admin] listen = \"{listen}\": {error}; end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address"
+)]
+pub(crate) struct NotOpened<'a> {
+    pub listen: &'a Listen,
+    pub error: io::Error,
 }
 
 fn routes(asked: Asked) -> Router {

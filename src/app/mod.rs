@@ -42,7 +42,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let drained = CancellationToken::new();
     let ends = drained.clone().drop_guard();
     let mut lasting = Running::new(&liveness);
-    if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &liveness).await? {
+    if let Some((admin, observer)) = Admin::new(&live, &servers.broker, &servers.owner, &liveness)? {
         lasting.start(TaskName::Admin, admin.run(liveness.register("admin"), drained.clone()));
         lasting.start_loop(TaskName::Observer, |beat| observer.run(beat, drained.clone()));
     }

@@ -40,7 +40,7 @@ impl PortArgs {
 }
 
 fn parse(text: &str) -> Result<At, String> {
-    let example = "for instance http://127.0.0.1:9464";
+    let example = "for instance http://127.0.0.1:8255";
     match text.parse() {
         Ok(Listen::Socket(path)) => return Ok(At::Socket(path)),
         Err(error @ (NoAddress::Relative | NoAddress::TooLong)) => return Err(error.to_string()),
@@ -57,7 +57,7 @@ fn parse(text: &str) -> Result<At, String> {
 }
 
 /// Who listens on all addresses listens on this machine's own.
-fn of_listener(listens: Option<Listen>) -> Result<At> {
+pub(super) fn of_listener(listens: Option<Listen>) -> Result<At> {
     let address = match listens {
         Some(Listen::Address(address)) => address,
         Some(Listen::Socket(path)) => return Ok(At::Socket(path)),
@@ -92,8 +92,8 @@ mod tests {
     #[test]
     fn a_daemon_that_listens_everywhere_is_asked_on_this_machine() {
         let asked = |listens: &str| of_listener(Some(listens.parse().unwrap())).unwrap().to_string();
-        assert_eq!(asked("0.0.0.0:9464"), "http://127.0.0.1:9464/");
-        assert_eq!(asked("[::]:9464"), "http://[::1]:9464/");
+        assert_eq!(asked("0.0.0.0:8255"), "http://127.0.0.1:8255/");
+        assert_eq!(asked("[::]:8255"), "http://[::1]:8255/");
         assert_eq!(asked("10.0.0.7:1"), "http://10.0.0.7:1/");
         assert_eq!(asked("unix:/run/tallyd/admin.sock"), "unix:/run/tallyd/admin.sock");
         assert!(of_listener(None).unwrap_err().to_string().contains("[admin] listen is empty"));
@@ -102,10 +102,10 @@ mod tests {
 
     #[test]
     fn only_addresses_of_plain_http_and_sockets_are_taken() {
-        assert_eq!(parse("http://tallyd.example.com:9464").unwrap().to_string(), "http://tallyd.example.com:9464/");
+        assert_eq!(parse("http://tallyd.example.com:8255").unwrap().to_string(), "http://tallyd.example.com:8255/");
         assert_eq!(parse("unix:/run/tallyd/admin.sock").unwrap(), At::Socket("/run/tallyd/admin.sock".into()));
         for (wrong, said) in [
-            ("127.0.0.1:9464", "write an address"),
+            ("127.0.0.1:8255", "write an address"),
             ("https://localhost", "doesn't speak https"),
             ("unix:admin.sock", "write the whole path"),
             ("http://user:secret@localhost", "the token with --token-file"),

@@ -17,7 +17,7 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// `127.0.0.1:9464`, or `unix:` and the path of a socket; empty for none.
+    /// `127.0.0.1:8255`, or `unix:` and the path of a socket; empty for none.
     pub listen: String,
     /// Names by which it is called beside `localhost` and addresses.
     pub hosts: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Admin {
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:9464".to_owned(), hosts: Vec::new(), token_file: None, token: None }
+        Self { listen: "127.0.0.1:8255".to_owned(), hosts: Vec::new(), token_file: None, token: None }
     }
 }
 
@@ -54,7 +54,7 @@ const SOCKET_PATH_MAX: usize = 107;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAddress {
-    #[error("write ADDRESS:PORT, for instance 127.0.0.1:9464, or unix:/run/tallyd/admin.sock, or nothing for no port")]
+    #[error("write ADDRESS:PORT, for instance 127.0.0.1:8255, or unix:/run/tallyd/admin.sock, or nothing for no port")]
     Unknown,
     /// Where a relative one would be depends on who asks.
     #[error("write the whole path, for instance unix:/run/tallyd/admin.sock")]
@@ -171,10 +171,10 @@ mod tests {
         assert!(found("unix:admin.sock", "a").contains("[admin] listen is \"unix:admin.sock\": write the whole path"));
         assert!(found("unix:/run/", "a").contains("write the whole path"));
         assert!(found(&format!("unix:/{}", "x".repeat(107)), "a").contains("107 bytes at most"));
-        assert!(found("localhost:9464", "a").contains("[admin] listen is \"localhost:9464\""));
-        assert!(found("9464", "a").contains("write ADDRESS:PORT"));
-        assert!(found("0.0.0.0:9464", "a").contains("which others reach: set token_file"));
-        assert!(found("10.0.0.7:9464", "a").contains("or listen on 127.0.0.1"));
+        assert!(found("localhost:8255", "a").contains("[admin] listen is \"localhost:8255\""));
+        assert!(found("8255", "a").contains("write ADDRESS:PORT"));
+        assert!(found("0.0.0.0:8255", "a").contains("which others reach: set token_file"));
+        assert!(found("10.0.0.7:8255", "a").contains("or listen on 127.0.0.1"));
         assert!(found("", "http://a").contains("[admin] hosts: \"http://a\" is no name"));
     }
 }

@@ -21,12 +21,12 @@ mod tests {
     #[test]
     fn a_name_that_nobody_has_given_is_refused() {
         let names = ["tallyd.example.com".to_owned()];
-        for host in ["127.0.0.1", "10.0.0.7:9464", "[::1]:9464", "[::1]", "LocalHost:9464", "Tallyd.example.com:9464"] {
+        for host in ["127.0.0.1", "10.0.0.7:8255", "[::1]:8255", "[::1]", "LocalHost:8255", "Tallyd.example.com:8255"] {
             assert!(may_be_called(Some(host), &names), "{host}");
         }
         assert!(may_be_called(None, &names));
         for host in
-            ["evil.example", "evil.example:9464", "localhost.evil.example", "1.2.3.4.evil.example", "", "?", "[x]"]
+            ["evil.example", "evil.example:8255", "localhost.evil.example", "1.2.3.4.evil.example", "", "?", "[x]"]
         {
             assert!(!may_be_called(Some(host), &names), "{host}");
         }

@@ -49,15 +49,27 @@ impl Listener {
     }
 }
 
-/// Removes the socket that a killed process has left. Fails if a process listens on it, or if the file is no socket.
+/// Fails if [`Listener::bind`] would, and leaves everything as it is.
+pub(crate) async fn can_listen(listen: &Listen) -> Result<()> {
+    match listen {
+        Listen::Address(address) => TcpListener::bind(address).await.map(drop),
+        Listen::Socket(path) => is_left(path).await.map(drop),
+    }
+}
+
 async fn forget(path: &Path) -> Result<()> {
-    let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(()) };
+    if is_left(path).await? { tokio::fs::remove_file(path).await } else { Ok(()) }
+}
+
+/// Whether a killed process has left its socket there. Fails if a process listens on it, or if the file is no socket.
+async fn is_left(path: &Path) -> Result<bool> {
+    let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(false) };
     if !found.file_type().is_socket() {
         return Err(Error::new(ErrorKind::AlreadyExists, "there is a file of that name, which is no socket"));
     }
     match UnixStream::connect(path).await {
         Ok(_) => Err(Error::new(ErrorKind::AddrInUse, "another process listens there")),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => tokio::fs::remove_file(path).await,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
         Err(error) => Err(error),
     }
 }

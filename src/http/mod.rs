@@ -24,8 +24,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::liveness::Heartbeat;
-pub(crate) use listener::Listener;
 use listener::Stream;
+pub(crate) use listener::{Listener, can_listen};
 pub(crate) use token::Token;
 
 const HEAD_BYTES_MAX: usize = 16 << 10;

@@ -163,7 +163,7 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     for other in ["migrate", "gateway"] {
         assert_eq!(services[other]["image"], services["tallyd"]["image"], "{other}");
     }
-    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "9464"), ("gateway", "9191")] {
+    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "8255"), ("gateway", "9191")] {
         assert_eq!(services[service]["ports"], serde_json::json!([format!("127.0.0.1:{port}:{port}")]));
     }
     let token = environment("gateway")["TALLYD__GATEWAY__TOKEN"].clone();

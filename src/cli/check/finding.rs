@@ -47,11 +47,12 @@ pub enum What {
     RedisClock,
     RedisListpack,
     RedisBuckets,
+    AdminPort,
 }
 
 impl What {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -78,6 +79,7 @@ impl What {
         Self::RedisClock,
         Self::RedisListpack,
         Self::RedisBuckets,
+        Self::AdminPort,
     ];
 
     /// `redis-clock`.
@@ -93,7 +95,7 @@ impl What {
         name
     }
 
-    /// `redis`; `configuration` is about no server.
+    /// `redis`; `configuration` and `admin` are no servers.
     fn server(self) -> String {
         self.name().split('-').next().unwrap_or_default().to_owned()
     }

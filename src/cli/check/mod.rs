@@ -4,6 +4,7 @@
 //! What an account may not ask is reported as not known; that is no mistake. A server that has answered and then does not any more is one
 //! that is away.
 
+mod admin;
 mod finding;
 mod mysql;
 mod rabbitmq;
@@ -82,12 +83,13 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
 }
 
 async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
-    let (rabbitmq, mysql, redis) = tokio::join!(
+    let (rabbitmq, mysql, redis, admin) = tokio::join!(
         rabbitmq::check(config, &servers.broker),
         mysql::check(config, servers),
-        redis::check(config, servers)
+        redis::check(config, servers),
+        admin::check(&config.admin)
     );
-    [rabbitmq, mysql, redis].concat()
+    [rabbitmq, mysql, redis, vec![admin]].concat()
 }
 
 /// What is wrong goes to stderr.

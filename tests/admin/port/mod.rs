@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use common::proxy::Proxy;
-use common::{Daemon, World, body, eventually, stderr, target};
+use common::{Daemon, World, body, eventually, stderr, stdout, target};
 use serde_json::{Value, json};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -220,16 +220,29 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_is_taken_ends_the_start_with_78() {
+async fn events_go_on_while_another_program_has_the_port() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
-    let world = World::new("admin_taken", &format!("[admin]\nlisten = \"{address}\"\n")).await;
-    let output = world.tallyd(&[]);
-    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
-    assert!(
-        stderr(&output).contains(&format!("[admin] listen = \"{address}\": Address already in use")),
-        "{}",
-        stderr(&output)
-    );
+    let port = taken.local_addr().unwrap();
+    let world = World::new("admin_taken", &format!("[admin]\nlisten = \"{port}\"\n")).await;
+    let daemon = world.daemon();
+    let said = format!("[admin] listen = \\\"{port}\\\": Address already in use");
+    daemon.logged(&said).await;
+    let checked = world.tallyd(&["check-config"]);
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    assert!(stdout(&checked).contains("warning  admin-port"), "{}", stdout(&checked));
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1)]).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.counters().await[&target(42)], 1);
+
+    drop(taken);
+    let address = address(&daemon).await;
+    assert_eq!(get(&address, "/v1/counters/video/42").await.json()["numbers"][0]["counter"], 1);
+    let log = daemon.log();
+    let lines = |event: &str| log.lines().filter(|line| line.contains(event) && line.contains("admin port")).count();
+    assert_eq!((lines("\"outage-begun\""), lines("\"outage-over\""), lines("\"admin-listening\"")), (1, 1, 1), "{log}");
+    let checked = world.tallyd(&["check-config"]);
+    assert!(stdout(&checked).contains(&format!("answers at {port}")), "{}", stdout(&checked));
+    assert!(daemon.stop().success());
     world.close().await;
 }

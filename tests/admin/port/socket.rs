@@ -20,10 +20,10 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o002, 0, "the umask of tests lets no stranger write: {mode:o}");
 
-    let second = asked(&[]);
-    assert_eq!(second.status.code(), Some(78));
-    let said = format!("[admin] listen = \"{url}\": another process listens there");
-    assert!(stderr(&second).contains(&said), "{}", stderr(&second));
+    let second = world.daemon();
+    second.logged(&format!("[admin] listen = \\\"{url}\\\": another process listens there")).await;
+    assert!(second.stop().success());
+    assert!(path.exists(), "the socket of the first daemon stays");
 
     daemon.kill();
     assert!(path.exists(), "what a killed daemon leaves");
@@ -37,9 +37,9 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     assert!(!path.exists(), "a daemon that ends takes it away");
 
     std::fs::write(&path, "notes").unwrap();
-    let refused = asked(&[]);
-    assert_eq!(refused.status.code(), Some(78));
-    assert!(stderr(&refused).contains("there is a file of that name, which is no socket"), "{}", stderr(&refused));
+    let daemon = world.daemon();
+    daemon.logged("there is a file of that name, which is no socket").await;
+    assert!(daemon.stop().success());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "notes");
     world.close().await;
 }

@@ -1,0 +1,31 @@
+//! The admin port: a daemon of this configuration answers there, or nobody listens yet.
+
+use crate::admin::ask::{self, Port};
+use crate::cli::port::of_listener;
+use crate::config::{Admin, Listen};
+use crate::http::can_listen;
+use crate::telemetry::status::Status;
+
+use super::finding::{Check, What};
+
+const TAKEN: &str = "end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address; \
+     the daemon runs without the port and tries it again";
+
+pub(super) async fn check(admin: &Admin) -> Check {
+    let Ok(Some(listen)) = admin.address() else { return Check::ok(What::AdminPort, "[admin] listen is empty: none") };
+    if let Some(owner) = daemon_at(admin, &listen).await {
+        return Check::ok(What::AdminPort, format!("the daemon {owner} answers at {listen}"));
+    }
+    match can_listen(&listen).await {
+        Ok(()) => Check::ok(What::AdminPort, format!("{listen} is free")),
+        Err(error) => Check::warning(What::AdminPort, format!("{listen}: {error}"), TAKEN),
+    }
+}
+
+async fn daemon_at(admin: &Admin, listen: &Listen) -> Option<String> {
+    // An error is a port that any number will do for.
+    let at = of_listener(Some(listen.clone())).ok()?;
+    let answer = ask::get(&Port { at, token: admin.token.clone() }, "/v1/status").await.ok()?;
+    let status: Status = serde_json::from_str(&answer.body).ok()?;
+    Some(status.owner).filter(|owner| !owner.is_empty())
+}
