@@ -1,7 +1,7 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
 //! It must never slow the tasks: it has few connections of its own to the servers, and requests are bounded in number and time. A connection
-//! serves one request. On addresses that other machines reach a token is required (`token`). A page on the Web is kept out by the name that a
+//! serves one request. On addresses that other machines reach a token is required (`token`), but for `PROBES`. A page on the Web is kept out by the name that a
 //! request is sent to (`hosts`), and gets no CORS header.
 
 pub(crate) mod ask;
@@ -21,7 +21,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, HOST, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Semaphore;
@@ -47,6 +47,9 @@ const CONNECTIONS_MAX: usize = 64;
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
+
+/// Answered without a token, too, as probes of orchestrators have none: then by a status code alone.
+const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -180,7 +183,8 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     if !hosts::may_be_called(host, &asked.live.current().admin.hosts) {
         return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
     }
-    if asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION))) {
+    let is_stranger = asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION)));
+    if is_stranger && !PROBES.contains(&request.uri().path()) {
         let mut answer = refused(StatusCode::UNAUTHORIZED, "the token of [admin] token_file is missing or another one");
         // A browser then asks for a user, whose name is ignored, and a password.
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
@@ -189,6 +193,9 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
     let late = |_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()));
     let mut answer = answer.unwrap_or_else(late);
+    if is_stranger {
+        answer = answer.status().into_response();
+    }
     let headers = answer.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

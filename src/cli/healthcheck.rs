@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use axum::http::StatusCode;
 use clap::Args;
 
 use super::port::{PortArgs, refusal};
@@ -24,7 +25,9 @@ pub(super) struct HealthcheckArgs {
 pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     let port = args.port.port(config)?;
     let answer = ask::get(&port, if args.live { "/livez" } else { "/readyz" }).await?;
-    let told = if args.live {
+    let told = if answer.body.is_empty() {
+        Ok(code_lines(answer.status, if args.live { "live" } else { "ready" }))
+    } else if args.live {
         serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
     } else {
         serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
@@ -33,6 +36,12 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     let mut out = std::io::stdout();
     lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).context("print")?;
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })
+}
+
+/// Without a token the port answers by the status code alone.
+fn code_lines(status: StatusCode, word: &str) -> (bool, Vec<String>) {
+    let why = if status.is_success() { word.to_owned() } else { format!("not {word}: --token-file shows why") };
+    (status.is_success(), vec![why])
 }
 
 fn live_lines(live: bool, stuck: &[String]) -> (bool, Vec<String>) {

@@ -10,7 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::{ANY, address, get, send};
-use crate::common::{Daemon, World, stderr, stdout};
+use crate::common::proxy::Proxy;
+use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const TOKEN: &str = "0123456789-of-a-test";
 
@@ -44,17 +45,49 @@ async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
         (format!("Authorization: Bearer {TOKEN}\r\n"), 200),
         (format!("Authorization: Basic {basic}\r\n"), 200),
     ] {
-        for path in ["/", "/metrics", "/livez", "/v1/status", "/v1/history"] {
+        for path in ["/", "/metrics", "/v1/status", "/v1/history", "/v1/counters/video/42"] {
             let answer = send(&port, &format!("GET {path} HTTP/1.1\r\nHost: {port}\r\n{header}\r\n")).await;
             assert_eq!(answer.status, status, "{header} {path}");
             assert_eq!(answer.head.contains("www-authenticate: basic"), status == 401, "{}", answer.head);
         }
     }
     let url = format!("http://{port}");
-    let asked = world.tallyd(&["healthcheck", "--live", "--url", &url]);
-    assert!(!asked.status.success() && stdout(&asked).contains("401"), "{}", stdout(&asked));
     let asked = world.tallyd(&["healthcheck", "--live", "--url", &url, "--token-file", file.to_str().unwrap()]);
     assert!(asked.status.success(), "{}{}", stdout(&asked), stderr(&asked));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_without_a_token_get_a_status_code_and_no_more() {
+    let world = World::new("admin_probes", "").await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    world.write("[admin]\nlisten = \"0.0.0.0:0\"\n[mysql]\nconnect_timeout_ms = 500\n");
+    let daemon = world.daemon_with(&[("TALLYD__ADMIN__TOKEN", TOKEN), ("TALLYD__MYSQL__URL", url.as_str())]);
+    let port = reached(&daemon).await;
+    let asked = async |host: &str, path: &str, header: &str| {
+        send(&port, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n")).await
+    };
+    let token = format!("Authorization: Bearer {TOKEN}\r\n");
+    eventually("it is ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 200 }).await;
+    proxy.hold();
+    proxy.cut();
+    eventually("it is not ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 503 }).await;
+    for (path, status) in [("/livez", 200), ("/readyz", 503)] {
+        for header in ["", "Authorization: Bearer another-one-of-a-test\r\n"] {
+            let answer = asked("10.0.0.7:8255", path, header).await;
+            assert_eq!((answer.status, answer.body.as_str()), (status, ""), "{path} {header}");
+            assert!(answer.head.contains("content-length: 0") && !answer.head.contains("mysql"), "{}", answer.head);
+        }
+        assert!(asked("localhost", path, &token).await.json().is_object(), "who shows the token reads why");
+        assert_eq!(asked("evil.example", path, "").await.status, 403, "a page on the Web is kept out");
+    }
+    assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "no other path is a probe");
+    let url = format!("http://{port}");
+    assert_eq!(world.tallyd(&["healthcheck", "--live", "--url", &url]).status.code(), Some(0));
+    let ready = world.tallyd(&["healthcheck", "--url", &url]);
+    assert!(!ready.status.success() && stdout(&ready).contains("--token-file"), "{}", stdout(&ready));
+    proxy.release();
     assert!(daemon.stop().success());
     world.close().await;
 }
