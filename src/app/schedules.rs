@@ -2,41 +2,42 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::config::{Config, ConfigHandle};
 use crate::jobs::{self, Wakes};
-use crate::runtime::cron::CronTriggers;
+use crate::runtime::cron::{Schedule, triggers};
 use tallyd_core::job_name::{JobMode, JobName};
 
 pub(super) struct Schedules {
     wakes: Wakes,
-    cron: CronTriggers,
+    triggers: JoinSet<()>,
     modes: Vec<JobMode>,
 }
 
 impl Schedules {
-    pub(super) async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
+    pub(super) fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
         let modes = jobs::modes(&live.current());
-        Ok(Self { cron: start(&modes, &wakes).await?, wakes, modes })
+        Ok(Self { triggers: start(&modes, &wakes)?, wakes, modes })
     }
 
     pub(super) async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
         while stop.run_until_cancelled(live.changed()).await.is_some() {
-            self.follow(&live.current()).await;
+            self.follow(&live.current());
         }
-        self.cron.stop().await;
+        self.triggers.shutdown().await;
     }
 
-    async fn follow(&mut self, config: &Config) {
+    fn follow(&mut self, config: &Config) {
         let wanted = jobs::modes(config);
         if wanted == self.modes {
             return;
         }
-        match start(&wanted, &self.wakes).await {
-            Ok(new) => std::mem::replace(&mut self.cron, new).stop().await,
+        match start(&wanted, &self.wakes) {
+            Ok(new) => self.triggers = new,
             Err(error) => {
                 let error = format!("{error:#}");
                 error!(event = "schedules-kept", error, "schedules stay as they were: {error}");
@@ -49,7 +50,12 @@ impl Schedules {
     }
 }
 
-async fn start(modes: &[JobMode], wakes: &Wakes) -> Result<CronTriggers> {
-    let wakes = modes.iter().map(|mode| (mode.pattern.clone(), Arc::clone(wakes.of(mode.job))));
-    CronTriggers::start(wakes.collect()).await
+fn start(modes: &[JobMode], wakes: &Wakes) -> Result<JoinSet<()>> {
+    let mut schedules = Vec::new();
+    for mode in modes.iter().filter(|mode| !mode.pattern.is_empty()) {
+        let schedule = Schedule::parse(&mode.pattern, &mode.time_zone)
+            .with_context(|| format!("schedule \"{}\" in {}", mode.pattern, mode.time_zone))?;
+        schedules.push((schedule, Arc::clone(wakes.of(mode.job))));
+    }
+    Ok(triggers(schedules))
 }

@@ -113,7 +113,7 @@ impl Tasks {
             self.start_job(job, wakes.of(job), &requests, running);
         }
         // Patterns that can't be used end the start.
-        let schedules = Schedules::start(&self.live, wakes).await?;
+        let schedules = Schedules::start(&self.live, wakes)?;
         running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
         Ok(())
     }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use jiff::tz::TimeZone;
+
 use super::key::Key;
 use super::problem::Faults;
 use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, recount, retired, rule, tls};
@@ -222,6 +224,11 @@ fn schedules(config: &Config, found: &mut Faults) {
             found.at(key.clone(), format!("{key} is \"{cron}\": {error:#}"));
         }
     }
+    let zone = &config.daemon.time_zone;
+    if let Err(error) = TimeZone::get(zone) {
+        let text = format!("[daemon] time_zone is \"{zone}\": write an IANA name, as Europe/Berlin or UTC ({error})");
+        found.at("daemon.time_zone", text);
+    }
 }
 
 /// Whether a kind, a metric or a board can have the name.
@@ -292,7 +299,9 @@ pub(super) mod tests {
             ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
-            ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),
+            ("[reconcile]\nfull_cron = \"* * * *\"", "[reconcile] full_cron is \"* * * *\": allowed are five fields"),
+            ("[daemon]\ntime_zone = \"Mars/Olympus\"", "[daemon] time_zone is \"Mars/Olympus\": write an IANA name"),
+            ("[daemon]\ntime_zone = \"\"", "[daemon] time_zone is \"\": write an IANA name"),
             ("[reconcile]\nscrub_cron = \"never\"", "[reconcile] scrub_cron"),
             ("[reconcile]\nreplicas = [\"mysql://db2\"]", "\"mysql://db2\" is no HOST:PORT"),
             ("[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"1h\"", "not be longer than overlap"),

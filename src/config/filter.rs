@@ -21,7 +21,7 @@ pub struct Filter {
     /// How many of the users who don't like a target look as if they might, at most.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When filters are kept up: six fields, seconds first, UTC; empty for never.
+    /// When filters are kept up: a cron pattern of five or six fields; empty for never.
     pub cron: String,
 }
 

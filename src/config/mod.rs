@@ -121,11 +121,13 @@ pub struct Daemon {
     /// Seconds that a stop may take until open batches and runs are given up. Shorter than the unit's `TimeoutStopSec`.
     #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
+    /// The time zone of schedules: an IANA name.
+    pub time_zone: String,
 }
 
 impl Default for Daemon {
     fn default() -> Self {
-        Self { drain_max_s: 45 }
+        Self { drain_max_s: 45, time_zone: "UTC".to_owned() }
     }
 }
 
@@ -195,7 +197,7 @@ impl Default for Consumer {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
-    /// When closed periods are looked for: six fields, seconds first, UTC; empty for never.
+    /// When closed periods are looked for: a cron pattern of five or six fields; empty for never.
     pub cron: String,
     /// Members that one page copies: the longest single call of Redis grows with it.
     #[schemars(range(min = 1, max = 10_000))]

@@ -11,11 +11,11 @@ use super::Pause;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reconcile {
-    /// When targets that changed are compared: six fields, seconds first, UTC; empty for never.
+    /// When targets that changed are compared: a cron pattern of five or six fields; empty for never.
     pub changed_cron: String,
-    /// When every target is recounted: six fields, seconds first, UTC; empty for never.
+    /// When every target is recounted: a cron pattern of five or six fields; empty for never.
     pub full_cron: String,
-    /// When the next slice of all targets is recounted: six fields, seconds first, UTC; empty for never.
+    /// When the next slice of all targets is recounted: a cron pattern of five or six fields; empty for never.
     pub scrub_cron: String,
     /// How many slices all targets are.
     #[schemars(range(min = 1, max = 10_000))]

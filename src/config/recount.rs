@@ -19,7 +19,7 @@ pub struct Recount {
     pub metric: String,
     /// One SELECT with `:after` and `:limit`.
     pub query: String,
-    /// When it runs: six fields, seconds first, UTC; empty for only by hand.
+    /// When it runs: a cron pattern of five or six fields; empty for only by hand.
     #[serde(default)]
     pub cron: String,
     /// Targets that the query is asked for at once.

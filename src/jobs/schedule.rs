@@ -63,8 +63,8 @@ pub(super) struct Entry {
     pub spec: JobSpec,
     /// Since when this daemon has it, by MySQL's clock.
     since: Option<Micros>,
-    /// The pattern of times that is in force; empty for never.
-    pattern: String,
+    /// The times that are in force; `None` for never.
+    times: Option<cron::Schedule>,
     /// When the last run began that was done.
     last: Option<Micros>,
     backoff: Option<Backoff>,
@@ -86,7 +86,7 @@ impl Schedule {
             let same = had.iter().position(|entry| (entry.spec.job, &entry.spec.mode) == (spec.job, &spec.mode));
             self.0.push(match same {
                 Some(place) => Entry { spec, ..had.swap_remove(place) },
-                None => Entry { spec, since: None, pattern: String::new(), last: None, backoff: None },
+                None => Entry { spec, since: None, times: None, last: None, backoff: None },
             });
         }
     }
@@ -97,10 +97,11 @@ impl Schedule {
             return Ok(Micros(0));
         }
         let (now, _) = store.clock().await?;
-        for Entry { spec, since, pattern, last, .. } in &mut self.0 {
+        for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            spec.pattern(config).clone_into(pattern);
-            if !pattern.is_empty() {
+            // An error: empty, or refused when it was loaded.
+            *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
+            if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;
             }
         }
@@ -137,9 +138,7 @@ impl Entry {
         if self.spec.request.is_made() {
             return true;
         }
-        // Empty, or refused when it was loaded.
-        let Ok(cron) = cron::parse(&self.pattern) else { return false };
-        let Some(fired) = cron::last_fired(&cron, now) else { return false };
+        let Some(fired) = self.times.as_ref().and_then(|times| times.last_fired(now)) else { return false };
         match (self.last, self.spec.first_run) {
             (Some(last), _) => last < fired,
             (None, FirstRun::Immediately) => true,
@@ -200,7 +199,7 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.set(specs.into_iter().map(|(_, spec)| spec).collect());
         for entry in &mut schedule.0 {
-            entry.pattern = entry.spec.pattern(config).to_owned();
+            entry.times = cron::Schedule::parse(entry.spec.pattern(config), "UTC").ok();
             (entry.last, entry.since) = (Some(at(-86_400)), Some(at(-86_400)));
         }
         schedule

@@ -35,7 +35,13 @@ pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSp
 /// All modes of all jobs that this configuration has, and when they are due.
 pub fn modes(config: &Config) -> Vec<JobMode> {
     let specs = table(config, &Requests::default()).into_iter();
-    specs.map(|spec| JobMode { job: spec.job, pattern: spec.pattern(config).to_owned(), mode: spec.mode }).collect()
+    let mode = |spec: JobSpec| JobMode {
+        job: spec.job,
+        pattern: spec.pattern(config).to_owned(),
+        time_zone: config.daemon.time_zone.clone(),
+        mode: spec.mode,
+    };
+    specs.map(mode).collect()
 }
 
 fn table(config: &Config, requests: &Requests) -> Vec<JobSpec> {

@@ -1,5 +1,8 @@
-//! Cron patterns, and the bell that rings when one comes due. The bell only wakes a job's loop: whether there is
-//! work is decided there, from what MySQL says of the last run, so that missed bells are made up for.
+//! Cron patterns by the clocks of a time zone, and the triggers that wake a job's loop when one comes due. A trigger only wakes: the loop
+//! decides if there is work, from what MySQL says of the last run, so that missed triggers lose nothing.
+//!
+//! Where clocks are set forward, times that they skip fire when they are set. Where clocks are set back, times that come twice fire once. A
+//! pattern of every hour follows the clock as it shows, so that no hour is without its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,31 +10,31 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use chrono::{DateTime, Utc};
 use croner::Cron;
-use croner::parser::{CronParser, Seconds};
+use croner::parser::{CronParser, Seconds, Year};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use tokio::sync::Notify;
-use tokio_cron_scheduler::{Job, JobScheduler};
+use tokio::task::JoinSet;
 
+use super::clock;
 use tallyd_core::model::Micros;
 
 /// Instants that are looked at for the longest time between two of them: four weeks of minutes.
 const LOOKED_AT: usize = 40_320;
 
-/// Reads a pattern of six fields: second, minute, hour, day of month, month, day of week (0 or 7 is Sunday). A day
-/// of month and a day of week must both match. UTC.
+/// A clock that was set is noticed within this time.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week (0 or 7 is
+/// Sunday). A day of month and a day of week must both match.
 pub(crate) fn parse(pattern: &str) -> Result<Cron> {
     CronParser::builder()
-        .seconds(Seconds::Required)
+        .seconds(Seconds::Optional)
+        .year(Year::Disallowed)
         .dom_and_dow(true)
         .build()
         .parse(pattern)
-        .context("allowed are six fields: second minute hour day-of-month month day-of-week")
-}
-
-/// The latest instant at or before `now` at which the pattern fired; none if it never did.
-pub(crate) fn last_fired(cron: &Cron, now: Micros) -> Option<Micros> {
-    // Whole seconds: the library would carry the fraction over into what it finds.
-    let now = DateTime::<Utc>::from_timestamp(now.0.div_euclid(1_000_000), 0)?;
-    cron.find_previous_occurrence(&now, true).ok().map(|fired| Micros(fired.timestamp_micros()))
+        .context("allowed are five fields: minute hour day-of-month month day-of-week, or six: second before these")
 }
 
 /// The longest time between two of the next instants, of some days if it fires often.
@@ -45,76 +48,254 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-pub(crate) fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
-    let Some(now) = DateTime::<Utc>::from_timestamp_micros(now.0) else { return Vec::new() };
-    cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()
+/// Seconds that a clock shows, as those since the epoch that it would show in UTC. The library sees these alone: its own time zones
+/// lose instants where clocks are set.
+type Shown = i64;
+
+/// A pattern in a time zone.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    cron: Cron,
+    zone: TimeZone,
+    is_hourly: bool,
 }
 
-pub(crate) fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
-    let now = DateTime::<Utc>::from_timestamp_micros(now.0)?;
-    cron.iter_after(now).next().map(|run| Micros(run.timestamp_micros()))
+/// The time between two settings of a zone's clocks, in seconds since the epoch.
+struct Segment {
+    start: i64,
+    end: i64,
+    offset: i64,
+    offset_before: i64,
 }
 
-/// Rings `bells` by their patterns until it is dropped. Empty patterns never ring.
-pub(crate) struct CronTriggers {
-    scheduler: JobScheduler,
-}
-
-impl CronTriggers {
-    pub(crate) async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
-        let scheduler = JobScheduler::new().await.context("make the scheduler")?;
-        for (pattern, bell) in bells {
-            if pattern.is_empty() {
-                continue;
-            }
-            let job = Job::new(pattern.as_str(), move |_, _| bell.notify_one())
-                .with_context(|| format!("schedule \"{pattern}\""))?;
-            scheduler.add(job).await.with_context(|| format!("schedule \"{pattern}\""))?;
-        }
-        scheduler.start().await.context("start the scheduler")?;
-        Ok(Self { scheduler })
+impl Schedule {
+    pub(crate) fn parse(pattern: &str, zone: &str) -> Result<Self> {
+        let cron = parse(pattern)?;
+        let is_hourly = (0..24).all(|hour| cron.pattern.hour_match(hour).unwrap_or(false));
+        Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    pub(crate) async fn stop(mut self) {
-        if let Err(error) = self.scheduler.shutdown().await {
-            tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");
+    /// The latest instant at or before `now` at which it fired; none if it never did.
+    pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
+        let mut at = now.0.div_euclid(1_000_000);
+        loop {
+            let segment = self.segment(at)?;
+            let shown = self.cron.find_previous_occurrence(&instant(segment.shown(at))?, true).ok()?.timestamp();
+            if shown >= segment.first(self.is_hourly) {
+                return Some(micros(segment.at(shown)));
+            }
+            at = segment.start.checked_sub(1)?;
+        }
+    }
+
+    /// The first instant after `now` at which it fires; none if it never will.
+    pub(crate) fn next(&self, now: Micros) -> Option<Micros> {
+        let after = now.0.div_euclid(1_000_000);
+        let mut segment = self.segment(after)?;
+        let mut from = segment.first(self.is_hourly).max(segment.shown(after).checked_add(1)?);
+        loop {
+            let shown = self.cron.find_next_occurrence(&instant(from)?, true).ok()?.timestamp();
+            let at = segment.at(shown);
+            if at < segment.end {
+                return Some(micros(at));
+            }
+            segment = self.segment(segment.end)?;
+            from = segment.first(self.is_hourly);
+        }
+    }
+
+    pub(crate) fn next_runs(&self, now: Micros, count: usize) -> Vec<String> {
+        let runs = std::iter::successors(self.next(now), |run| self.next(*run)).take(count);
+        let shown = |run: Micros| {
+            let run = Timestamp::from_microsecond(run.0).ok()?.to_zoned(self.zone.clone());
+            Some(run.strftime("%Y-%m-%d %H:%M:%S %Z").to_string())
+        };
+        runs.filter_map(shown).collect()
+    }
+
+    fn segment(&self, at: i64) -> Option<Segment> {
+        let at = Timestamp::from_second(at).ok()?;
+        let next = at.checked_add(jiff::SignedDuration::from_secs(1)).ok()?;
+        let start = self.zone.preceding(next).next().map(|change| change.timestamp().as_second());
+        let end = self.zone.following(at).next().map(|change| change.timestamp().as_second());
+        let offset = i64::from(self.zone.to_offset(at).seconds());
+        let before = start.and_then(|start| Timestamp::from_second(start.checked_sub(1)?).ok());
+        Some(Segment {
+            start: start.unwrap_or(i64::MIN),
+            end: end.unwrap_or(i64::MAX),
+            offset,
+            offset_before: before.map_or(offset, |before| i64::from(self.zone.to_offset(before).seconds())),
+        })
+    }
+}
+
+impl Segment {
+    fn shown(&self, at: i64) -> Shown {
+        at.saturating_add(self.offset)
+    }
+
+    /// The first time of the clock that fires in it.
+    fn first(&self, is_hourly: bool) -> Shown {
+        self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
+    }
+
+    /// When the clock shows that; its start for what is skipped.
+    fn at(&self, shown: Shown) -> i64 {
+        shown.saturating_sub(self.offset).max(self.start)
+    }
+}
+
+fn instant(shown: Shown) -> Option<DateTime<Utc>> {
+    DateTime::from_timestamp(shown, 0)
+}
+
+fn micros(seconds: i64) -> Micros {
+    Micros(seconds.saturating_mul(1_000_000))
+}
+
+/// Wakes by schedules until the set is dropped.
+pub(crate) fn triggers(schedules: impl IntoIterator<Item = (Schedule, Arc<Notify>)>) -> JoinSet<()> {
+    schedules.into_iter().map(|(schedule, wake)| trigger(schedule, wake)).collect()
+}
+
+async fn trigger(schedule: Schedule, wake: Arc<Notify>) {
+    let Some(mut next) = schedule.next(clock::now()) else { return };
+    loop {
+        let left = Duration::from_micros(next.0.saturating_sub(clock::now().0).try_into().unwrap_or(0));
+        if left.is_zero() {
+            wake.notify_one();
+            let Some(after) = schedule.next(clock::now()) else { return };
+            next = after;
+        } else {
+            tokio::time::sleep(left.min(LOOK_EVERY)).await;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn micros(text: &str) -> Micros {
-        Micros(text.parse::<DateTime<Utc>>().unwrap().timestamp_micros())
+    fn at(text: &str) -> Micros {
+        Micros(text.parse::<Timestamp>().unwrap().as_microsecond())
+    }
+
+    /// The instants of a schedule after `from` and until `until`.
+    fn fired(pattern: &str, zone: &str, from: &str, until: &str) -> Vec<String> {
+        let schedule = Schedule::parse(pattern, zone).unwrap();
+        let all = std::iter::successors(schedule.next(at(from)), |run| schedule.next(*run));
+        let shown = |run: Micros| Timestamp::from_microsecond(run.0).unwrap().to_string();
+        all.take_while(|run| *run <= at(until)).map(shown).collect()
     }
 
     #[test]
-    fn patterns_have_six_fields() {
-        assert!(parse("0 */5 * * * *").is_ok());
-        for pattern in ["*/5 * * * *", "", "0 61 * * * *", "often"] {
+    fn patterns_have_five_or_six_fields() {
+        for (five, six) in [("*/5 * * * *", "0 */5 * * * *"), ("30 4 * * 1", "0 30 4 * * 1")] {
+            assert_eq!(parse(five).unwrap().pattern.seconds, parse(six).unwrap().pattern.seconds, "{five}");
+            let next = |pattern: &str| Schedule::parse(pattern, "UTC").unwrap().next(at("2026-11-21T12:00:00Z"));
+            assert_eq!(next(five), next(six));
+        }
+        for pattern in ["* * * *", "", "0 61 * * * *", "often", "0 0 4 * * * 2027"] {
             assert!(parse(pattern).is_err(), "{pattern}");
         }
     }
 
     #[test]
     fn the_last_and_next_runs_are_found() {
-        let cron = parse("0 30 4 * * *").unwrap();
-        let now = micros("2026-11-21T12:00:00.5Z");
-        assert_eq!(last_fired(&cron, now), Some(micros("2026-11-21T04:30:00Z")));
-        assert_eq!(last_fired(&cron, micros("2026-11-21T04:30:00Z")), Some(micros("2026-11-21T04:30:00Z")));
-        assert_eq!(next_runs(&cron, now, 2), ["2026-11-22 04:30:00 UTC", "2026-11-23 04:30:00 UTC"]);
+        let schedule = Schedule::parse("0 30 4 * * *", "UTC").unwrap();
+        let now = at("2026-11-21T12:00:00.5Z");
+        assert_eq!(schedule.last_fired(now), Some(at("2026-11-21T04:30:00Z")));
+        assert_eq!(schedule.last_fired(at("2026-11-21T04:30:00Z")), Some(at("2026-11-21T04:30:00Z")));
+        assert_eq!(schedule.next_runs(now, 2), ["2026-11-22 04:30:00 UTC", "2026-11-23 04:30:00 UTC"]);
+        let berlin = Schedule::parse("30 4 * * *", "Europe/Berlin").unwrap();
+        assert_eq!(berlin.next_runs(now, 1), ["2026-11-22 04:30:00 CET"]);
+        assert_eq!(berlin.next(now), Some(at("2026-11-22T03:30:00Z")));
+        assert_eq!(Schedule::parse("0 0 30 2 *", "Europe/Berlin").ok().and_then(|never| never.next(now)), None);
+    }
+
+    #[test]
+    fn a_time_that_clocks_skip_fires_when_they_are_set() {
+        let of_berlin = |pattern: &str| fired(pattern, "Europe/Berlin", "2026-03-28T12:00:00Z", "2026-03-29T12:00:00Z");
+        assert_eq!(of_berlin("30 2 * * *"), ["2026-03-29T01:00:00Z"]);
+        assert_eq!(of_berlin("15,45 2 * * *"), ["2026-03-29T01:00:00Z"]);
+        assert_eq!(of_berlin("0 3 * * *"), ["2026-03-29T01:00:00Z"]);
+        assert_eq!(of_berlin("30 * * * *").len(), 24, "every hour has its run");
+    }
+
+    #[test]
+    fn a_time_that_comes_twice_fires_once_unless_it_is_of_every_hour() {
+        let of_berlin = |pattern: &str| fired(pattern, "Europe/Berlin", "2026-10-24T12:00:00Z", "2026-10-25T12:00:00Z");
+        assert_eq!(of_berlin("30 2 * * *"), ["2026-10-25T00:30:00Z"]);
+        assert_eq!(of_berlin("0 3 * * *"), ["2026-10-25T02:00:00Z"]);
+        assert_eq!(of_berlin("30 * * * *").len(), 24, "every hour has its run");
+    }
+
+    /// Lord Howe sets its clocks by half an hour, Cairo and Havana at midnight, Apia left out a day.
+    const ZONES: [&str; 8] = [
+        "UTC",
+        "Europe/Berlin",
+        "America/New_York",
+        "Australia/Lord_Howe",
+        "Africa/Cairo",
+        "America/Havana",
+        "Asia/Kolkata",
+        "Pacific/Apia",
+    ];
+
+    const PATTERNS: [&str; 8] = [
+        "*/5 * * * *",
+        "30 * * * * *",
+        "0 30 4 * * *",
+        "30 2 * * *",
+        "15,45 0-3 * * *",
+        "0 */2 * * *",
+        "0 0 1 * *",
+        "59 23 * * 0",
+    ];
+
+    proptest! {
+        /// Forwards and backwards it is one list of instants, in every zone.
+        #[test]
+        fn what_is_next_is_last_once_it_has_fired(
+            zone in 0..ZONES.len(), pattern in 0..PATTERNS.len(), second in 1_262_304_000_i64..1_893_456_000,
+        ) {
+            let schedule = Schedule::parse(PATTERNS[pattern], ZONES[zone]).unwrap();
+            let now = micros(second);
+            let (last, next) = (schedule.last_fired(now).unwrap(), schedule.next(now).unwrap());
+            prop_assert!(last <= now && now < next);
+            prop_assert_eq!(schedule.next(last), Some(next), "nothing is between");
+            prop_assert_eq!(schedule.last_fired(next), Some(next));
+            prop_assert_eq!(schedule.last_fired(Micros(next.0 - 1)), Some(last));
+        }
+
+        /// In each week round a setting of the clocks, too.
+        #[test]
+        fn a_daily_run_is_done_once_each_day_and_an_hourly_one_each_hour(
+            zone in 0..ZONES.len() - 1, minute in 0..60_u8, hour in 0..24_u8, week in 0..520_i64,
+        ) {
+            let runs = |pattern: &str| {
+                let schedule = Schedule::parse(pattern, ZONES[zone]).unwrap();
+                let first = schedule.next(micros(1_420_070_400 + week * 604_800));
+                std::iter::successors(first, |run| schedule.next(*run)).take(9).collect::<Vec<_>>()
+            };
+            let zone = TimeZone::get(ZONES[zone]).unwrap();
+            let days: Vec<_> = runs(&format!("{minute} {hour} * * *"))
+                .into_iter()
+                .map(|run| Timestamp::from_microsecond(run.0).unwrap().to_zoned(zone.clone()).date())
+                .collect();
+            prop_assert!(days.windows(2).all(|pair| pair[0].tomorrow().ok() == Some(pair[1])), "{days:?}");
+            let hours = runs(&format!("{minute} * * * *"));
+            // Half an hour more or less where clocks are set by that.
+            prop_assert!(hours.windows(2).all(|pair| (30..=90).contains(&((pair[1].0 - pair[0].0) / 60_000_000))));
+        }
     }
 
     #[tokio::test]
-    async fn a_bell_rings() {
-        let bell = Arc::new(Notify::new());
-        let bells =
-            CronTriggers::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
-                .await
-                .unwrap();
-        tokio::time::timeout(Duration::from_secs(10), bell.notified()).await.unwrap();
-        bells.stop().await;
+    async fn a_trigger_wakes() {
+        let wake = Arc::new(Notify::new());
+        let _triggers = triggers([(Schedule::parse("* * * * * *", "UTC").unwrap(), Arc::clone(&wake))]);
+        tokio::time::timeout(Duration::from_secs(10), wake.notified()).await.unwrap();
     }
 }

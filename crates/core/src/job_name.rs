@@ -39,6 +39,8 @@ pub struct JobMode {
     pub mode: String,
     /// The pattern of times by which it is due; empty for never.
     pub pattern: String,
+    /// The time zone of the pattern.
+    pub time_zone: String,
 }
 
 impl fmt::Display for JobName {

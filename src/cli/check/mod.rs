@@ -22,7 +22,7 @@ use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_run
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::jobs::reconcile::Mode;
 use crate::runtime::clock;
-use crate::runtime::cron;
+use crate::runtime::cron::Schedule;
 use crate::servers::Servers;
 use finding::{Check, Status};
 use tallyd_core::job_name::JobName;
@@ -131,19 +131,19 @@ fn told(config: &Config, servers: &Servers) -> String {
         (JobName::Archive.name(), &config.archive.cron),
         (JobName::Filters.name(), config.filter.schedule()),
     ] {
-        line(job, next_runs(cron).unwrap_or_else(|| "never".to_owned()));
+        line(job, next_runs(cron, config).unwrap_or_else(|| "never".to_owned()));
     }
     for board in &config.boards {
         line("board", format!("{} by {:?}, {}", board.name, board.period, board.time_zone));
     }
     for recount in &config.recounts {
-        let next = next_runs(&recount.cron).unwrap_or_else(|| "only by hand".to_owned());
+        let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only by hand".to_owned());
         line("recount", format!("{} {next}", recount.name()));
     }
     text
 }
 
-fn next_runs(cron: &str) -> Option<String> {
-    let cron = cron::parse(cron).ok()?;
-    Some(cron::next_runs(&cron, clock::now(), 3).join(", "))
+fn next_runs(cron: &str, config: &Config) -> Option<String> {
+    let schedule = Schedule::parse(cron, &config.daemon.time_zone).ok()?;
+    Some(schedule.next_runs(clock::now(), 3).join(", "))
 }

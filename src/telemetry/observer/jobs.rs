@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::runtime::cron;
+use crate::runtime::cron::Schedule;
 use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
 use crate::telemetry::telemetry;
 use tallyd_core::job_name::{JobMode, JobName};
@@ -37,11 +37,11 @@ impl Runs {
     pub(super) async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();
-        for JobMode { job, mode, pattern } in modes {
+        for JobMode { job, mode, pattern, time_zone } in modes {
             let name = job.name();
             let last = self.0.entry((name.to_owned(), mode.clone())).or_default();
             last.read(store, name, &mode).await?;
-            let next = cron::parse(&pattern).ok().and_then(|cron| cron::next_run(&cron, now));
+            let next = Schedule::parse(&pattern, &time_zone).ok().and_then(|schedule| schedule.next(now));
             jobs.push(Job {
                 job: name.to_owned(),
                 running: running.iter().find(|row| row.job == name && row.mode == mode).map(run),
