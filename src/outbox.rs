@@ -46,7 +46,9 @@ use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
+use crate::servers::control::Control;
 use crate::telemetry::{seconds_between, telemetry};
+use tallyd_core::control::Task;
 use tallyd_core::model::{Addition, Micros, Target, UserId};
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets, OutboxRow};
 use tallyd_mysql::Store;
@@ -55,6 +57,9 @@ use tallyd_redis::Cache;
 use tallyd_redis::apply::Left;
 use tallyd_redis::feed::{Gain, Once};
 use tallyd_redis::keys::KindNames;
+
+/// Tasks whose pause keeps rows from being added.
+const PAUSED_BY: &[Task] = &[Task::Outbox];
 
 /// How often it looks for rows that others have left, and notes the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);
@@ -81,6 +86,8 @@ pub(crate) struct Outbox {
     /// Where they are added: one for each layout.
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
+    /// Says whether it is paused.
+    pub control: Control,
     /// This daemon: rows of its own partitions are added immediately.
     pub owner: String,
 }
@@ -110,6 +117,12 @@ impl Outbox {
             // Before the pass: a commit while it runs wakes it again.
             let ended = wake.has_changed().is_err();
             wake.mark_unchanged();
+            if !self.control.allows(PAUSED_BY) {
+                if ended || !beat.during(self.until_allowed(&mut wake)).await {
+                    return;
+                }
+                continue;
+            }
             let passed = if ended {
                 self.last_pass(&mut state, &beat).await
             } else {
@@ -129,6 +142,14 @@ impl Outbox {
                 // An error means that all senders are gone, which is checked above.
                 let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
             }
+        }
+    }
+
+    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are gone before: the next daemon adds what is left.
+    async fn until_allowed(&self, wake: &mut watch::Receiver<()>) -> bool {
+        tokio::select! {
+            () = self.control.until_allowed(PAUSED_BY) => true,
+            () = async { while wake.changed().await.is_ok() {} } => false,
         }
     }
 

@@ -1,11 +1,13 @@
 //! The commands' client of the admin port: one connection, one request, and limits for the time and the size of the answer.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::body::{Body, to_bytes};
+use axum::http::request::Builder;
 use axum::http::{Request, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -18,6 +20,9 @@ use crate::config::{SOCKET, Secret};
 
 /// A daemon answers these requests without asking a server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// The daemon writes an order to MySQL before it answers.
+const ORDER_MAX: Duration = Duration::from_secs(15);
 
 /// Bytes of an answer. A status of 1,000 partitions has 300 kB.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -35,6 +40,18 @@ pub(crate) struct Answer {
 pub(crate) struct NoDaemon {
     pub at: At,
     pub reason: String,
+}
+
+/// Why nothing can be ordered at a control socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoControl {
+    #[error(
+        "no daemon answers at {0}: {1}. Run this on a machine where one runs (systemctl status tallyd), with its configuration: [admin] control \
+         says where its socket is"
+    )]
+    NoDaemon(PathBuf, String),
+    #[error("{0} is not for this user: run this with sudo, or as a member of the group that the daemon runs as")]
+    NotAllowed(PathBuf),
 }
 
 #[derive(Clone, Debug)]
@@ -86,24 +103,39 @@ impl At {
 
 /// Asks for `path`, below the path of the port's address. An answer that is late, too large or no HTTP is [`NoDaemon`], too.
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
-    let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, path)).await;
+    let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
     answer.map_err(|error| NoDaemon { at: port.at.clone(), reason: format!("{error:#}") })
 }
 
-async fn exchange(Port { at, token }: &Port, path: &str) -> Result<Answer> {
+/// Orders something at a control socket.
+pub(crate) async fn post(socket: &Path, path: &str, body: String) -> Result<Answer, NoControl> {
+    let port = Port { at: At::Socket(socket.to_owned()), token: None };
+    let answer = tokio::time::timeout(ORDER_MAX, exchange(&port, Request::post(path), body.into())).await;
+    let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ORDER_MAX.as_secs()));
+    answer.map_err(|error| {
+        let kind = error.chain().find_map(|cause| cause.downcast_ref()).map(io::Error::kind);
+        match kind {
+            Some(ErrorKind::PermissionDenied) => NoControl::NotAllowed(socket.to_owned()),
+            _ => NoControl::NoDaemon(socket.to_owned(), format!("{error:#}")),
+        }
+    })
+}
+
+async fn exchange(Port { at, token }: &Port, request: Builder, body: Body) -> Result<Answer> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(at.connect().await?)).await?;
     // Aborted when this call ends.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let (host, base) = at.host_and_path();
-    let request =
-        Request::get(format!("{base}{path}")).header(header::HOST, host).header(header::ACCEPT, "application/json");
+    let path = request.uri_ref().map(ToString::to_string).unwrap_or_default();
+    let request = request.uri(format!("{base}{path}"));
+    let request = request.header(header::HOST, host).header(header::ACCEPT, "application/json");
     let request = match token {
         Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {}", token.expose())),
         None => request,
     };
-    let request = request.body(Body::empty())?;
+    let request = request.body(body)?;
     let answer = sender.send_request(request).await?;
     let status = answer.status();
     let body = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await.context("read the answer")?;

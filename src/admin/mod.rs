@@ -5,6 +5,7 @@
 //! request is sent to (`hosts`), and gets no CORS header.
 
 pub(crate) mod ask;
+pub(crate) mod control;
 mod counters;
 pub(crate) mod health;
 mod metrics;

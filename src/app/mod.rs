@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::admin::Admin;
+use crate::admin::control::ControlSocket;
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
@@ -45,6 +46,10 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     if let Some((admin, observer)) = Admin::new(&live, &servers.broker, &servers.owner, &liveness)? {
         lasting.start(TaskName::Admin, admin.run(liveness.register("admin"), drained.clone()));
         lasting.start_loop(TaskName::Observer, |beat| observer.run(beat, drained.clone()));
+    }
+    if let Some(path) = live.current().admin.control().context("read [admin] control")? {
+        let socket = ControlSocket::new(path, &servers);
+        lasting.start_loop(TaskName::ControlSocket, |beat| socket.run(beat, drained.clone()));
     }
     let mut running = Running::new(&liveness);
     let (decided, announcement) = watch::channel(Announcement::of(&live.current()));

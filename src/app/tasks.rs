@@ -26,6 +26,8 @@ use tallyd_core::job_name::JobName;
 pub(super) enum TaskName {
     Admin,
     Observer,
+    Control,
+    ControlSocket,
     Reloader,
     Outbox,
     Consumer(u16),
@@ -42,6 +44,8 @@ impl fmt::Display for TaskName {
         f.write_str(match self {
             Self::Admin => "admin port",
             Self::Observer => "observer",
+            Self::Control => "reader of orders",
+            Self::ControlSocket => "control socket",
             Self::Reloader => "reloader",
             Self::Outbox => "outbox",
             Self::Consumer(number) => return write!(f, "consumer {number}"),
@@ -102,6 +106,9 @@ pub(super) struct Tasks {
 impl Tasks {
     pub(super) async fn start_all(self, running: &mut Running) -> Result<()> {
         let wake_outbox = watch::Sender::default();
+        let Servers { store, control, .. } = self.servers.clone();
+        let stop = self.stop.clone();
+        running.start_loop(TaskName::Control, |beat| control.follow(store, beat, stop));
         self.start_outbox(&wake_outbox, running)?;
         // The outbox ends with the last of those who wake it.
         self.start_consumers(wake_outbox, running);
@@ -120,10 +127,15 @@ impl Tasks {
 
     fn start_outbox(&self, wake: &watch::Sender<()>, running: &mut Running) -> Result<()> {
         let config = self.live.current();
-        let Servers { store, cache, owner, .. } = self.servers.clone();
+        let Servers { store, cache, owner, control, .. } = self.servers.clone();
         let also = cache.also(&config.redis, &config.metrics)?;
-        let outbox =
-            Outbox { store, caches: [cache].into_iter().chain(also).collect(), live: self.live.clone(), owner };
+        let outbox = Outbox {
+            store,
+            caches: [cache].into_iter().chain(also).collect(),
+            live: self.live.clone(),
+            control,
+            owner,
+        };
         let wake = wake.subscribe();
         running.start_loop(TaskName::Outbox, |beat| async move { outbox.run(wake, beat).await });
         Ok(())
@@ -132,10 +144,10 @@ impl Tasks {
     fn start_consumers(&self, wake_outbox: watch::Sender<()>, running: &mut Running) {
         let Self { live, servers, stop, .. } = self;
         for number in 0..live.current().amqp.partitions {
-            let Servers { store, broker, owner, .. } = servers.clone();
+            let Servers { store, broker, owner, control, .. } = servers.clone();
             running.start_loop(TaskName::Consumer(number), |beat| {
                 let (live, outbox, stop) = (live.clone(), wake_outbox.clone(), stop.clone());
-                Partition { number, broker, store, owner, live, outbox, stop, heartbeat: beat }.run()
+                Partition { number, broker, store, owner, live, control, outbox, stop, heartbeat: beat }.run()
             });
         }
         let (store, live, stop) = (servers.store.clone(), live.clone(), stop.clone());

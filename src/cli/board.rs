@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink};
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink, was_paused};
 use crate::boards::Boards;
 use crate::config::Config;
 use crate::jobs::archive::{self, Scope};
@@ -15,6 +15,7 @@ use crate::jobs::snapshots::Restore;
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
+use tallyd_core::job_name::JobName;
 use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Args)]
@@ -117,7 +118,9 @@ pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
     let ran = runs::archive(&servers, config, &scope, progress_sink(), &stop).await?;
-    report(ran, args.dry_run, args.format)
+    let is_stopped = matches!(&ran, Ran::Ended(report) if report.stopped);
+    let code = report(ran, args.dry_run, args.format)?;
+    Ok(if is_stopped && was_paused(&servers, JobName::Archive)? { EXIT_TRY_LATER } else { code })
 }
 
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {

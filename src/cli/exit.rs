@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use crate::admin::ask::NoDaemon;
+use crate::admin::ask::{NoControl, NoDaemon};
 use crate::boards::NotShown;
 use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
@@ -30,6 +30,11 @@ pub const EXIT_CONFIG: u8 = 78;
 #[error("{0}")]
 pub struct Usage(pub String);
 
+/// Something that is needed is away: the same call can succeed later.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct TryLater(pub String);
+
 /// The exit code that says what kind of failure it was.
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
@@ -38,7 +43,7 @@ pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
 /// The code that one of the causes has.
 fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     match cause.downcast_ref() {
-        Some(JobError::NotNow(_)) => return Some(EXIT_TRY_LATER),
+        Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
         Some(JobError::TooFewPartitions { .. }) => return Some(EXIT_CONFIG),
         Some(JobError::Other(error)) => return error.chain().find_map(code_of),
         Some(JobError::Refused(_) | JobError::LimitExceeded(_)) => return None,
@@ -55,7 +60,10 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         Some(EXIT_CONFIG)
     } else if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
         Some(EXIT_USAGE)
-    } else if cause.is::<NoDaemon>() {
+    } else if cause.is::<NoDaemon>()
+        || cause.is::<TryLater>()
+        || matches!(cause.downcast_ref(), Some(NoControl::NoDaemon(..)))
+    {
         Some(EXIT_TRY_LATER)
     } else {
         match fate_of(cause)? {

@@ -4,6 +4,7 @@ mod board;
 pub mod check;
 mod complete;
 mod configuration;
+mod control;
 mod dead;
 mod edit;
 mod exit;
@@ -31,7 +32,7 @@ use crate::runtime::{log, process};
 use crate::version;
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
-use shared::{Format, ended, parse_target, parse_time, print, progress_sink};
+use shared::{Format, ended, parse_target, parse_time, print, progress_sink, was_paused};
 use verbosity::Verbosity;
 
 /// Keep like counts true: write like events to MySQL, repair Redis counters, archive leaderboards.
@@ -113,6 +114,8 @@ enum Alone {
     CheckConfig(check::CheckArgs),
     /// Show the status of a daemon: problems, servers, partitions, jobs, boards, dead letters.
     Status(status::StatusArgs),
+    #[command(flatten)]
+    Control(control::ControlCommand),
     /// Check whether a daemon is ready: exit with 0 if it is, with 1 if not.
     Healthcheck(healthcheck::HealthcheckArgs),
     /// Serve the HTTP API until SIGTERM: publish events, read numbers, likes and boards.
@@ -234,6 +237,7 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
         Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
         Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
+        Alone::Control(command) => start_runtime()?.block_on(control::run(path, command)),
         Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
         Alone::Gateway { openapi: true } => {
             writeln!(std::io::stdout(), "{}", gateway::openapi()?).context("print the description of the API")?;

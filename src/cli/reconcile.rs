@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, parse_target, parse_time, print, progress_sink,
+    was_paused,
 };
 use crate::config::Config;
 use crate::jobs::reconcile::report::End;
@@ -14,6 +15,7 @@ use crate::jobs::reconcile::{Mode, RunOptions};
 use crate::jobs::runs;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
+use tallyd_core::job_name::JobName;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct ReconcileArgs {
@@ -67,6 +69,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
+        _ if report.ended == End::Stopped && was_paused(&servers, JobName::Reconcile)? => EXIT_TRY_LATER,
         _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
         // What is unknown would be loaded.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,

@@ -9,9 +9,13 @@ use serde::Serialize;
 
 use super::Usage;
 use crate::config::{self, Kinds};
+use crate::jobs::JobError;
 use crate::jobs::runner::Ran;
 use crate::runtime::progress::ProgressSink;
+use crate::servers::Servers;
+use crate::servers::control::needed_by;
 use tallyd_core::event::ID_MAX;
+use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Target, TargetId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -41,6 +45,13 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
             Ok(None)
         }
     }
+}
+
+/// Says that a pause stopped the run, if one did: it can be tried again once the pause has ended.
+pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
+    let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
+    writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;
+    Ok(true)
 }
 
 pub(super) fn progress_sink() -> ProgressSink {

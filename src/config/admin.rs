@@ -19,6 +19,8 @@ use super::problem::Faults;
 pub struct Admin {
     /// `127.0.0.1:8255`, or `unix:` and the path of a socket; empty for none.
     pub listen: String,
+    /// The path of the socket for `tallyd pause`, `resume` and `throttle`; empty for none.
+    pub control: String,
     /// Names by which it is called beside `localhost` and addresses.
     pub hosts: Vec<String>,
     /// A file that holds what whoever asks must show; a relative path is one of systemd's credentials.
@@ -31,11 +33,22 @@ pub struct Admin {
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:8255".to_owned(), hosts: Vec::new(), token_file: None, token: None }
+        Self {
+            listen: "127.0.0.1:8255".to_owned(),
+            control: CONTROL.to_owned(),
+            hosts: Vec::new(),
+            token_file: None,
+            token: None,
+        }
     }
 }
 
 impl Admin {
+    /// Where the control socket is; `None` if there is none.
+    pub fn control(&self) -> Result<Option<PathBuf>, NoAddress> {
+        if self.control.is_empty() { Ok(None) } else { socket_path(&self.control).map(Some) }
+    }
+
     pub fn address(&self) -> Result<Option<Listen>, NoAddress> {
         if self.listen.is_empty() { Ok(None) } else { self.listen.parse().map(Some) }
     }
@@ -46,6 +59,9 @@ pub enum Listen {
     Address(SocketAddr),
     Socket(PathBuf),
 }
+
+/// In the folder that the unit makes.
+const CONTROL: &str = "/run/tallyd/control.sock";
 
 pub const SOCKET: &str = "unix:";
 
@@ -70,11 +86,15 @@ impl FromStr for Listen {
         let Some(path) = text.strip_prefix(SOCKET) else {
             return text.parse().map(Self::Address).map_err(|_| NoAddress::Unknown);
         };
-        match path {
-            path if !path.starts_with('/') || path.ends_with('/') => Err(NoAddress::Relative),
-            path if path.len() > SOCKET_PATH_MAX => Err(NoAddress::TooLong),
-            path => Ok(Self::Socket(path.into())),
-        }
+        socket_path(path).map(Self::Socket)
+    }
+}
+
+fn socket_path(path: &str) -> Result<PathBuf, NoAddress> {
+    match path {
+        path if !path.starts_with('/') || path.ends_with('/') => Err(NoAddress::Relative),
+        path if path.len() > SOCKET_PATH_MAX => Err(NoAddress::TooLong),
+        path => Ok(path.into()),
     }
 }
 
@@ -103,6 +123,13 @@ pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     let has_token = admin.token.is_some() || admin.token_file.is_some();
     listen_problems("admin", &admin.listen, &admin.address(), has_token, found);
     token_problems("admin", admin.token.as_ref(), found);
+    if admin.control().is_err() {
+        let text = format!(
+            "[admin] control is \"{}\": write the whole path of a socket, {SOCKET_PATH_MAX} bytes at most, for instance {CONTROL}, or nothing",
+            admin.control
+        );
+        found.at("admin.control", text);
+    }
     for (place, host) in admin.hosts.iter().enumerate() {
         if host.is_empty() || host.contains([':', '/', ' ']) {
             let text = format!("[admin] hosts: \"{host}\" is no name: write it without scheme and port");
@@ -175,6 +202,9 @@ mod tests {
         assert!(found("8255", "a").contains("write ADDRESS:PORT"));
         assert!(found("0.0.0.0:8255", "a").contains("which others reach: set token_file"));
         assert!(found("10.0.0.7:8255", "a").contains("or listen on 127.0.0.1"));
+        let admin = Admin { control: "control.sock".to_owned(), ..Admin::default() };
+        let relative = Faults::texts(|found| problems(&admin, found)).join(" ");
+        assert!(relative.contains("[admin] control is \"control.sock\": write the whole path"), "{relative}");
         assert!(found("", "http://a").contains("[admin] hosts: \"http://a\" is no name"));
     }
 }

@@ -17,6 +17,8 @@
 //! * A: the stop. B: a running transaction. The transaction ends, everything else that was delivered is written, all of it is acknowledged,
 //!   and the channel is closed. In one step the broker then takes back the rest and activates the next consumer: a fence never passes an
 //!   event that a daemon holds, and "no consumer, empty queue" means that nothing is in flight.
+//! * A: a pause, which daemon 1 reads first. B: the broker makes daemon 2 the active consumer for up to a second, until it has read the pause,
+//!   too. Each daemon ends its session as at the stop, so nothing is lost or doubled, and the order is kept.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
 //!
 //! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
@@ -48,13 +50,18 @@ use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
-use crate::telemetry::{Standing, telemetry};
+use crate::servers::control::Control;
+use crate::telemetry::{PartitionState, Standing, telemetry};
+use tallyd_core::control::Task;
 use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
 use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;
+
+/// Tasks whose pause keeps a partition from being consumed.
+const PAUSED_BY: &[Task] = &[Task::Consumer];
 
 /// Delay before a session with a partition that another daemon took over.
 const STAND_BACK: Duration = Duration::from_millis(100);
@@ -71,6 +78,8 @@ pub struct Partition {
     pub owner: String,
     /// Metric rules and bounds follow it; other settings are as of the start.
     pub live: ConfigHandle,
+    /// Says whether consumers are paused.
+    pub(crate) control: Control,
     /// Wakes the outbox once something is committed that the daemon adds to Redis. Dropped at the end.
     pub outbox: Sender<()>,
     /// Ends it.
@@ -84,6 +93,8 @@ pub struct Partition {
 enum SessionEnd {
     #[error("stopped")]
     Stopped,
+    #[error("an operator has paused the consumers")]
+    Paused,
     #[error("another prefetch fits better")]
     OtherPrefetch,
     /// The next session must take fewer messages. Nothing of the open batch was tried.
@@ -106,7 +117,7 @@ enum SessionEnd {
 impl SessionEnd {
     /// Nothing went wrong: what was delivered can still be written.
     pub(crate) fn is_orderly(&self) -> bool {
-        matches!(self, Self::Stopped | Self::OtherPrefetch)
+        matches!(self, Self::Stopped | Self::Paused | Self::OtherPrefetch)
     }
 
     pub(crate) fn takes_fewer(&self) -> bool {
@@ -174,6 +185,10 @@ impl Partition {
                 continue;
             }
             database.over();
+            if !self.control.allows(PAUSED_BY) {
+                self.wait_until_allowed(&vitals).await;
+                continue;
+            }
             let end = session::run(&self, &config, &mut learned, &mut broker).await;
             self.recover(end, &mut broker).await;
         }
@@ -191,6 +206,7 @@ impl Partition {
     async fn recover(&self, end: SessionEnd, outage: &mut Outage) {
         match end {
             SessionEnd::Stopped
+            | SessionEnd::Paused
             | SessionEnd::OtherPrefetch
             | SessionEnd::Redelivered(_)
             | SessionEnd::LargeMessages(_) => {}
@@ -203,7 +219,7 @@ impl Partition {
                 );
                 self.wait(STAND_BACK).await;
             }
-            end if self.stop.is_cancelled() => info!(
+            end if self.stop.is_cancelled() || self.control.paused(PAUSED_BY).is_some() => info!(
                 event = "partition-given-back",
                 partition = self.number,
                 error = format!("{end:#}"),
@@ -270,6 +286,15 @@ impl Partition {
                 return Ok(partitions);
             }
         }
+    }
+
+    /// Holds nothing until the pause ends, or MySQL has said that there is none.
+    async fn wait_until_allowed(&self, vitals: &PartitionState) {
+        if self.control.paused(PAUSED_BY).is_some() {
+            vitals.stands(Standing::Paused);
+        }
+        let allowed = self.heartbeat.during(self.control.until_allowed(PAUSED_BY));
+        self.stop.run_until_cancelled(allowed).await;
     }
 
     async fn wait(&self, delay: Duration) {

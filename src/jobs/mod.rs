@@ -3,6 +3,7 @@
 //! `table` has a row for each mode of each job. `schedule` decides which one is due, [`runner`] holds the lock while it runs, and
 //! [`fence`] waits for the events in flight. The jobs never call each other.
 
+mod allowed;
 pub mod archive;
 mod board_run;
 pub mod fence;
@@ -27,6 +28,7 @@ pub use table::{Requests, modes, specs_of};
 use crate::config::Config;
 use crate::servers::Servers;
 use schedule::RetryAfter;
+use tallyd_core::control::Order;
 use tallyd_core::job_name::JobName;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
@@ -148,6 +150,9 @@ pub enum JobError {
     /// The run can't be done now, through no fault of the data: the same call can succeed later.
     #[error("{0}")]
     NotNow(String),
+    /// An operator has paused the job, or a task that it needs.
+    #[error("{0} (`{undo}` ends that)", undo = .0.undo())]
+    Paused(Box<Order>),
     /// The run can't be done before a person has changed something: it is not due before its time comes again.
     #[error("{0}")]
     Refused(String),
@@ -177,9 +182,11 @@ impl JobError {
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Refused(_) => Outcome::Refused,
-            Self::NotNow(_) | Self::LimitExceeded(_) | Self::TooFewPartitions { .. } | Self::Other(_) => {
-                Outcome::Failed
-            }
+            Self::NotNow(_)
+            | Self::Paused(_)
+            | Self::LimitExceeded(_)
+            | Self::TooFewPartitions { .. }
+            | Self::Other(_) => Outcome::Failed,
         }
     }
 

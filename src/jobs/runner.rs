@@ -13,12 +13,13 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::schedule::{RetryAfter, Schedule, Wait};
+use super::schedule::{Entry, RetryAfter, Schedule, Wait};
 use super::{JobError, JobSpec, Work};
 use crate::config::ConfigHandle;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
+use crate::servers::control::needed_by;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
@@ -173,18 +174,7 @@ pub async fn serve(
                 outage.over();
                 let instant = Instant::now();
                 match schedule.next_due(now, instant) {
-                    Some(entry) => {
-                        // Cleared first, so that a request that comes during the run makes the mode due again.
-                        let requested = entry.spec.request.take();
-                        let work = Work { servers, config: live.current(), mode: &entry.spec.mode, stop };
-                        let retry = retry_after(beat.during((entry.spec.run)(work)).await);
-                        entry.ran(retry, requested);
-                        match retry {
-                            RetryAfter::Pause => Some(Wait::AFTER_RUN),
-                            // Another mode can be due, too.
-                            RetryAfter::NextTime | RetryAfter::LongerPause => None,
-                        }
-                    }
+                    Some(entry) => run_due(entry, servers, live, beat, stop).await,
                     None => {
                         // The run that held the lock has done what was due here.
                         schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
@@ -199,6 +189,38 @@ pub async fn serve(
         {
             return;
         }
+    }
+}
+
+/// Runs a mode that is due, unless an operator has paused what it needs: then it waits for the pause's end. Returns what the loop waits for
+/// before it looks again.
+async fn run_due(
+    entry: &mut Entry,
+    servers: &Servers,
+    live: &ConfigHandle,
+    beat: &Heartbeat,
+    stop: &CancellationToken,
+) -> Option<Wait> {
+    let (control, needs) = (&servers.control, needed_by(entry.spec.job));
+    if let Some(order) = control.paused(needs) {
+        let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
+        info!(event = "job-deferred", job, mode, "{job} ({mode}) is due and does not run: {order}");
+        stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
+        // Another daemon may run it first.
+        return None;
+    }
+    // Cleared first, so that a request that comes during the run makes the mode due again.
+    let requested = entry.spec.request.take();
+    let work = Work { servers, config: live.current(), mode: &entry.spec.mode, stop };
+    let retry = match retry_after(beat.during((entry.spec.run)(work)).await) {
+        RetryAfter::Pause | RetryAfter::LongerPause if control.paused(needs).is_some() => RetryAfter::Resume,
+        retry => retry,
+    };
+    entry.ran(retry, requested);
+    match retry {
+        RetryAfter::Pause => Some(Wait::AFTER_RUN),
+        // Another mode can be due, too.
+        RetryAfter::NextTime | RetryAfter::LongerPause | RetryAfter::Resume => None,
     }
 }
 
@@ -217,6 +239,10 @@ fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
                 "jobs that wait for events on the way are left to other daemons: {text}"
             );
             RetryAfter::LongerPause
+        }
+        JobError::Paused(_) => {
+            info!(event = "job-deferred", error = text, "a job does not run: {text}");
+            RetryAfter::Pause
         }
         JobError::Refused(_) => {
             error!(event = "job-failed", error = text, "a job failed, not tried again before its next time: {text}");

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::JobError;
+use super::allowed::Allowed;
 use super::archive::{self, Archiver, Scope};
 use super::fence;
 use super::filters::{self, Filters};
@@ -29,15 +30,15 @@ pub async fn reconcile(
     stop: &CancellationToken,
 ) -> Result<Ran<reconcile::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
-    let cache = servers.cache.named(&config.metrics);
-    let reconciler = Reconciler::new(config, servers.store.clone(), cache, servers.broker.clone())?;
+    let allowed = Allowed::begin(servers, JobName::Reconcile, stop).await?;
+    let reconciler = Reconciler::new(config, servers)?;
     let job = Job {
         name: JobName::Reconcile,
         mode: options.mode.name(),
         owner: &servers.owner,
         keep: config.reconcile.repair_keep.0,
     };
-    run_once(&servers.store, job, |run| async move { reconciler.run(run, options, to, stop).await }).await
+    run_once(&servers.store, job, |run| async move { reconciler.run(run, options, to, &allowed.stop).await }).await
 }
 
 /// Archives the boards in `scope`.
@@ -48,9 +49,10 @@ pub async fn archive(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
+    let allowed = Allowed::begin(servers, JobName::Archive, stop).await?;
     let archiver = Archiver::new(config, servers.store.clone(), servers.cache.clone());
     let job = archive_job(servers, scope.mode(), config.reconcile.repair_keep.0);
-    run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, stop).await }).await
+    run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, &allowed.stop).await }).await
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +73,12 @@ pub async fn snapshot(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
-    let (scope, force) = match of {
-        Snapshots::Due => (None, false),
-        Snapshots::Of { scope, force } => (Some(scope), force),
+    let (scope, force, allowed) = match of {
+        Snapshots::Due => (None, false, Some(Allowed::begin(servers, JobName::Archive, stop).await?)),
+        // A person wants it, pause or not.
+        Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
+    let stop = allowed.as_ref().map_or(stop, |allowed| &allowed.stop);
     let snapshots = snapshots(servers, config);
     let job = archive_job(servers, SNAPSHOT_MODE, OFTEN_KEEP);
     run_once(&servers.store, job, |run| async move { snapshots.save_now(run, scope, force, to, stop).await }).await
@@ -112,9 +116,10 @@ pub async fn filters(
 ) -> Result<Ran<filters::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
     let cache = servers.cache.named(&config.metrics);
+    let allowed = Allowed::begin(servers, JobName::Filters, stop).await?;
     let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
     let job = Job { name: JobName::Filters, mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
-    run_once(&servers.store, job, |run| async move { filters.run(run, stop).await }).await
+    run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
 }
 
 /// Compares `counter` with what one `[[recount]]` says, and corrects it.
@@ -127,9 +132,10 @@ pub async fn recount(
     stop: &CancellationToken,
 ) -> Result<Ran<recount::report::Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
+    let allowed = Allowed::begin(servers, JobName::Recount, stop).await?;
     let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
     let mode = recount.name();
     let keep = config.reconcile.repair_keep.0;
     let job = Job { name: JobName::Recount, mode: &mode, owner: &servers.owner, keep };
-    run_once(&servers.store, job, |run| async move { recounter.run(run, options, to, stop).await }).await
+    run_once(&servers.store, job, |run| async move { recounter.run(run, options, to, &allowed.stop).await }).await
 }

@@ -31,6 +31,8 @@ pub enum RetryAfter {
     Pause,
     /// After a pause that grows with each such run: it ended, and could not do all that should be done.
     LongerPause,
+    /// As soon as an operator's pause has ended, which had stopped it.
+    Resume,
 }
 
 /// What the loop of a job waits for.
@@ -152,7 +154,7 @@ impl Entry {
             self.spec.request.put_back();
         }
         self.backoff = match (retry, self.backoff) {
-            (RetryAfter::NextTime, _) => None,
+            (RetryAfter::NextTime | RetryAfter::Resume, _) => None,
             (RetryAfter::LongerPause, Some(former)) => Some(Backoff::new(former.times + 1)),
             (RetryAfter::LongerPause, None) | (RetryAfter::Pause, _) => Some(Backoff::new(0)),
         };

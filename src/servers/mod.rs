@@ -3,11 +3,13 @@
 //! It opens connections and asks what must be right before anybody writes. It knows of no task.
 
 pub(crate) mod code_registry;
+pub(crate) mod control;
 pub(crate) mod numbers;
 
 use anyhow::Result;
 
 use crate::config::{Config, ConfigError};
+use control::Control;
 use tallyd_core::job_name::JobName;
 use tallyd_mysql::Store;
 use tallyd_mysql::schema::Schema;
@@ -20,8 +22,8 @@ const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
 /// Connections that renew leases: one for each job.
 const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;
 
-/// One connection of the outbox, one of the clock of snapshots.
-const CONNECTIONS_OF_OTHERS: u32 = 2;
+/// One connection of the outbox, one of the clock of snapshots, one that reads what is paused.
+const CONNECTIONS_OF_OTHERS: u32 = 3;
 
 /// Connections that are spare, so that a short read never waits for a run.
 const CONNECTIONS_SPARE: u32 = 2;
@@ -34,6 +36,8 @@ pub struct Servers {
     pub broker: Broker,
     /// This process, for those who find a lock held by it: `host:pid`.
     pub owner: String,
+    /// What operators have ordered.
+    pub(crate) control: Control,
 }
 
 impl Servers {
@@ -52,6 +56,7 @@ impl Servers {
             cache: Cache::new(&config.redis, &config.metrics).map_err(|error| wrong(error.into()))?,
             broker: Broker::new(&config.amqp).map_err(|error| wrong(error.into()))?,
             owner: format!("{}:{}", host.trim(), std::process::id()),
+            control: Control::default(),
         })
     }
 

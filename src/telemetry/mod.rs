@@ -37,6 +37,7 @@ use crate::runtime::lock::locked;
 use labels::Code;
 use quantile::Buckets;
 use status::State;
+use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 
 /// Seconds from an event's `at` to its commit: from a batch's linger to a day's backlog.
@@ -58,6 +59,7 @@ pub(crate) struct Telemetry {
     /// The last reload, if it was refused: when, and what is wrong.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
+    orders: Mutex<Vec<Order>>,
     pub jobs: Jobs,
     pub pulse: Pulse,
 }
@@ -91,6 +93,7 @@ impl Telemetry {
             started_at: crate::runtime::clock::now(),
             refused: Mutex::default(),
             went_back: Mutex::default(),
+            orders: Mutex::default(),
             jobs: Jobs::default(),
             pulse: Pulse::default(),
             registry: to,
@@ -139,6 +142,15 @@ impl Telemetry {
 
     pub(crate) fn mysql_went_back_at(&self) -> Option<Micros> {
         *locked(&self.went_back)
+    }
+
+    pub(crate) fn ordered(&self, orders: Vec<Order>) {
+        *locked(&self.orders) = orders;
+    }
+
+    /// What operators have ordered.
+    pub(crate) fn orders(&self) -> Vec<Order> {
+        locked(&self.orders).clone()
     }
 
     fn written(&self) -> (u64, Buckets) {

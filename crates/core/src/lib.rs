@@ -9,6 +9,7 @@ pub mod board;
 pub mod chain;
 pub mod click_limits;
 pub mod coalesce;
+pub mod control;
 pub mod drift;
 pub mod event;
 pub mod job_name;

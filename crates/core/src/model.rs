@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
+
 /// What kind of thing is liked (`video`, `post`, ...), as its code from `[kinds]` in config.toml: 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kind(pub u8);
@@ -20,7 +22,7 @@ pub struct TargetId(pub u64);
 pub struct UserId(pub u64);
 
 /// Microseconds since the Unix epoch, by Redis' clock: the version of a like record, and the instant of a cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Micros(pub i64);
 
 impl Micros {

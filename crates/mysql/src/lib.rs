@@ -14,6 +14,7 @@ pub mod changed;
 pub mod codes;
 pub mod config;
 mod conn;
+pub mod control;
 pub mod counters;
 mod error;
 mod grants;

@@ -23,7 +23,7 @@ pub(super) fn written(
     settings: &str,
 ) -> (Config, Config) {
     write(folder, name, admin_url, accounts, settings);
-    let admin = whole(name, admin_url, settings);
+    let admin = whole(folder, name, admin_url, settings);
     let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
     if accounts.is_some() {
         let mysql = api["mysql"]["url"].as_str().unwrap();
@@ -38,7 +38,7 @@ pub(super) fn written(
 }
 
 pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) {
-    let whole = whole(name, admin_url, settings);
+    let whole = whole(folder, name, admin_url, settings);
     let whole = as_account(whole, admin_url, |url| accounts.map(|accounts| accounts.of_daemon(url)));
     if let Some(accounts) = accounts {
         accounts.make_in_redis(&whole);
@@ -71,14 +71,16 @@ pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
     it.is_some() && [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")].iter().any(|admin| who_and_where(admin) == it)
 }
 
-fn whole(name: &str, mysql: &str, settings: &str) -> toml::Table {
+fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table {
+    let control = folder.join("control.sock");
+    let control = control.display();
     let (amqp, redis) = (stack("AMQP_URL"), stack("REDIS_URL"));
     // Tests run at once on two cores: few buckets, short waits. What `settings` says wins.
     let defaults = format!(
         "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
          [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
          [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
-         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n\
+         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\ncontrol = \"{control}\"\n\
          [gateway]\nlisten = \"127.0.0.1:0\"\n"
     );
     let mut whole: toml::Table = defaults.parse().unwrap();

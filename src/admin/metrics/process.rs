@@ -8,6 +8,7 @@ use super::{Page, flag};
 use crate::runtime::waits::waits;
 use crate::telemetry::{Process, Server, Standing, Telemetry};
 use crate::version;
+use tallyd_core::control::{Command, Task};
 use tallyd_core::model::Micros;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
@@ -29,10 +30,18 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
         ("target", version::TARGET),
     ];
     page.gauges("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
+    paused(page, telemetry);
     partitions(page, telemetry, now);
     page.0.register("tallyd_connections_opened", "Connections that were opened", connections_opened());
     page.gauge("tallyd_waits", "How many things fail now and are tried again", waits().open().len() as f64);
     page.0.register("tallyd_waits_begun", "How often something began to fail", ConstCounter::new(waits().begun()));
+}
+
+fn paused(page: &mut Page, telemetry: &Telemetry) {
+    let orders = telemetry.orders();
+    let is_paused = |task| orders.iter().any(|it| it.task == task && it.command == Command::Pause);
+    let tasks = Task::ALL.map(|task| ([("task", task.name())], flag(is_paused(task))));
+    page.gauges("tallyd_paused", "1 while an operator has paused the task, in all daemons", tasks);
 }
 
 fn connections_opened() -> Family<Server, Counter> {

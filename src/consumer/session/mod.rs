@@ -21,7 +21,7 @@ use self::writing::{Writing, join};
 use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::counting::{Oldest, ReceivedCounts};
-use super::{Learned, PREFETCH_BATCHES, Partition, SessionEnd};
+use super::{Learned, PAUSED_BY, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
 use crate::runtime::clock;
@@ -102,6 +102,10 @@ pub(super) async fn run(
     };
     session.vitals.stands(Standing::Listening);
     let Err(mut end) = session.consume().await;
+    if matches!(end, SessionEnd::Paused) {
+        // As at the stop: a pause does not wait for a database that does not answer.
+        session.ends.cancel();
+    }
     if end.is_orderly()
         && let Err(failed) = session.write_delivered().await
     {
@@ -162,7 +166,7 @@ impl Session<'_> {
     /// Receives, writes and acknowledges until the session ends.
     async fn consume(&mut self) -> Result<Infallible, SessionEnd> {
         let mut tick = tokio::time::interval(TICK);
-        let stop = self.partition.stop.clone();
+        let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
         // Until then messages gather.
         let mut gather: Option<Instant> = None;
         loop {
@@ -182,6 +186,7 @@ impl Session<'_> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Err(SessionEnd::Stopped),
+                () = control.until_paused(PAUSED_BY) => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
                     if let Some(last) = self.committed(written?)? {
                         self.acknowledge_until(&last).await?;

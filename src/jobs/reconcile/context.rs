@@ -12,6 +12,7 @@ use tracing::warn;
 use super::report::{End, Progress, Report};
 use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::JobError;
+use crate::servers::control::Control;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
@@ -108,6 +109,8 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, by name.
     pub replicas: Vec<(String, Store)>,
+    /// Says how fast a run can be.
+    pub control: Control,
 
     pub limits: Limits,
     pub kinds: Kinds,

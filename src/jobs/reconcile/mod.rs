@@ -58,8 +58,6 @@ use crate::runtime::progress::{ProgressSink, follow};
 use tallyd_core::job_name::JobName;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::Broker;
-use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
 use compare::Comparer;
@@ -84,13 +82,15 @@ impl Reconciler {
     ///
     /// # Errors
     /// The address of a replica can't be used.
-    pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Result<Self> {
+    pub fn new(config: &Config, servers: &crate::servers::Servers) -> Result<Self> {
+        let cache = servers.cache.named(&config.metrics);
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
         let servers = Servers {
-            store,
+            store: servers.store.clone(),
             also: cache.also(&config.redis, &config.metrics)?,
             cache,
-            broker,
+            broker: servers.broker.clone(),
+            control: servers.control.clone(),
             replicas,
             limits: config.reconcile.clone(),
             kinds: config.kinds.clone(),

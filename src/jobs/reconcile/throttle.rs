@@ -32,6 +32,8 @@ pub(super) struct Throttle<'a> {
     run: &'a RunContext<'a>,
     page: usize,
     checked: Option<Instant>,
+    /// When the last page could begin, and how many targets were compared since.
+    pace: (Instant, usize),
     /// Time that was spent waiting for the servers.
     waited: Duration,
     /// The last reason, in words.
@@ -50,16 +52,28 @@ struct Wait {
 impl<'a> Throttle<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
         let page = run.servers.limits.page_targets.min(PAGE_MIN * 10);
-        Self { run, page, checked: None, waited: Duration::ZERO, waited_for: None, waits: Waits::default() }
+        Self {
+            run,
+            page,
+            checked: None,
+            pace: (Instant::now(), 0),
+            waited: Duration::ZERO,
+            waited_for: None,
+            waits: Waits::default(),
+        }
     }
 
     /// How many targets the next page has.
     pub(super) fn page(&self) -> usize {
-        self.page
+        match self.run.servers.control.targets_per_second() {
+            Some(each_second) => self.page.min(each_second as usize),
+            None => self.page,
+        }
     }
 
     /// Sizes the next page by the time that one of `targets` took: at most twice or half as large as it was.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
+        self.pace.1 += targets;
         // A short last page tells nothing.
         if targets < self.page / 2 {
             return;
@@ -78,11 +92,28 @@ impl<'a> Throttle<'a> {
         }
         let patience = self.run.options.wait_max.map(|max| Instant::now() + max);
         let until = early_end.deadline().into_iter().chain(patience).min();
+        self.keep_pace().await;
         self.wait_until(until, publisher).await?;
         if patience.is_some_and(|patience| Instant::now() > patience) {
             early_end.give_up();
         }
         Ok(())
+    }
+
+    /// Waits until the targets of the last page have had their time, where an operator has throttled reconciles.
+    async fn keep_pace(&mut self) {
+        let early_end = &self.run.early_end;
+        let (began, targets) = self.pace;
+        while let Some(each_second) = self.run.servers.control.targets_per_second() {
+            let left = pace(targets, each_second).saturating_sub(began.elapsed());
+            let is_late = early_end.deadline().is_some_and(|deadline| Instant::now() > deadline);
+            if left.is_zero() || is_late || early_end.stop.is_cancelled() {
+                break;
+            }
+            // The order can change meanwhile.
+            early_end.pause(left.min(CHECK_EVERY)).await;
+        }
+        self.pace = (Instant::now(), 0);
     }
 
     /// Writes how long the run has waited, and for what.
@@ -202,6 +233,11 @@ impl<'a> Throttle<'a> {
             tokio::time::sleep(REPLICA_CHECK_EVERY).await;
         }
     }
+}
+
+/// The time that so many targets may take at least.
+fn pace(targets: usize, each_second: u32) -> Duration {
+    Duration::from_secs_f64(targets as f64 / f64::from(each_second.max(1)))
 }
 
 /// The size that would have taken `target_ms`, at most twice or half of `page`.

@@ -22,6 +22,7 @@ pub(crate) use words::{Outcome, Standing, State};
 
 use super::{Point, Server, WaitsFor};
 pub(crate) use crate::runtime::waits::Wait;
+use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 use tallyd_mysql::partitions::Owner;
 
@@ -58,6 +59,8 @@ pub(crate) struct Status {
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
+    /// What operators have ordered for a while, over all daemons.
+    pub orders: Vec<Order>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -41,6 +41,7 @@ impl Status {
             dead_letters_full: seen.dead_letters_full,
             returned: seen.returned,
             waits: waits().open(),
+            orders: telemetry.orders(),
         };
         let reasons = not_ready(&status);
         let (not_ready, troubles) = (reasons.iter().map(ToString::to_string).collect(), troubles(&status, &reasons));

@@ -59,6 +59,9 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         });
         found.extend(waits);
     }
+    found.extend(
+        status.orders.iter().map(|order| Trouble::mild(order.to_string(), Some(order.since.0)).with(order.undo())),
+    );
     found.extend(went_back(status));
     found.extend(status.boards.iter().flat_map(|board| of_board(board, status.now)));
     found.extend(status.jobs.iter().filter_map(of_job));

@@ -21,15 +21,17 @@ pub(crate) enum Standing {
     /// It listens. The broker gives the messages to another daemon, or there were none.
     Listening,
     Writing,
+    /// An operator has paused the consumers of all daemons.
+    Paused,
     Stopped,
     /// This daemon's configuration does not have the partition.
     Elsewhere,
 }
 
 impl Standing {
-    /// Events of the partition are written here, or are another daemon's work.
+    /// Events of the partition are written here, are another daemon's work, or wait because an operator wants them to.
     pub(crate) fn is_well(self) -> bool {
-        matches!(self, Self::Listening | Self::Writing | Self::Elsewhere)
+        matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
 }
 

@@ -1,0 +1,148 @@
+//! What an operator orders while daemons run: tasks that pause, a reconcile that is throttled. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::model::Micros;
+
+/// How long an order can last: a forgotten one must end.
+pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
+
+/// Characters of a reason.
+pub const REASON_MAX: usize = 200;
+
+/// A task that can be paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// Takes messages from the broker and writes them to MySQL.
+    Consumer,
+    /// Adds to Redis what the consumer has written.
+    Outbox,
+    /// Compares Redis with MySQL.
+    Reconcile,
+    /// Archives boards and takes snapshots of them.
+    Archive,
+}
+
+impl Task {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Consumer, Self::Outbox, Self::Reconcile, Self::Archive];
+
+    /// The name in MySQL, in metrics and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Consumer => "consumer",
+            Self::Outbox => "outbox",
+            Self::Reconcile => "reconcile",
+            Self::Archive => "archive",
+        }
+    }
+
+    /// The task of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|task| task.name() == name)
+    }
+}
+
+/// An operator's command to a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Command {
+    /// Stop until the order ends.
+    Pause,
+    /// Compare at most this many targets each second.
+    Throttle {
+        /// Rows of `counter`.
+        targets_per_second: u32,
+    },
+}
+
+impl Command {
+    /// The name in MySQL.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Throttle { .. } => "throttle",
+        }
+    }
+}
+
+/// A command that is in force until its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The task that obeys.
+    pub task: Task,
+    /// What it does.
+    pub command: Command,
+    /// When it was ordered, by MySQL's clock.
+    pub since: Micros,
+    /// When it ends, by MySQL's clock.
+    pub until: Micros,
+    /// User and host.
+    pub by: String,
+    /// Empty if none was given.
+    pub reason: String,
+}
+
+impl Order {
+    /// The command line that ends the order.
+    pub fn undo(&self) -> String {
+        match self.command {
+            Command::Pause => format!("tallyd resume {}", self.task),
+            Command::Throttle { .. } => format!("tallyd throttle {} --off", self.task),
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `consumer is paused until 2026-11-25 10:40:08 UTC by anna on db1: MySQL is moved`.
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { task, command, until, by, reason, .. } = self;
+        match command {
+            Command::Pause => write!(f, "{task} is paused")?,
+            Command::Throttle { targets_per_second } => {
+                write!(f, "{task} is throttled to {targets_per_second} targets a second")?;
+            }
+        }
+        let until = Timestamp::from_microsecond(until.0).unwrap_or(Timestamp::MAX);
+        write!(f, " until {} by {by}", until.strftime("%F %T UTC"))?;
+        if reason.is_empty() { Ok(()) } else { write!(f, ": {reason}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_says_what_is_ordered_until_when_by_whom() {
+        let pause = Order {
+            task: Task::Consumer,
+            command: Command::Pause,
+            since: Micros(0),
+            until: Micros(1_795_603_208_900_000),
+            by: "anna on db1".to_owned(),
+            reason: String::new(),
+        };
+        assert_eq!(pause.to_string(), "consumer is paused until 2026-11-25 10:40:08 UTC by anna on db1");
+        assert_eq!(pause.undo(), "tallyd resume consumer");
+        let command = Command::Throttle { targets_per_second: 50 };
+        let throttle = Order { task: Task::Reconcile, command, reason: "MySQL is busy".to_owned(), ..pause };
+        let expected =
+            "reconcile is throttled to 50 targets a second until 2026-11-25 10:40:08 UTC by anna on db1: MySQL is busy";
+        assert_eq!(throttle.to_string(), expected);
+        let json = serde_json::to_value(&throttle).unwrap();
+        assert_eq!(json["command"]["throttle"]["targets_per_second"], 50);
+        assert_eq!(serde_json::from_value::<Order>(json).unwrap(), throttle);
+    }
+}

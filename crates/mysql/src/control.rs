@@ -1,0 +1,106 @@
+//! What operators have ordered for a while, and all daemons obey.
+
+use std::time::Duration;
+
+use chrono::NaiveDateTime;
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+use tallyd_core::control::{Command, Order, Task};
+
+use super::{Context, Result, Store, micros};
+
+/// An order, and how long it still lasts by MySQL's clock.
+pub type InForce = (Order, Duration);
+
+impl Store {
+    /// The orders that are in force. Those of a newer version that this one doesn't know are left out.
+    pub async fn orders(&self) -> Result<Vec<InForce>> {
+        const ACTION: &str = "read what is paused";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT task, command, targets_per_second, ordered_at, until_at, ordered_by, reason, \
+                 CAST(TIMESTAMPDIFF(MICROSECOND, NOW(6), until_at) AS SIGNED) \
+                 FROM control WHERE until_at > NOW(6) ORDER BY task, command",
+            )
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let orders = rows.iter().map(order).collect::<std::result::Result<Vec<_>, sqlx::Error>>();
+            Ok(orders.context(ACTION)?.into_iter().flatten().collect())
+        })
+        .await
+    }
+
+    /// Gives an order that lasts from now. It replaces the same command to the same task.
+    pub async fn give_order(
+        &self,
+        task: Task,
+        command: Command,
+        lasts: Duration,
+        by: &str,
+        reason: &str,
+    ) -> Result<()> {
+        const ACTION: &str = "note what is paused";
+        let targets_per_second = match command {
+            Command::Pause => None,
+            Command::Throttle { targets_per_second } => Some(targets_per_second),
+        };
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            sqlx::query(
+                "INSERT INTO control (task, command, targets_per_second, ordered_at, until_at, ordered_by, reason) \
+                 VALUES (?, ?, ?, NOW(6), NOW(6) + INTERVAL ? SECOND, ?, ?) \
+                 ON DUPLICATE KEY UPDATE targets_per_second = VALUES(targets_per_second), \
+                 ordered_at = VALUES(ordered_at), until_at = VALUES(until_at), \
+                 ordered_by = VALUES(ordered_by), reason = VALUES(reason)",
+            )
+            .bind(task.name())
+            .bind(command.name())
+            .bind(targets_per_second)
+            .bind(lasts.as_secs())
+            .bind(by)
+            .bind(reason)
+            .execute(connection)
+            .await
+            .context(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends an order before its time.
+    pub async fn end_order(&self, task: Task, command: Command) -> Result<()> {
+        const ACTION: &str = "end a pause";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            sqlx::query("DELETE FROM control WHERE task = ? AND command = ?")
+                .bind(task.name())
+                .bind(command.name())
+                .execute(connection)
+                .await
+                .context(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn order(row: &MySqlRow) -> std::result::Result<Option<InForce>, sqlx::Error> {
+    let (task, command): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+    let command = match (command.as_str(), row.try_get::<Option<u32>, _>(2)?) {
+        ("pause", _) => Command::Pause,
+        ("throttle", Some(targets_per_second)) => Command::Throttle { targets_per_second },
+        _ => return Ok(None),
+    };
+    let Some(task) = Task::named(&task) else { return Ok(None) };
+    let order = Order {
+        task,
+        command,
+        since: micros(row.try_get::<NaiveDateTime, _>(3)?),
+        until: micros(row.try_get::<NaiveDateTime, _>(4)?),
+        by: row.try_get(5)?,
+        reason: row.try_get(6)?,
+    };
+    Ok(Some((order, Duration::from_micros(row.try_get::<i64, _>(7)?.max(0).unsigned_abs()))))
+}

@@ -1,0 +1,163 @@
+//! The control socket: the only way to order something from a running daemon. Permissions of its file say who can.
+//!
+//! An order goes to MySQL, from where all daemons of the site read it: each socket of the site does the same. Of several daemons on one
+//! machine with one path the first one has the socket; the others try again, and the next one takes it when the first one has ended.
+
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::post;
+use prometheus_client::metrics::gauge::Gauge;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{LIMITS, busy, refused};
+use crate::config::Listen;
+use crate::http::{Listener, Port, json};
+use crate::runtime::liveness::Heartbeat;
+use crate::servers::Servers;
+use crate::servers::control::Control;
+use tallyd_core::control::{Command, LASTS_MAX, Order, REASON_MAX, Task};
+use tallyd_mysql::{Store, StoreError};
+
+pub(crate) const ORDERS: &str = "/v1/orders";
+
+/// Whoever can write the socket: its owner and group.
+const MODE: u32 = 0o660;
+
+/// Delay after the socket could not be made: another daemon has it, or the folder is missing.
+const BIND_AGAIN: Duration = Duration::from_secs(10);
+
+/// What a client wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    pub task: Task,
+    pub command: Command,
+    /// `None` ends the order.
+    pub lasts_s: Option<u64>,
+    /// The user.
+    pub by: String,
+    pub reason: String,
+}
+
+/// The orders before and after.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Done {
+    pub before: Option<Order>,
+    pub now: Option<Order>,
+}
+
+pub(crate) struct ControlSocket {
+    path: PathBuf,
+    desk: Desk,
+}
+
+#[derive(Clone)]
+struct Desk {
+    store: Store,
+    control: Control,
+    host: Arc<str>,
+}
+
+impl ControlSocket {
+    pub(crate) fn new(path: PathBuf, servers: &Servers) -> Self {
+        let host = servers.owner.rsplit_once(':').map_or(servers.owner.as_str(), |(host, _)| host);
+        let desk = Desk { store: servers.store.clone(), control: servers.control.clone(), host: host.into() };
+        Self { path, desk }
+    }
+
+    /// Takes orders until `end`.
+    pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
+        let mut is_said = false;
+        while !end.is_cancelled() {
+            match self.bind().await {
+                Ok(listener) => {
+                    let path = self.path.display();
+                    info!(event = "control-listening", path = %path, "the control socket is {path}");
+                    let routes = Router::new().route(ORDERS, post(order)).with_state(self.desk);
+                    return Port { listener, routes, limits: LIMITS, open: Gauge::default() }.run(beat, end).await;
+                }
+                Err(error) if !is_said => {
+                    is_said = true;
+                    let path = self.path.display();
+                    warn!(
+                        event = "control-not-listening",
+                        path = %path,
+                        error = %error,
+                        "no control socket at {path}, trying again: {error}. Other daemons' sockets do the same; [admin] control says where it is"
+                    );
+                }
+                Err(_) => {}
+            }
+            beat.pause(BIND_AGAIN, &end).await;
+        }
+    }
+
+    async fn bind(&self) -> std::io::Result<Listener> {
+        let listener = Listener::bind(&Listen::Socket(self.path.clone())).await?;
+        set_permissions(&self.path, Permissions::from_mode(MODE))?;
+        Ok(listener)
+    }
+}
+
+async fn order(State(desk): State<Desk>, body: Bytes) -> Response {
+    let wanted = match serde_json::from_slice::<Wanted>(&body) {
+        Ok(wanted) => wanted,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, &format!("this version knows no such order: {error}")),
+    };
+    if let Some(problem) = wanted.problem() {
+        return refused(StatusCode::BAD_REQUEST, &problem);
+    }
+    match desk.order(&wanted).await {
+        Ok(done) => json(StatusCode::OK, &done),
+        Err(error) => busy(&format!("{:#}", anyhow::Error::from(error))),
+    }
+}
+
+impl Wanted {
+    fn problem(&self) -> Option<String> {
+        let lasts = self.lasts_s.map(Duration::from_secs);
+        if lasts.is_some_and(|lasts| lasts.is_zero() || lasts > LASTS_MAX) {
+            return Some(format!("an order lasts from 1 s to {} days", LASTS_MAX.as_secs() / 86_400));
+        }
+        if self.reason.chars().count() > REASON_MAX || self.by.chars().count() > REASON_MAX {
+            return Some(format!("a reason has {REASON_MAX} characters at most"));
+        }
+        let is_throttle = matches!(self.command, Command::Throttle { .. });
+        (is_throttle && self.task != Task::Reconcile).then(|| format!("{} can't be throttled", self.task))
+    }
+}
+
+impl Desk {
+    async fn order(&self, wanted: &Wanted) -> Result<Done, StoreError> {
+        let Wanted { task, command, lasts_s, by, reason } = wanted;
+        let before = self.find(*task, *command).await?;
+        match lasts_s {
+            Some(lasts_s) => {
+                // Both are shown on terminals and written to logs.
+                let plain = |text: &str| text.replace(char::is_control, " ");
+                let by = format!("{} on {}", plain(by), self.host);
+                let lasts = Duration::from_secs(*lasts_s);
+                self.store.give_order(*task, *command, lasts, &by, &plain(reason)).await?;
+            }
+            None => self.store.end_order(*task, *command).await?,
+        }
+        // This daemon obeys immediately, the others within a second.
+        self.control.refresh(&self.store).await?;
+        Ok(Done { before, now: self.find(*task, *command).await? })
+    }
+
+    async fn find(&self, task: Task, command: Command) -> Result<Option<Order>, StoreError> {
+        let mut orders = self.store.orders().await?.into_iter().map(|(order, _)| order);
+        Ok(orders.find(|it| it.task == task && it.command.name() == command.name()))
+    }
+}

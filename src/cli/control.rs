@@ -1,0 +1,148 @@
+//! `tallyd pause`, `resume` and `throttle`: order something from all daemons of the site, over a control socket.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use axum::http::StatusCode;
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+
+use super::exit::{EXIT_DONE, TryLater};
+use super::{Usage, parse_time};
+use crate::admin::ask::{self, Answer};
+use crate::admin::control::{Done, ORDERS, Wanted};
+use crate::config;
+use tallyd_core::control::{Command, LASTS_MAX, Task};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ControlCommand {
+    /// Pause a task in all daemons until the pause ends.
+    Pause {
+        /// The task.
+        #[arg(value_enum)]
+        task: TaskArg,
+        #[command(flatten)]
+        lasts: Lasts,
+    },
+    /// End the pause of a task.
+    Resume {
+        /// The task.
+        #[arg(value_enum)]
+        task: TaskArg,
+    },
+    /// Throttle reconciles, also one that is running.
+    #[command(group(ArgGroup::new("how").required(true)))]
+    Throttle {
+        /// The task.
+        #[arg(value_enum)]
+        task: ThrottledArg,
+        /// Compare at most this many targets each second.
+        #[arg(long, value_name = "N", group = "how", value_parser = clap::value_parser!(u32).range(1..))]
+        targets_per_second: Option<u32>,
+        /// End the throttle.
+        #[arg(long, group = "how", conflicts_with_all = ["lasts", "reason"])]
+        off: bool,
+        #[command(flatten)]
+        lasts: Lasts,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Lasts {
+    /// End automatically after this time: 90s, 30m, 2h, 7d at most.
+    #[arg(id = "lasts", long = "for", value_name = "TIME", default_value = "1h", value_parser = parse_lasts)]
+    time: Duration,
+    /// Show this reason to others.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    reason: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum TaskArg {
+    /// Takes messages from the broker and writes them to MySQL.
+    Consumer,
+    /// Adds to Redis what the consumer has written.
+    Outbox,
+    /// Compares Redis with MySQL.
+    Reconcile,
+    /// Archives boards and takes snapshots of them.
+    Archive,
+}
+
+impl From<TaskArg> for Task {
+    fn from(task: TaskArg) -> Self {
+        match task {
+            TaskArg::Consumer => Self::Consumer,
+            TaskArg::Outbox => Self::Outbox,
+            TaskArg::Reconcile => Self::Reconcile,
+            TaskArg::Archive => Self::Archive,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum ThrottledArg {
+    /// Compares Redis with MySQL.
+    Reconcile,
+}
+
+fn parse_lasts(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    if time < Duration::from_secs(1) || time > LASTS_MAX {
+        return Err("write a time from 1s to 7d".to_owned());
+    }
+    Ok(time)
+}
+
+pub(super) async fn run(config: &Path, command: ControlCommand) -> Result<u8> {
+    let (task, command, lasts) = match command {
+        ControlCommand::Pause { task, lasts } => (task.into(), Command::Pause, Some(lasts)),
+        ControlCommand::Resume { task } => (task.into(), Command::Pause, None),
+        ControlCommand::Throttle { task: ThrottledArg::Reconcile, targets_per_second, lasts, .. } => {
+            let command = Command::Throttle { targets_per_second: targets_per_second.unwrap_or_default() };
+            (Task::Reconcile, command, targets_per_second.map(|_| lasts))
+        }
+    };
+    let (lasts_s, reason) = lasts.map_or_else(Default::default, |it| (Some(it.time.as_secs()), it.reason));
+    let done = order(config, &Wanted { task, command, lasts_s, by: user(), reason }).await?;
+    writeln!(std::io::stdout(), "{}", said(task, command, &done)).context("print")?;
+    Ok(EXIT_DONE)
+}
+
+/// Who orders it, for those who wonder later.
+fn user() -> String {
+    let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
+    named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "somebody".to_owned())
+}
+
+async fn order(config: &Path, wanted: &Wanted) -> Result<Done> {
+    let Some(socket) = config::load_admin(config)?.control()? else {
+        let problem = "[admin] control is empty, so the daemon has no control socket: set it, and restart the daemon";
+        return Err(Usage(problem.to_owned()).into());
+    };
+    let Answer { status, body } = ask::post(&socket, ORDERS, serde_json::to_string(wanted)?).await?;
+    match status {
+        StatusCode::OK => serde_json::from_str(&body).context("read the daemon's answer"),
+        StatusCode::SERVICE_UNAVAILABLE => Err(TryLater(format!("nothing is changed: {}", reason(&body))).into()),
+        _ => Err(anyhow!("the daemon refuses that: {}", reason(&body))),
+    }
+}
+
+fn reason(body: &str) -> String {
+    let error = serde_json::from_str::<serde_json::Value>(body).ok();
+    let error = error.as_ref().and_then(|error| error["error"].as_str()).unwrap_or("no reason is known");
+    error.replace(char::is_control, " ")
+}
+
+fn said(task: Task, command: Command, Done { before, now }: &Done) -> String {
+    let (is, was) = match command {
+        Command::Pause => ("paused", "resumes"),
+        Command::Throttle { .. } => ("throttled", "is throttled no more"),
+    };
+    match (now, before) {
+        (Some(order), _) => format!("{order}\n`{}` ends that", order.undo()),
+        (None, Some(_)) => format!("{task} {was}"),
+        (None, None) => format!("{task} was not {is}"),
+    }
+}

@@ -1,0 +1,42 @@
+//! A run and the orders of operators: it does not begin while it is paused, and stops at its next page when it is paused.
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::JobError;
+use crate::runtime::liveness::Liveness;
+use crate::servers::Servers;
+use crate::servers::control::needed_by;
+use tallyd_core::job_name::JobName;
+
+/// A run that no order forbids.
+pub(super) struct Allowed {
+    /// Cancelled at the stop, and when the run is paused.
+    pub stop: CancellationToken,
+    /// Reads orders, because a shell has no other task that does. Aborted when this is dropped.
+    _following: JoinSet<()>,
+}
+
+impl Allowed {
+    /// Reads what is ordered now, and follows it.
+    ///
+    /// # Errors
+    /// [`JobError::Paused`]; MySQL fails.
+    pub(super) async fn begin(servers: &Servers, job: JobName, stop: &CancellationToken) -> Result<Self, JobError> {
+        let (control, needs) = (servers.control.clone(), needed_by(job));
+        control.refresh(&servers.store).await?;
+        if let Some(order) = control.paused(needs) {
+            return Err(JobError::Paused(Box::new(order)));
+        }
+        let (store, stop) = (servers.store.clone(), stop.child_token());
+        let mut following = JoinSet::new();
+        let beat = Liveness::default().register(job.name());
+        following.spawn(control.clone().follow(store, beat, stop.clone()));
+        let paused = stop.clone();
+        following.spawn(async move {
+            control.until_paused(needs).await;
+            paused.cancel();
+        });
+        Ok(Self { stop, _following: following })
+    }
+}

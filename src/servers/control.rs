@@ -1,0 +1,197 @@
+//! What operators have ordered: each daemon reads it from MySQL once a second, and tasks ask here whether they are paused.
+//!
+//! MySQL's clock says when an order ends. While MySQL does not answer the last known orders stay in force until their end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::runtime::liveness::Heartbeat;
+use crate::runtime::retry::Outage;
+use crate::telemetry::telemetry;
+use tallyd_core::control::{Command, Order, Task};
+use tallyd_core::job_name::JobName;
+use tallyd_mysql::{Store, StoreError};
+
+const READ_EVERY: Duration = Duration::from_secs(1);
+
+/// The tasks that a job needs: while one of them is paused the job does not run. Without consumers no fence passes, and a board is whole
+/// only once the outbox has added what was written in its period.
+pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
+    match job {
+        JobName::Reconcile => &[Task::Reconcile, Task::Consumer],
+        JobName::Archive => &[Task::Archive, Task::Outbox],
+        JobName::Filters | JobName::Recount => &[Task::Consumer],
+    }
+}
+
+/// The orders that are in force; `None` before MySQL was read.
+type Known = Option<Vec<InForce>>;
+
+#[derive(Clone, Debug)]
+struct InForce {
+    order: Order,
+    until: Instant,
+}
+
+/// The orders as this process knows them.
+#[derive(Clone, Debug)]
+pub(crate) struct Control(Arc<watch::Sender<Known>>);
+
+impl Default for Control {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(None)))
+    }
+}
+
+impl Control {
+    /// The order that pauses one of `tasks`. `None` also before MySQL was read.
+    pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
+        paused(&self.0.borrow(), tasks).map(|it| it.order.clone())
+    }
+
+    /// Whether MySQL was read and pauses none of `tasks`.
+    pub(crate) fn allows(&self, tasks: &[Task]) -> bool {
+        let known = self.0.borrow();
+        known.is_some() && paused(&known, tasks).is_none()
+    }
+
+    /// How many targets a reconcile compares each second at most.
+    pub(crate) fn targets_per_second(&self) -> Option<u32> {
+        let known = self.0.borrow();
+        in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
+            (Task::Reconcile, Command::Throttle { targets_per_second }) => Some(targets_per_second),
+            _ => None,
+        })
+    }
+
+    /// Waits until one of `tasks` is paused.
+    pub(crate) async fn until_paused(&self, tasks: &[Task]) {
+        // The sender is here, so the channel stays open.
+        let _ = self.0.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
+    }
+
+    /// Waits until MySQL was read and pauses none of `tasks`.
+    pub(crate) async fn until_allowed(&self, tasks: &[Task]) {
+        let mut known = self.0.subscribe();
+        loop {
+            let ends = match &*known.borrow_and_update() {
+                None => None,
+                it => match paused(it, tasks) {
+                    None => return,
+                    Some(pause) => Some(pause.until),
+                },
+            };
+            let end = async {
+                match ends {
+                    Some(end) => tokio::time::sleep_until(end.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = end => {}
+                _ = known.changed() => {}
+            }
+        }
+    }
+
+    /// Reads MySQL.
+    pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
+        let orders = store.orders().await?;
+        let now = Instant::now();
+        self.note(orders.into_iter().map(|(order, left)| InForce { order, until: now + left }).collect());
+        Ok(())
+    }
+
+    /// Reads MySQL again and again, until `stop`.
+    pub(crate) async fn follow(self, store: Store, beat: Heartbeat, stop: CancellationToken) {
+        let mut outage = Outage::new("reading what is paused");
+        while !stop.is_cancelled() {
+            match beat.during(self.refresh(&store)).await {
+                Ok(()) => outage.over(),
+                Err(error) => {
+                    outage.failed(&format!("{:#}", anyhow::Error::from(error)));
+                    self.end_overdue();
+                }
+            }
+            beat.pause(READ_EVERY, &stop).await;
+        }
+    }
+
+    /// Ends what is over by this process' clock, while MySQL does not answer.
+    fn end_overdue(&self) {
+        let Some(mut left) = self.0.borrow().clone() else { return };
+        left.retain(|it| it.until > Instant::now());
+        self.note(left);
+    }
+
+    fn note(&self, orders: Vec<InForce>) {
+        let before = self.0.send_replace(Some(orders.clone())).unwrap_or_default();
+        let has = |all: &[InForce], one: &InForce| all.iter().any(|it| it.order == one.order);
+        // An order that was replaced has not ended.
+        let is_replaced = |one: &InForce| {
+            let same =
+                |it: &InForce| (it.order.task, it.order.command.name()) == (one.order.task, one.order.command.name());
+            orders.iter().any(same)
+        };
+        for it in before.iter().filter(|it| !is_replaced(it)) {
+            let (task, command) = (it.order.task.name(), it.order.command.name());
+            info!(event = "order-ended", task, command, "{task}: the order to {command} has ended");
+        }
+        for it in orders.iter().filter(|it| !has(&before, it)) {
+            let (task, command, by) = (it.order.task.name(), it.order.command.name(), &it.order.by);
+            info!(event = "order-begun", task, command, by, "{}", it.order);
+        }
+        telemetry().ordered(orders.into_iter().map(|it| it.order).collect());
+    }
+}
+
+fn in_force(known: &Known) -> impl Iterator<Item = &InForce> {
+    let now = Instant::now();
+    known.iter().flatten().filter(move |it| it.until > now)
+}
+
+fn paused<'a>(known: &'a Known, tasks: &[Task]) -> Option<&'a InForce> {
+    in_force(known).find(|it| it.order.command == Command::Pause && tasks.contains(&it.order.task))
+}
+
+#[cfg(test)]
+mod tests {
+    use tallyd_core::model::Micros;
+
+    use super::*;
+
+    fn pause(task: Task, lasts: Duration) -> InForce {
+        let (since, until) = (Micros(0), Micros(1));
+        let order = Order { task, command: Command::Pause, since, until, by: String::new(), reason: String::new() };
+        InForce { order, until: Instant::now() + lasts }
+    }
+
+    #[tokio::test]
+    async fn a_task_waits_until_orders_are_known_and_pause_it_no_more() {
+        let control = Control::default();
+        assert!(!control.allows(&[Task::Outbox]), "MySQL was not read");
+        control.note(vec![pause(Task::Outbox, Duration::from_secs(60))]);
+        assert!(control.allows(&[Task::Consumer]) && !control.allows(needed_by(JobName::Archive)));
+        control.until_paused(&[Task::Outbox]).await;
+        let waits = tokio::spawn({
+            let control = control.clone();
+            async move { control.until_allowed(&[Task::Outbox]).await }
+        });
+        control.note(Vec::new());
+        waits.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_pause_ends_at_its_time_though_mysql_does_not_answer() {
+        let control = Control::default();
+        control.note(vec![pause(Task::Consumer, Duration::from_millis(50))]);
+        assert!(control.paused(&[Task::Consumer]).is_some());
+        control.until_allowed(&[Task::Consumer]).await;
+        control.end_overdue();
+        assert!(control.0.borrow().as_ref().unwrap().is_empty());
+    }
+}
