@@ -35,7 +35,7 @@ pub(crate) const ORDERS: &str = "/v1/orders";
 const MODE: u32 = 0o660;
 
 /// Delay after the socket could not be made: another daemon has it, or the folder is missing.
-const BIND_AGAIN: Duration = Duration::from_secs(10);
+const BIND_AGAIN: Duration = Duration::from_secs(2);
 
 /// What a client wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,9 +4,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::JobError;
-use crate::runtime::liveness::Liveness;
 use crate::servers::Servers;
-use crate::servers::control::needed_by;
+use crate::servers::control::{READ_EVERY, needed_by};
 use tallyd_core::job_name::JobName;
 
 /// A run that no order forbids.
@@ -30,9 +29,14 @@ impl Allowed {
         }
         let (store, stop) = (servers.store.clone(), stop.child_token());
         let mut following = JoinSet::new();
-        let beat = Liveness::default().register(job.name());
-        following.spawn(control.clone().follow(store, beat, stop.clone()));
-        let paused = stop.clone();
+        let (paused, orders) = (stop.clone(), control.clone());
+        following.spawn(async move {
+            loop {
+                tokio::time::sleep(READ_EVERY).await;
+                // Where MySQL does not answer, the run itself says so.
+                let _ = orders.refresh(&store).await;
+            }
+        });
         following.spawn(async move {
             control.until_paused(needs).await;
             paused.cancel();

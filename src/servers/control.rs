@@ -16,7 +16,8 @@ use tallyd_core::control::{Command, Order, Task};
 use tallyd_core::job_name::JobName;
 use tallyd_mysql::{Store, StoreError};
 
-const READ_EVERY: Duration = Duration::from_secs(1);
+/// How often orders are read.
+pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
 /// The tasks that a job needs: while one of them is paused the job does not run. Without consumers no fence passes, and a board is whole
 /// only once the outbox has added what was written in its period.

@@ -4,6 +4,7 @@
 
 mod away;
 mod crash;
+mod paused;
 mod script;
 mod store;
 

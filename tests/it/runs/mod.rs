@@ -7,6 +7,7 @@ mod clock;
 mod held;
 mod kept;
 mod load;
+mod paused;
 mod replica;
 mod rows;
 mod scrub;

@@ -96,7 +96,7 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
         forget_from(&world, 1).await;
         let output = world.tallyd(&["migrate"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        assert_eq!(stdout(&output), "the schema is up to date after 4 steps\n");
+        assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     }
     site.clicked(300).await;
     site.end(&world).await;

@@ -1,0 +1,127 @@
+//! An operator pauses consumers and outbox: all daemons obey, nothing is lost, and each count is applied once.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use sqlx::Row;
+use tallyd_rabbitmq::Publisher;
+
+use super::common::{World, eventually, stderr, stdout};
+use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
+
+/// A daemon reads orders once a second, and a batch takes no second.
+const OBEYED_WITHIN: Duration = Duration::from_secs(15);
+
+fn ordered(world: &World, arguments: &[&str]) -> String {
+    let output = world.tallyd(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    stdout(&output)
+}
+
+async fn queued(world: &World, publisher: &Publisher) -> (u32, u32) {
+    let (mut messages, mut consumers) = (0, 0);
+    for partition in 0..world.broker.partitions() {
+        let depth = publisher.depth(&world.broker.queue(partition)).await.unwrap();
+        messages += depth.messages;
+        consumers += depth.consumers;
+    }
+    (messages, consumers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_consumers_hold_nothing_and_go_on_where_they_were() {
+    let world = World::new("paused", &format!("[amqp]\npartitions = 2\n{METRICS}")).await;
+    let publisher = world.publisher().await;
+    let sockets = ["one", "two"].map(|name| format!("unix:{}/{name}.sock", world.folder.path().display()));
+    let daemons = sockets.each_ref().map(|socket| world.daemon_with(&[("TALLYD__ADMIN__LISTEN", socket)]));
+    for daemon in &daemons {
+        daemon.logged("\"consuming\"").await;
+    }
+    let control = std::fs::metadata(world.folder.path().join("control.sock")).unwrap();
+    assert_eq!(control.permissions().mode() & 0o777, 0o660);
+    let mut counts = Counts::of(40);
+    let (before, during) = (counts.some(6_000), counts.some(500));
+    tokio::join!(world.publish(&publisher, &before), async {
+        eventually("some are written", || async { !in_mysql(&world).await.is_empty() }).await;
+        let said = ordered(&world, &["pause", "consumer", "--for", "10m", "--reason", "MySQL moves"]);
+        assert!(said.contains("consumer is paused until") && said.contains(": MySQL moves\n"), "{said}");
+    });
+    let began = Instant::now();
+    eventually("no daemon consumes", || async { queued(&world, &publisher).await.1 == 0 }).await;
+    assert!(began.elapsed() < OBEYED_WITHIN, "{:?}", began.elapsed());
+    let held = "SELECT COUNT(*) FROM partition_owner WHERE owner IS NOT NULL";
+    eventually("the partitions are released", || async { world.count(held).await == 0 }).await;
+    let (written, (waiting, _)) = (in_mysql(&world).await, queued(&world, &publisher).await);
+    world.publish(&publisher, &during).await;
+    eventually("the queues grow", || async { queued(&world, &publisher).await == (waiting + 500, 0) }).await;
+    assert_eq!(in_mysql(&world).await, written);
+    for socket in &sockets {
+        let shown = || async { stdout(&world.tallyd(&["status", "--url", socket])) };
+        eventually("the status tells it", || async { shown().await.contains("consumer is paused until") }).await;
+        let shown = shown().await;
+        assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
+        assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
+    }
+    // No fence would pass.
+    let refused = world.tallyd(&["reconcile"]);
+    assert_eq!(refused.status.code(), Some(75));
+    assert!(stderr(&refused).contains("consumer is paused until"), "{}", stderr(&refused));
+
+    assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
+    assert_exact(&world, &publisher, &counts).await;
+    // The socket of a daemon that lives is not taken, and the other one takes it at its end.
+    let [one, two] = daemons;
+    let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
+    assert!(other.log().contains("another process listens there"), "{}", other.log());
+    assert!(holder.stop().success());
+    other.logged("control-listening").await;
+    assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer was not paused\n");
+    assert!(other.stop().success());
+    let gone = world.tallyd(&["pause", "consumer"]);
+    assert_eq!(gone.status.code(), Some(75));
+    assert!(stderr(&gone).contains("no daemon answers at"), "{}", stderr(&gone));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_outbox_goes_on_by_itself_once_its_time_is_over() {
+    let world = World::new("paused_outbox", METRICS).await;
+    let publisher = world.publisher().await;
+    let daemons = [world.daemon(), world.daemon()];
+    daemons[0].logged("\"consuming\"").await;
+    let mut counts = Counts::of(20);
+    world.publish(&publisher, &counts.some(100)).await;
+    assert_exact(&world, &publisher, &counts).await;
+    let known = in_redis(&world, &world.cache, counts.targets).await;
+
+    let began = Instant::now();
+    ordered(&world, &["pause", "outbox", "--for", "8s"]);
+    for daemon in &daemons {
+        daemon.logged("order-begun").await;
+    }
+    world.publish(&publisher, &counts.some(200)).await;
+    world.drained(&publisher).await;
+    assert_eq!(in_mysql(&world).await, counts.sums, "consumers go on");
+    // A daemon that starts finds the pause.
+    let [first, second] = daemons;
+    assert!(first.stop().success());
+    let third = world.daemon();
+    third.logged("order-begun").await;
+    let archive = world.tallyd(&["archive"]);
+    let ends: i64 = sqlx::query("SELECT CAST(until_at > NOW(6) AS SIGNED) FROM control")
+        .fetch_one(&world.pool)
+        .await
+        .unwrap()
+        .get(0);
+    if ends == 1 {
+        assert_eq!(in_redis(&world, &world.cache, counts.targets).await, known);
+        assert_eq!(archive.status.code(), Some(75), "{}", stderr(&archive));
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(began.elapsed() >= Duration::from_secs(8));
+    second.logged("order-ended").await;
+    for daemon in [second, third] {
+        assert!(daemon.stop().success());
+    }
+    world.close().await;
+}
