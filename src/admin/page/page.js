@@ -4,6 +4,7 @@ const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 
 const RECONCILES_SHOWN = 6;
 // Where the alerts TallydLagHigh and TallydQueueGrowing begin.
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
+const ENDED_WELL = ["done", "stopped"];
 
 // Points of processes before the one that answers now are kept: by their time.
 const history = new Map();
@@ -128,14 +129,14 @@ function showPartitions() {
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
   ];
   rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon consumes none yet.");
-  const well = told.partitions.filter((one) => one.consumers !== 0 && !["connecting", "stopped"].includes(one.standing));
+  const bad = told.partitions.some((one) => one.consumers === 0 || one.standing === "connecting" || one.standing === "stopped");
   const writing = told.partitions.filter((one) => one.standing === "writing").length;
-  fold("partitions-section", well.length < told.partitions.length, `${writing} of ${told.partitions.length} written here`);
+  fold("partitions-section", bad, `${writing} of ${told.partitions.length} written here`);
 }
 
 function showJobs() {
   rows("jobs", told.jobs, (one) => `${one.job} ${one.mode}`, job, "Not known yet: MySQL has not answered.");
-  const failed = told.jobs.filter((one) => one.last && !one.running && !["done", "stopped"].includes(one.last.outcome)).length;
+  const failed = told.jobs.filter((one) => one.last && !one.running && !ENDED_WELL.includes(one.last.outcome)).length;
   const running = told.jobs.filter((one) => one.running).length;
   fold("jobs-section", failed > 0, failed ? `${failed} failed` : `${running} running`);
 }
@@ -182,8 +183,8 @@ function showReconciles() {
   const runs = told.reconciles;
   drift.show(runs);
   rows("reconciles", runs.slice(-RECONCILES_SHOWN).reverse(), (run) => `${run.run}`, reconcile, "No run has ended yet.");
-  const last = runs.at(-1);
-  fold("reconciles-section", last !== undefined && last.outcome !== "done" && last.outcome !== "stopped", last ? `last run ${last.outcome}` : "none yet");
+  const ended = runs.at(-1)?.outcome ?? null;
+  fold("reconciles-section", ended !== null && !ENDED_WELL.includes(ended), ended === null ? "none yet" : `last run ${ended}`);
 }
 
 function showBoards() {

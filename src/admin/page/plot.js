@@ -30,7 +30,7 @@ function reachOf(points) {
 /** Numbers over time: `series` are `{ name, label, of }`, drawn alike in all plots: the first solid, the second dashed. */
 class Plot {
   constructor(id, title, series, say, least) {
-    Object.assign(this, { series, say, least, title, points: [], starts: [], reached: REACHES[0] });
+    Object.assign(this, { series, say, least, points: [], starts: [], reached: REACHES[0] });
     this.values = series.map(() => make("span"));
     const keys = series.map((one, place) => {
       const key = make("span", { class: place ? "key two" : "key", "aria-hidden": "true" });
@@ -73,7 +73,7 @@ class Plot {
     const y = (value) => HEIGHT - BOTTOM - (value / this.most) * (HEIGHT - BOTTOM - TOP);
     this.y = y;
     this.marks = make("svg:g");
-    this.svg.replaceChildren(...this.gaps(seen), ...this.axes(y), ...this.starting(), ...this.lines(seen, y), this.marks);
+    this.svg.replaceChildren(...this.axes(y), ...this.gaps(seen), ...this.starting(), ...this.lines(seen, y), this.marks);
     this.point();
   }
 
