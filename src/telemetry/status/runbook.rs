@@ -28,6 +28,7 @@ runbooks! {
     MorePartitions = "the-number-of-partitions-is-to-grow",
     NotReady = "alert-tallydnotready",
     OutageGoesOn = "alert-tallydoutagegoeson",
+    Paused = "alert-tallydpaused",
     PartitionStuck = "alert-tallydpartitionstuck",
     PartitionWithoutConsumer = "alert-tallydpartitionwithoutconsumer",
     ReloadRefused = "alert-tallydreloadrefused",

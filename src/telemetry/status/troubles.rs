@@ -60,7 +60,10 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         found.extend(waits);
     }
     found.extend(
-        status.orders.iter().map(|order| Trouble::mild(order.to_string(), Some(order.since.0)).with(order.undo())),
+        status
+            .orders
+            .iter()
+            .map(|order| Trouble::mild(order.to_string(), Some(order.since.0)).with(order.undo()).see(Runbook::Paused)),
     );
     found.extend(went_back(status));
     found.extend(status.boards.iter().flat_map(|board| of_board(board, status.now)));
