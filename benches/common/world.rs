@@ -147,7 +147,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
          [mysql]\nurl = \"{admin_url}{name}\"\n[redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\n\
          [consumer]\nbatch_events_max = {batch_events_max}\nbatch_bytes_max = {bytes_max}\n\
          dead_letters_max = {dead_letters_max}\n\
-         [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\n\
+         [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\ncontrol = \"\"\n\
          [log]\nlevel = \"info,tallyd::consumer::session::writing=debug\"\nformat = \"json\"\n\
          [[rule]]\nmetric = \"like\"\nwriter = \"{writer}\"\n[[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
         stack("AMQP_URL")?,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -40,29 +40,33 @@ struct InForce {
 
 /// The orders as this process knows them.
 #[derive(Clone, Debug)]
-pub(crate) struct Control(Arc<watch::Sender<Known>>);
+pub(crate) struct Control {
+    known: Arc<watch::Sender<Known>>,
+    /// Held while MySQL is read, so that no read overwrites what a later one has found.
+    reading: Arc<Mutex<()>>,
+}
 
 impl Default for Control {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(None)))
+        Self { known: Arc::new(watch::Sender::new(None)), reading: Arc::default() }
     }
 }
 
 impl Control {
     /// The order that pauses one of `tasks`. `None` also before MySQL was read.
     pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
-        paused(&self.0.borrow(), tasks).map(|it| it.order.clone())
+        paused(&self.known.borrow(), tasks).map(|it| it.order.clone())
     }
 
     /// Whether MySQL was read and pauses none of `tasks`.
     pub(crate) fn allows(&self, tasks: &[Task]) -> bool {
-        let known = self.0.borrow();
+        let known = self.known.borrow();
         known.is_some() && paused(&known, tasks).is_none()
     }
 
     /// How many targets a reconcile compares each second at most.
     pub(crate) fn targets_per_second(&self) -> Option<u32> {
-        let known = self.0.borrow();
+        let known = self.known.borrow();
         in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
             (Task::Reconcile, Command::Throttle { targets_per_second }) => Some(targets_per_second),
             _ => None,
@@ -72,12 +76,12 @@ impl Control {
     /// Waits until one of `tasks` is paused.
     pub(crate) async fn until_paused(&self, tasks: &[Task]) {
         // The sender is here, so the channel stays open.
-        let _ = self.0.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
+        let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 
     /// Waits until MySQL was read and pauses none of `tasks`.
     pub(crate) async fn until_allowed(&self, tasks: &[Task]) {
-        let mut known = self.0.subscribe();
+        let mut known = self.known.subscribe();
         loop {
             let ends = match &*known.borrow_and_update() {
                 None => None,
@@ -101,6 +105,7 @@ impl Control {
 
     /// Reads MySQL.
     pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
+        let _reading = self.reading.lock().await;
         let orders = store.orders().await?;
         let now = Instant::now();
         self.note(orders.into_iter().map(|(order, left)| InForce { order, until: now + left }).collect());
@@ -124,13 +129,13 @@ impl Control {
 
     /// Ends what is over by this process' clock, while MySQL does not answer.
     fn end_overdue(&self) {
-        let Some(mut left) = self.0.borrow().clone() else { return };
+        let Some(mut left) = self.known.borrow().clone() else { return };
         left.retain(|it| it.until > Instant::now());
         self.note(left);
     }
 
     fn note(&self, orders: Vec<InForce>) {
-        let before = self.0.send_replace(Some(orders.clone())).unwrap_or_default();
+        let before = self.known.send_replace(Some(orders.clone())).unwrap_or_default();
         let has = |all: &[InForce], one: &InForce| all.iter().any(|it| it.order == one.order);
         // An order that was replaced has not ended.
         let is_replaced = |one: &InForce| {
@@ -193,6 +198,6 @@ mod tests {
         assert!(control.paused(&[Task::Consumer]).is_some());
         control.until_allowed(&[Task::Consumer]).await;
         control.end_overdue();
-        assert!(control.0.borrow().as_ref().unwrap().is_empty());
+        assert!(control.known.borrow().as_ref().unwrap().is_empty());
     }
 }

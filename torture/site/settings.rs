@@ -21,6 +21,7 @@ pub fn text(name: &str, likes_by: Writes, addresses: &Addresses, admin: &str) ->
     let servers = format!(
         r#"[admin]
 listen = "{admin}"
+control = ""
 [daemon]
 drain_max_s = 20
 [amqp]

@@ -66,6 +66,7 @@ impl<'a> Throttle<'a> {
     /// How many targets the next page has.
     pub(super) fn page(&self) -> usize {
         match self.run.servers.control.targets_per_second() {
+            // At least one page a second, so that a run obeys other orders soon.
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
@@ -102,16 +103,9 @@ impl<'a> Throttle<'a> {
 
     /// Waits until the targets of the last page have had their time, where an operator has throttled reconciles.
     async fn keep_pace(&mut self) {
-        let early_end = &self.run.early_end;
         let (began, targets) = self.pace;
-        while let Some(each_second) = self.run.servers.control.targets_per_second() {
-            let left = pace(targets, each_second).saturating_sub(began.elapsed());
-            let is_late = early_end.deadline().is_some_and(|deadline| Instant::now() > deadline);
-            if left.is_zero() || is_late || early_end.stop.is_cancelled() {
-                break;
-            }
-            // The order can change meanwhile.
-            early_end.pause(left.min(CHECK_EVERY)).await;
+        if let Some(each_second) = self.run.servers.control.targets_per_second() {
+            self.run.early_end.pause(pace(targets, each_second).saturating_sub(began.elapsed())).await;
         }
         self.pace = (Instant::now(), 0);
     }
@@ -235,9 +229,9 @@ impl<'a> Throttle<'a> {
     }
 }
 
-/// The time that so many targets may take at least.
+/// The time that so many targets take at least. One second at most, for which pages are sized: a larger page is from before the order.
 fn pace(targets: usize, each_second: u32) -> Duration {
-    Duration::from_secs_f64(targets as f64 / f64::from(each_second.max(1)))
+    Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }
 
 /// The size that would have taken `target_ms`, at most twice or half of `page`.
@@ -250,6 +244,14 @@ fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_throttled_page_takes_its_time_and_never_more_than_a_second() {
+        for (targets, each_second, ms) in [(0, 10, 0), (5, 10, 500), (10, 10, 1_000), (5_000, 10, 1_000), (1, 0, 1_000)]
+        {
+            assert_eq!(pace(targets, each_second), Duration::from_millis(ms), "{targets} at {each_second}");
+        }
+    }
 
     #[test]
     fn a_page_grows_and_shrinks_towards_its_time() {
