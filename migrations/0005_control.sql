@@ -1,4 +1,4 @@
--- What operators have ordered for a while. All daemons of the site read it once a second and obey until `until_at`, by this server's clock.
+-- Orders of operators that last for a while. All daemons of the site read them once a second and obey until `until_at`, by this server's clock.
 CREATE TABLE IF NOT EXISTS control (
     task               VARCHAR(16)  NOT NULL COMMENT 'consumer, outbox, reconcile, archive',
     command            VARCHAR(16)  NOT NULL COMMENT 'pause, throttle',

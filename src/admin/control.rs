@@ -31,13 +31,13 @@ use tallyd_mysql::{Store, StoreError};
 
 pub(crate) const ORDERS: &str = "/v1/orders";
 
-/// Whoever can write the socket: its owner and group.
+/// The owner and the group can connect.
 const MODE: u32 = 0o660;
 
 /// Delay after the socket could not be made: another daemon has it, or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
-/// What a client wants.
+/// A client's order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     pub task: Task,

@@ -1,4 +1,4 @@
-//! What operators have ordered: each daemon reads it from MySQL once a second, and tasks ask here whether they are paused.
+//! Orders of operators: each daemon reads them from MySQL once a second, and tasks ask here whether they are paused.
 //!
 //! MySQL's clock says when an order ends. While MySQL does not answer the last known orders stay in force until their end.
 

@@ -36,7 +36,7 @@ pub struct Servers {
     pub broker: Broker,
     /// This process, for those who find a lock held by it: `host:pid`.
     pub owner: String,
-    /// What operators have ordered.
+    /// The orders of operators.
     pub(crate) control: Control,
 }
 

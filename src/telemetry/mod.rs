@@ -148,7 +148,7 @@ impl Telemetry {
         *locked(&self.orders) = orders;
     }
 
-    /// What operators have ordered.
+    /// The orders of operators.
     pub(crate) fn orders(&self) -> Vec<Order> {
         locked(&self.orders).clone()
     }

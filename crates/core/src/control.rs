@@ -1,4 +1,4 @@
-//! What an operator orders while daemons run: tasks that pause, a reconcile that is throttled. Pure.
+//! Orders of an operator to running daemons: pause a task, throttle reconciles. Pure.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What operators have ordered for a while, and all daemons obey.
+//! Orders of operators, which last for a while and which all daemons obey.
 
 use std::time::Duration;
 

@@ -59,7 +59,7 @@ pub(crate) struct Status {
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
-    /// What operators have ordered for a while, over all daemons.
+    /// The orders of operators, which all daemons obey.
     pub orders: Vec<Order>,
 }
 

@@ -29,7 +29,7 @@ async fn queued(world: &World, publisher: &Publisher) -> (u32, u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paused_consumers_hold_nothing_and_go_on_where_they_were() {
+async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     let world = World::new("paused", &format!("[amqp]\npartitions = 2\n{METRICS}")).await;
     let publisher = world.publisher().await;
     let sockets = ["one", "two"].map(|name| format!("unix:{}/{name}.sock", world.folder.path().display()));
@@ -84,7 +84,7 @@ async fn paused_consumers_hold_nothing_and_go_on_where_they_were() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_outbox_goes_on_by_itself_once_its_time_is_over() {
+async fn a_paused_outbox_resumes_automatically_once_its_time_is_over() {
     let world = World::new("paused_outbox", METRICS).await;
     let publisher = world.publisher().await;
     let daemons = [world.daemon(), world.daemon()];
