@@ -44,7 +44,7 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// Where the control socket is; `None` if there is none.
+    /// The path of the control socket; `None` if there is none.
     pub fn control(&self) -> Result<Option<PathBuf>, NoAddress> {
         if self.control.is_empty() { Ok(None) } else { socket_path(&self.control).map(Some) }
     }

@@ -76,7 +76,7 @@ impl Command {
 pub struct Order {
     /// The task that obeys.
     pub task: Task,
-    /// What it does.
+    /// Pause or throttle.
     pub command: Command,
     /// When it was ordered, by MySQL's clock.
     pub since: Micros,
