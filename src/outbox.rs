@@ -358,7 +358,7 @@ fn say_went_back(partition: u16, state: &mut State) {
             event = "mysql-went-back",
             times,
             partition,
-            "MySQL is older than Redis: it lacks rows of partition {partition}'s outbox that Redis has. Run: tallyd reconcile --full"
+            "MySQL is older than Redis: it lacks rows of partition {partition}'s outbox that Redis has. Run: tallyd after-restore"
         );
     }
 }

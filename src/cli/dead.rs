@@ -1,6 +1,6 @@
 //! `tallyd dead`: shows messages that could not be applied, sends them again, deletes them.
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -8,6 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::consent::confirmed;
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
 use crate::config::Config;
 use crate::dead_letters::replay::Replay;
@@ -222,29 +223,14 @@ async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {
         print(&purge::Report::dry(meant), format)?;
         return Ok(EXIT_DONE);
     }
-    if meant.all > 0 && !yes && std::io::stdin().is_terminal() {
-        let open =
-            if meant.open > 0 { format!(", {} of which were never replayed", meant.open) } else { String::new() };
-        if !asked(&format!("delete {} dead letters{open}? [y/N] ", meant.all), false)? {
-            writeln!(std::io::stderr(), "tallyd: nothing was deleted").context("print")?;
-            return Ok(EXIT_FAILED);
-        }
+    let open = if meant.open > 0 { format!(", {} of which were never replayed", meant.open) } else { String::new() };
+    if meant.all > 0 && !confirmed(&format!("delete {} dead letters{open}? [y/N] ", meant.all), yes)? {
+        writeln!(std::io::stderr(), "tallyd: nothing was deleted").context("print")?;
+        return Ok(EXIT_FAILED);
     }
     let report = purge::purge(store, &which, meant, &shutdown::on_signals()?).await?;
     print(&report, format)?;
     Ok(if report.stopped { EXIT_FAILED } else { EXIT_DONE })
-}
-
-/// Asks on the terminal; `usual` is what an empty line means. No answer is a no.
-pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
-    let mut out = std::io::stderr();
-    write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;
-    let mut answer = String::new();
-    let read = std::io::stdin().lock().read_line(&mut answer).context("read the answer")?;
-    Ok(match answer.trim().to_lowercase().as_str() {
-        "" => usual && read > 0,
-        answer => matches!(answer, "y" | "yes"),
-    })
 }
 
 fn only_one(ids: &[u64], why: &str) -> Result<u64, Usage> {

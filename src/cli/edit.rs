@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::dead::asked;
+use super::consent::asked;
 use crate::dead_letters::preview::judge;
 use crate::letter::text::{pretty_json, printable};
 use crate::runtime::clock;

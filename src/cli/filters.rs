@@ -1,13 +1,16 @@
 //! `tallyd filters`.
 
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
+use super::consent::Consent;
 use super::{EXIT_DONE, Usage};
 use crate::config::Config;
-use crate::jobs::filters;
+use crate::jobs::{JobError, filters};
+use crate::runtime::clock;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
@@ -15,11 +18,17 @@ use tallyd_core::job_name::JobName;
 pub(super) enum FiltersCommand {
     /// Rebuild all Bloom filters by the daemon's next run, for instance after likes came into MySQL without lua/like.lua.
     Rebuild,
+    /// Delete all Bloom filters in Redis, once API servers and daemons no longer use them.
+    Drop(Consent),
 }
+
+/// A daemon with filters starts a run every minute.
+const IDLE_MIN: Duration = Duration::from_mins(2);
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
     match command {
         FiltersCommand::Rebuild => rebuild(config).await,
+        FiltersCommand::Drop(consent) => drop_all(config, consent).await,
     }
 }
 
@@ -31,5 +40,31 @@ async fn rebuild(config: &Config) -> Result<u8> {
     // Without one before it the next run trusts no filter.
     servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run deletes all filters and builds them again").context("print")?;
+    Ok(EXIT_DONE)
+}
+
+async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
+    if config.filter.is_on() {
+        let advice = "set it to 0 for all API servers, then for all daemons, and restart them";
+        return Err(Usage(format!("[filter] likes_min is {}: {advice}", config.filter.likes_min)).into());
+    }
+    let servers = Servers::checked(config).await?;
+    let (job, since) = (JobName::Filters.name(), clock::now().before(IDLE_MIN));
+    let last = servers.store.ended_runs(job, filters::MODE, since, 1).await?;
+    let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);
+    if let Some(owner) = running.map(|run| run.owner).or_else(|| Some(last.first()?.owner.clone())) {
+        let text = format!(
+            "{owner} has kept filters within the last two minutes: restart it without [filter], then try again"
+        );
+        return Err(JobError::NotNow(text).into());
+    }
+    let keys = servers.cache.drop_all_filters(true).await?;
+    if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
+        return Ok(code);
+    }
+    // Whoever switches filters on again must not trust them.
+    servers.store.forget_marks(job, filters::MODE).await?;
+    let deleted = servers.cache.drop_all_filters(false).await?;
+    writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;
     Ok(EXIT_DONE)
 }

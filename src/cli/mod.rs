@@ -1,9 +1,11 @@
 //! The commands: what each prints and how it exits.
 
+mod after_restore;
 mod board;
 pub mod check;
 mod complete;
 mod configuration;
+mod consent;
 mod control;
 mod dead;
 mod edit;
@@ -11,7 +13,9 @@ mod exit;
 mod filters;
 mod healthcheck;
 mod layout;
+mod names;
 mod once;
+mod partitions;
 mod port;
 mod reconcile;
 mod recount;
@@ -93,12 +97,20 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Rebuild the Bloom filters.
+    /// Rebuild or delete the Bloom filters.
     #[command(subcommand)]
     Filters(filters::FiltersCommand),
     /// Move counters to another layout in Redis, and delete the former one.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
+    /// Lower the number of partitions.
+    #[command(subcommand)]
+    Partitions(partitions::PartitionsCommand),
+    /// Rename kinds and metrics.
+    #[command(subcommand)]
+    Names(names::NamesCommand),
+    /// Bring Redis to the state of MySQL after MySQL was restored from a backup.
+    AfterRestore(after_restore::AfterRestoreArgs),
     /// Create or update the tables in MySQL, with an account that has the right to create tables.
     Migrate,
 }
@@ -212,6 +224,9 @@ where
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
             Some(Command::Filters(command)) => filters::run(&config, &command).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
+            Some(Command::Partitions(command)) => partitions::run(&config, &command).await,
+            Some(Command::Names(command)) => names::run(&config, &command).await,
+            Some(Command::AfterRestore(args)) => after_restore::run(&config, &args).await,
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })

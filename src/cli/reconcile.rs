@@ -51,6 +51,13 @@ pub(super) struct ReconcileArgs {
     format: Format,
 }
 
+impl ReconcileArgs {
+    /// A full run without limits.
+    pub(super) fn forced(dry_run: bool, format: Format) -> Self {
+        Self { dry_run, force: true, format, ..Self::default() }
+    }
+}
+
 pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let mode = match (args, args.target.as_slice()) {
         (ReconcileArgs { reload: true, .. }, _) => Mode::Rebuild,

@@ -128,7 +128,9 @@ fn judge(
             Some(name) => doubts.push(Doubt {
                 change: change(name, Noted::Was(former.clone())),
                 found: format!("[{section}] {name} = {code}, but in MySQL {code} is the code of {former}"),
-                advice: format!("a code never changes its meaning: give {name} one that was never used"),
+                advice: format!(
+                    "a code never changes its meaning: give {name} one that was never used, or where it means the same: tallyd names rename"
+                ),
                 in_use: !removed,
             }),
             None if *removed || retired.contains(former) => {}
@@ -224,7 +226,7 @@ mod tests {
         assert_eq!(
             doubts,
             ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code never \
-              changes its meaning: give post one that was never used"]
+              changes its meaning: give post one that was never used, or where it means the same: tallyd names rename"]
         );
         let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
         assert!(

@@ -19,6 +19,7 @@ mod layouts;
 mod likes;
 mod limits;
 mod metrics;
+mod operate;
 mod outbox;
 mod races;
 mod reconcile;

@@ -137,6 +137,11 @@ impl Keys {
         format!("{key}:next")
     }
 
+    /// Matches every key of filters.
+    pub fn filters(&self) -> String {
+        format!("{}filter:*", escaped(&self.prefix))
+    }
+
     /// `filter:epoch`: which filters are trusted.
     pub fn filter_epoch(&self) -> String {
         format!("{}filter:epoch", self.prefix)

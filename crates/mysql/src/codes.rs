@@ -111,6 +111,19 @@ impl Store {
         }
     }
 
+    /// Gives a code another name of the same meaning. `false` where it no longer has the name `from`.
+    pub async fn rename_code(&self, of: Of, code: u8, from: &str, to: &str) -> Result<bool> {
+        const ACTION: &str = "rename a code";
+        let (table, column) = of.table();
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = format!("UPDATE {table} SET name = ? WHERE {column} = ? AND name = ?");
+            let update = sqlx::query(AssertSqlSafe(sql)).bind(to).bind(code).bind(from);
+            Ok(update.execute(connection).await.context(ACTION)?.rows_affected() > 0)
+        })
+        .await
+    }
+
     /// Whether there is a like or a number of that kind.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "look for a kind";

@@ -220,6 +220,19 @@ impl super::Store {
     }
 }
 
+impl super::Store {
+    /// Notes that `to` partitions are in use and no longer `from`. `false` where another number is noted.
+    pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
+        const ACTION: &str = "note that fewer partitions are in use";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let update = sqlx::query("UPDATE partition_count SET partitions = ? WHERE one = 1 AND partitions = ?");
+            Ok(update.bind(to).bind(from).execute(connection).await.context(ACTION)?.rows_affected() > 0)
+        })
+        .await
+    }
+}
+
 /// How many partitions are in use, as of the connection's transaction.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";

@@ -9,6 +9,7 @@
 
 pub mod config;
 mod error;
+mod lower;
 mod nodes;
 pub mod probe;
 mod topology;

@@ -28,7 +28,7 @@ impl Broker {
     }
 
     /// Spreads the events over several partitions by the routing key's hash: by user.
-    fn spread(&self) -> String {
+    pub(super) fn spread(&self) -> String {
         format!("{}.partitions", self.config.prefix)
     }
 
@@ -123,7 +123,7 @@ impl Broker {
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
     }
 
-    async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
+    pub(super) async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
         let options = QueueBindOptions::default();
         let bind = link.channel.queue_bind(queue.into(), exchange.into(), key.into(), options, FieldTable::default());
         let bound = link.call("bind the queue", bind).await;

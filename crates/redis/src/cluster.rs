@@ -123,6 +123,18 @@ impl Cluster {
         answers
     }
 
+    /// The nodes that serve slots.
+    pub(super) async fn masters(&self) -> RedisResult<Vec<String>> {
+        Ok(self.map(Instant::now()).await?.masters().into_iter().map(str::to_owned).collect())
+    }
+
+    /// Runs a command that has no key on one node.
+    pub(super) async fn ask(&self, node: &str, command: &Cmd) -> RedisResult<Value> {
+        let steps = vec![Step { place: 0, node: node.to_owned(), asking: false }];
+        let (_, results) = self.send_part(&[command], steps, Instant::now()).await;
+        results?.pop().unwrap_or(Ok(Value::Nil))
+    }
+
     /// Sends what is open, all nodes' parts at once.
     async fn send(&self, commands: &[&Cmd], answers: &mut Answers, began: Instant) {
         let mut parts: BTreeMap<String, Vec<Step>> = BTreeMap::new();

@@ -17,6 +17,7 @@ pub mod config;
 pub mod counters;
 mod error;
 pub mod feed;
+mod filter_drop;
 pub mod filters;
 pub mod freezes;
 mod link;

@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // To drop a layout, to find the nodes of a Cluster, to note what is missing (the client does), to read settings.
+        // To drop a layout or all filters, to find the nodes of a Cluster, to note what is missing (the client does), to read settings.
         // And to ask sentinels for the master, and it if it is.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);

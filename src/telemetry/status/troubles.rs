@@ -122,9 +122,7 @@ fn went_back(status: &Status) -> Option<Trouble> {
         return None;
     }
     let what = "MySQL went back to an older state, and Redis has counts that it lacks: the numbers differ until a full reconcile";
-    Some(
-        Trouble::mild(what.to_owned(), Some(at)).with("tallyd reconcile --full".to_owned()).see(Runbook::RestoredMysql),
-    )
+    Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd after-restore".to_owned()).see(Runbook::RestoredMysql))
 }
 
 /// A run that goes on may mend it.
@@ -290,7 +288,7 @@ mod tests {
             all(json!({ "mysql_went_back_at": 5, "jobs": [{ "job": "reconcile", "mode": mode, "last": last }] }))
         };
         for found in [after("full", 4, "done"), after("full", 6, "stopped"), after("changed", 6, "done")] {
-            assert_eq!(found[0].command.as_deref(), Some("tallyd reconcile --full"), "{found:?}");
+            assert_eq!(found[0].command.as_deref(), Some("tallyd after-restore"), "{found:?}");
         }
         assert_eq!(after("full", 6, "done"), []);
     }

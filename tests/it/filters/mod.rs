@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod by_daemon;
+mod dropped;
 mod faults;
 mod kept;
 mod trusted;

@@ -1,0 +1,41 @@
+//! `tallyd after-restore`: MySQL went back, and is the truth all the same.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::Format;
+use super::consent::Consent;
+use super::reconcile::{self, ReconcileArgs};
+use crate::config::Config;
+use crate::jobs::filters;
+use crate::servers::Servers;
+use tallyd_core::job_name::JobName;
+
+#[derive(Debug, Args)]
+pub(super) struct AfterRestoreArgs {
+    #[command(flatten)]
+    consent: Consent,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> {
+    let AfterRestoreArgs { consent, format } = args;
+    if consent.dry_run {
+        return reconcile::run(config, &ReconcileArgs::forced(true, *format)).await;
+    }
+    let servers = Servers::checked(config).await?;
+    let mut plan = vec!["remove from Redis what MySQL has lost: a full reconcile without limits".to_owned()];
+    if config.filter.is_on() {
+        plan.push("rebuild all Bloom filters by the daemon's next run".to_owned());
+    }
+    if let Some(code) = consent.ends(&plan)? {
+        return Ok(code);
+    }
+    if config.filter.is_on() {
+        // A filter lacks users who unliked after the backup, and like again.
+        servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
+    }
+    reconcile::run(config, &ReconcileArgs::forced(false, *format)).await
+}

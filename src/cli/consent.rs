@@ -1,0 +1,75 @@
+//! What commands check and ask before they change what no reconcile would bring back.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::{EXIT_DONE, EXIT_FAILED};
+use crate::jobs::JobError;
+use crate::servers::Servers;
+
+#[derive(Debug, Args)]
+pub(super) struct Consent {
+    /// Change nothing; print what would be done.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Don't ask on a terminal.
+    #[arg(long)]
+    yes: bool,
+}
+
+impl Consent {
+    /// Prints the plan, and asks on a terminal. Returns the exit code where the command ends with that.
+    pub(super) fn ends(&self, plan: &[String]) -> Result<Option<u8>> {
+        if self.dry_run {
+            writeln!(std::io::stdout(), "{}", plan.join("\n")).context("print")?;
+            return Ok(Some(EXIT_DONE));
+        }
+        writeln!(std::io::stderr(), "{}", plan.join("\n")).context("print")?;
+        if confirmed("go on? [y/N] ", self.yes)? {
+            return Ok(None);
+        }
+        writeln!(std::io::stderr(), "tallyd: nothing was changed").context("print")?;
+        Ok(Some(EXIT_FAILED))
+    }
+}
+
+/// Asks on a terminal, unless `yes` was given.
+pub(super) fn confirmed(question: &str, yes: bool) -> Result<bool> {
+    if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
+}
+
+/// Asks on the terminal; `usual` is what an empty line means. No answer is a no.
+pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
+    let mut out = std::io::stderr();
+    write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer).context("read the answer")?;
+    Ok(match answer.trim().to_lowercase().as_str() {
+        "" => usual && read > 0,
+        answer => matches!(answer, "y" | "yes"),
+    })
+}
+
+/// Checks that no daemon and no job runs.
+///
+/// # Errors
+/// [`JobError::NotNow`] where one does; a server fails.
+pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
+    let Servers { store, broker, .. } = servers;
+    let noted = store.noted_partitions().await?.map_or(0, |noted| noted.partitions);
+    let link = broker.connect("operator").await?;
+    let depths = broker.depths(&link, noted.max(broker.partitions())).await?;
+    let mut consumed = (0..).zip(depths).filter(|(_, depth)| depth.is_some_and(|depth| depth.consumers > 0));
+    if let Some((partition, _)) = consumed.next() {
+        let queue = broker.queue(partition);
+        return Err(JobError::NotNow(format!("a daemon consumes {queue}: stop all daemons, then try again")).into());
+    }
+    if let Some(running) = store.running_jobs().await?.first() {
+        let text =
+            format!("{} runs {} {}: wait until it ends, then try again", running.owner, running.job, running.mode);
+        return Err(JobError::NotNow(text).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! `tallyd names`: another name for a code, with the same meaning.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use clap::{Subcommand, ValueEnum};
+
+use super::consent::{Consent, all_stopped};
+use super::{EXIT_DONE, Usage};
+use crate::config::{Config, ConfigError};
+use crate::jobs::JobError;
+use crate::servers::Servers;
+use tallyd_mysql::codes::{Of, Registered};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum NamesCommand {
+    /// Rename a kind or a metric that keeps its code and its meaning, while all daemons are stopped.
+    Rename {
+        /// Rename one of these.
+        #[arg(value_enum, value_name = "kind|metric", hide_possible_values = true)]
+        of: Named,
+        /// Rename this one.
+        from: String,
+        /// Give it this name, which the configuration already has.
+        to: String,
+        #[command(flatten)]
+        consent: Consent,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Named {
+    Kind,
+    Metric,
+}
+
+pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
+    let NamesCommand::Rename { of, from, to, consent } = command;
+    let (of, configured, word) = match of {
+        Named::Kind => (Of::Kinds, &config.kinds.0, "kind"),
+        Named::Metric => (Of::Metrics, &config.metrics.0, "metric"),
+    };
+    // Not the names: that they differ is the reason to be here.
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    let registered = servers.store.registered(of).await?;
+    let Some(code) = code_of(&registered, from, to, word)? else {
+        writeln!(std::io::stdout(), "the {word} {to} already has this name").context("print")?;
+        return Ok(EXIT_DONE);
+    };
+    is_configured(configured, of, (code, from), to)?;
+    all_stopped(&servers).await?;
+    let plan = [
+        format!("rename the {word} {from} (code {code}) to {to} in MySQL"),
+        format!(
+            "events that still say {from} become dead letters; keys in Redis that contain {from} stay there unused"
+        ),
+    ];
+    if let Some(code) = consent.ends(&plan)? {
+        return Ok(code);
+    }
+    if !servers.store.rename_code(of, code, from, to).await? {
+        return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());
+    }
+    writeln!(std::io::stdout(), "renamed: start the daemons").context("print")?;
+    Ok(EXIT_DONE)
+}
+
+/// The code to be renamed; `None` where it is done.
+fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Result<Option<u8>, Usage> {
+    let named =
+        |name: &str| registered.iter().find(|known| known.name == name && !known.removed).map(|known| known.code);
+    match (named(from), named(to)) {
+        (Some(code), None) => Ok(Some(code)),
+        (None, Some(_)) => Ok(None),
+        (Some(_), Some(other)) => Err(Usage(format!("{to} is the {word} with the code {other}: choose another name"))),
+        (None, None) => {
+            let known: Vec<&str> = registered.iter().map(|known| known.name.as_str()).collect();
+            Err(Usage(format!("no {word} is called {from} in MySQL: there are {}", known.join(", "))))
+        }
+    }
+}
+
+/// A daemon would refuse to start with the former name.
+fn is_configured(configured: &BTreeMap<String, u8>, of: Of, former: (u8, &str), to: &str) -> Result<(), ConfigError> {
+    let ((code, from), section) = (former, of.section());
+    if configured.get(to) == Some(&code) {
+        return Ok(());
+    }
+    let text =
+        format!("[{section}] has no {to} = {code}: write it there in place of {from}, on every host, then try again");
+    Err(ConfigError(vec![text]))
+}

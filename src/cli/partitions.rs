@@ -1,0 +1,89 @@
+//! `tallyd partitions`: fewer of them. More come with a daemon that has more.
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use super::consent::{Consent, all_stopped};
+use super::{EXIT_DONE, Usage};
+use crate::config::{Config, ConfigError};
+use crate::jobs::JobError;
+use crate::servers::Servers;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum PartitionsCommand {
+    /// Lower the number of partitions to that of [amqp] partitions, while producers pause and all daemons are stopped.
+    Lower {
+        /// Keep this number of partitions.
+        #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+        to: u16,
+        #[command(flatten)]
+        consent: Consent,
+    },
+}
+
+pub(super) async fn run(config: &Config, command: &PartitionsCommand) -> Result<u8> {
+    let PartitionsCommand::Lower { to, consent } = command;
+    let configured = config.amqp.partitions;
+    if configured != *to {
+        let text = format!("[amqp] partitions is {configured}: set it to {to} on every host first");
+        return Err(ConfigError(vec![text]).into());
+    }
+    let servers = Servers::checked(config).await?;
+    let noted = servers.store.noted_partitions().await?.map_or(*to, |noted| noted.partitions);
+    if noted < *to {
+        let text = format!("{noted} partitions are in use: a daemon with [amqp] partitions = {to} raises them");
+        return Err(Usage(text).into());
+    }
+    if noted == *to {
+        writeln!(std::io::stdout(), "{to} partitions are in use").context("print")?;
+        return Ok(EXIT_DONE);
+    }
+    lower(config, &servers, (noted, *to), consent).await
+}
+
+async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), consent: &Consent) -> Result<u8> {
+    let Servers { store, broker, .. } = servers;
+    all_stopped(servers).await?;
+    let link = broker.connect("operator").await?;
+    let depths = broker.depths(&link, from).await?;
+    let there = (0..).zip(depths).skip(usize::from(to)).filter_map(|(partition, depth)| Some((partition, depth?)));
+    let there: Vec<(String, u32)> = there.map(|(partition, depth)| (broker.queue(partition), depth.messages)).collect();
+    are_empty(&there.iter().filter(|(_, messages)| *messages > 0).map(|(queue, _)| queue.clone()).collect::<Vec<_>>())?;
+    let declares = config.amqp.declare;
+    if let Some((queue, _)) = there.first().filter(|_| !declares) {
+        let text = format!(
+            "[amqp] declare is false, and the queue {queue} is there: delete it and its binding, then try again"
+        );
+        return Err(JobError::NotNow(text).into());
+    }
+    let mut plan: Vec<String> =
+        there.iter().map(|(queue, _)| format!("delete the queue {queue}, which is empty")).collect();
+    if to == 1 && declares {
+        plan.push(format!("bind the queue {} to the exchange {} alone", broker.queue(0), broker.exchange()));
+    }
+    plan.push(format!("note in MySQL that {to} partitions are in use, not {from}"));
+    if let Some(code) = consent.ends(&plan)? {
+        return Ok(code);
+    }
+    if declares {
+        are_empty(&broker.lower_partitions(&link, from, to).await?)?;
+    }
+    // One that was started meanwhile has made the queues again.
+    all_stopped(servers).await?;
+    if !store.lower_partitions(from, to).await? {
+        return Err(JobError::NotNow("the number of partitions was changed meanwhile: try again".to_owned()).into());
+    }
+    writeln!(std::io::stdout(), "{to} partitions are in use: start the daemons, then the producers")
+        .context("print")?;
+    Ok(EXIT_DONE)
+}
+
+fn are_empty(queues: &[String]) -> Result<(), JobError> {
+    if queues.is_empty() {
+        return Ok(());
+    }
+    let advice = "pause the producers, start the daemons with the former number until the queues are empty, stop them, then try again";
+    Err(JobError::NotNow(format!("not empty: {}: {advice}", queues.join(", "))))
+}
