@@ -80,7 +80,39 @@ fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
         .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    read(&text, &name, environment)
+    let mut environment: Vec<(String, String)> = environment.collect();
+    let files = read_urls(&mut environment);
+    let mut found = read(&text, &name, environment)?;
+    for (key, variable, problem) in files {
+        let origin = Origin::Variable(variable);
+        found.problems.extend(problem.map(|text| Problem {
+            origin: Some(origin.clone()),
+            key: Some(key.clone()),
+            text,
+        }));
+        found.origins.set(key, origin);
+    }
+    Ok(found)
+}
+
+/// Puts what variables as `TALLYD__AMQP__URL_FILE` name in their place: an address may have a password in it. Gives the key, the
+/// variable and what is wrong with it.
+fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
+    let mut files = Vec::new();
+    for section in ["amqp", "mysql", "redis"] {
+        let variable = format!("{ENV_PREFIX}{}__URL", section.to_uppercase());
+        let of_file = format!("{variable}_FILE");
+        let Some(place) = environment.iter().position(|(name, _)| *name == of_file) else { continue };
+        let (_, file) = environment.swap_remove(place);
+        let problem = if environment.iter().any(|(name, _)| *name == variable) {
+            Some(format!("{variable} is set, too: unset one of them"))
+        } else {
+            let url = read_password("the address in", &file);
+            url.map(|url| environment.push((variable, url.expose().to_owned()))).err()
+        };
+        files.push((Key::from(section).then("url"), of_file, problem));
+    }
+    files
 }
 
 /// The types without files and cross-checks: `text` from `source`, with the variables of `environment` over it.

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Secret, ServerUrl};
 
+/// Where engines put the secrets of a container, with the modes that they choose: 0444 by default. Nobody else runs in there.
+const CONTAINER_SECRETS: &str = "/run/secrets";
+
 /// The key that is wrong, and how.
 pub(super) fn set_password(
     url: &mut ServerUrl,
@@ -56,7 +59,7 @@ pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
         format!("{name} {}: {error}{advice}", path.display())
     };
     let mode = fs::metadata(&path).map_err(failed)?.permissions().mode() & 0o777;
-    if mode & 0o007 != 0 {
+    if mode & 0o007 != 0 && !path.starts_with(CONTAINER_SECRETS) {
         return Err(format!(
             "{name} {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod 0400",
             path.display(),

@@ -90,3 +90,73 @@ fn a_relative_password_file_is_a_credential_of_systemd() {
     assert_exits(&output, 0, "");
     assert_silent(&output);
 }
+
+/// All secrets of a container in files, as Docker, Compose and Kubernetes hand them over.
+const FILES: [(&str, &str, &str); 8] = [
+    ("AMQP__PASSWORD", "amqp-password", SECRET),
+    ("MYSQL__PASSWORD", "mysql-password", SECRET),
+    ("REDIS__PASSWORD", "redis-password", SECRET),
+    ("ADMIN__TOKEN", "admin-token", SECRET),
+    ("GATEWAY__TOKEN", "gateway-token", SECRET),
+    ("AMQP__URL", "amqp-url", "amqp://of-a-file@rabbit.example/%2f"),
+    ("MYSQL__URL", "mysql-url", "mysql://of-a-file@mysql.example/t"),
+    ("REDIS__URL", "redis-url", "redis://redis.example/3"),
+];
+
+/// Runs the program where `/run/secrets` has the files, which everyone can read.
+fn in_container(alone: &Alone, arguments: &str) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    for (_, name, text) in FILES {
+        fs::write(folder.path().join(name), format!("{text}\n")).unwrap();
+    }
+    let script = format!(
+        "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/secrets && cp {}/* /run/secrets && chmod 0444 /run/secrets/* && exec {} --config {} {arguments}",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_tallyd"),
+        alone.config().display()
+    );
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", &script]).env_remove("RUST_LOG");
+    for (variable, name, _) in FILES {
+        command.env(format!("TALLYD__{variable}_FILE"), format!("/run/secrets/{name}"));
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn the_secrets_of_a_container_are_read_from_the_files_that_variables_name() {
+    let alone = Alone::new("");
+    let checked = in_container(&alone, "check-config --offline");
+    assert_exits(&checked, 0, "");
+    assert_silent(&checked);
+    let shown = in_container(&alone, "show-config --origin");
+    assert_silent(&shown);
+    for (url, variable) in [
+        ("amqp://of-a-file:***@rabbit.example/%2f", "TALLYD__AMQP__URL_FILE"),
+        ("mysql://of-a-file:***@mysql.example/t", "TALLYD__MYSQL__URL_FILE"),
+        ("redis.example/3", "TALLYD__REDIS__URL_FILE"),
+    ] {
+        let is_shown = |line: &str| line.contains(url) && line.ends_with(variable);
+        assert!(stdout(&shown).lines().any(is_shown), "{}", stdout(&shown));
+    }
+}
+
+#[test]
+fn a_file_of_an_address_that_can_not_be_used_is_said_with_its_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("url");
+    fs::write(&file, format!("mysql://u:{SECRET}@h/t\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let alone = Alone::new("");
+    let said = |variables: &[(&str, &str)], expected: &str| {
+        let output =
+            alone.command().args(["check-config", "--offline"]).envs(variables.iter().copied()).output().unwrap();
+        assert_exits(&output, 78, expected);
+        assert_silent(&output);
+    };
+    let of_file = ("TALLYD__MYSQL__URL_FILE", file.to_str().unwrap());
+    said(&[of_file], "TALLYD__MYSQL__URL_FILE: the address in ");
+    said(&[of_file], "has the mode 0644 and can be read by everyone");
+    said(&[of_file, ("TALLYD__MYSQL__URL", "mysql://u@h/t")], "TALLYD__MYSQL__URL is set, too: unset one of them");
+    said(&[("TALLYD__MYSQL__URL_FILE", "/nowhere")], "the address in /nowhere: No such file");
+}
