@@ -1,8 +1,8 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
 //! It must never slow the tasks: it has few connections of its own to the servers, and requests are bounded in number and time. A connection
-//! serves one request. On addresses that other machines reach a token is required (`token`), but for `PROBES`. A page on the Web is kept out by the name that a
-//! request is sent to (`hosts`), and gets no CORS header.
+//! serves one request. On addresses that other machines reach a token is required (`token`), but for `PROBES`. A page on the Web is kept out by the
+//! name that a request is sent to (`hosts`), and gets no CORS header.
 
 pub(crate) mod ask;
 pub(crate) mod control;
@@ -51,6 +51,10 @@ const HEAD_MAX: Duration = Duration::from_secs(3);
 
 /// Answered without a token, too, as probes of orchestrators have none: then by a status code alone.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
+
+/// What to do about a port that can't be opened.
+pub(crate) const NOT_OPENED: &str =
+    "end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address";
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -147,19 +151,12 @@ async fn listen(listen: &Listen) -> Listener {
                 info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
                 return listener;
             }
-            Err(error) => tokio::time::sleep(outage.failed(&NotOpened { listen, error })).await,
+            Err(error) => {
+                tokio::time::sleep(outage.failed(&format!("[admin] listen = \"{listen}\": {error}; {NOT_OPENED}")))
+                    .await
+            }
         }
     }
-}
-
-/// Says why the admin port could not be opened, and what to do.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "[admin] listen = \"{listen}\": {error}; end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address"
-)]
-pub(crate) struct NotOpened<'a> {
-    pub listen: &'a Listen,
-    pub error: io::Error,
 }
 
 fn routes(asked: Asked) -> Router {

@@ -10,10 +10,13 @@ use rustls::sign::CertifiedKey;
 use super::key::Key;
 use super::password::{located, read_secret};
 use super::problem::Faults;
-use super::{Config, Identity, ServerUrl, Tls};
+use super::{Config, Identity, Mysql, ServerUrl, Tls};
 
 /// Modes of `[mysql] url` in which anybody can pretend to be the server.
-const UNSURE: [&str; 3] = ["preferred", "required", "verify_ca"];
+const UNSURE: [&str; 2] = ["preferred", "required"];
+
+/// How to get the certificate of the authority that a MySQL server made for itself.
+const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
     section: &'static str,
@@ -114,7 +117,7 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 /// Settings of TLS that don't fit the addresses, and addresses that would have a server be believed whoever it is.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
-    mysql_options(&mysql.url, found);
+    mysql_options(mysql, found);
     let has_tls = option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled");
     let asks = [
         (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
@@ -155,19 +158,28 @@ pub(super) fn is_external(url: &ServerUrl) -> bool {
 }
 
 /// What the library would take from the address, and has a name of ours.
-fn mysql_options(url: &ServerUrl, found: &mut Faults) {
+fn mysql_options(mysql: &Mysql, found: &mut Faults) {
+    let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {
         if option(url, name).is_some() {
             found.at("mysql.url", format!("[mysql] url has {name}: write {ours} instead, as for the other servers"));
         }
     }
-    if let Some(mode) = options(url, "ssl-mode").find(|mode| UNSURE.contains(&mode.as_str())) {
+    let modes: Vec<String> = options(url, "ssl-mode").collect();
+    if let Some(mode) = modes.iter().find(|mode| UNSURE.contains(&mode.as_str())) {
         let text = format!(
-            "[mysql] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, and the authority's \
-             certificate in tls_ca_file if the system doesn't know it; or DISABLED for plain text",
+            "[mysql] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, or VERIFY_CA for a certificate \
+             that MySQL made for itself, and its authority's certificate in tls_ca_file ({OWN_CA}); or DISABLED for plain text",
             mode.to_uppercase()
         );
         found.at("mysql.url", text);
+    } else if modes.len() > 1 {
+        found.at("mysql.url", "[mysql] url has ssl-mode twice: write it once");
+    } else if modes.iter().any(|mode| mode == "verify_ca") && mysql.tls_ca_file.is_none() {
+        let text = format!(
+            "[mysql] url has ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file alone: set it to the server's own ({OWN_CA})"
+        );
+        found.between(&["mysql.url".into(), "mysql.tls_ca_file".into()], text);
     }
 }
 
@@ -201,13 +213,25 @@ mod tests {
     #[test]
     fn what_would_believe_any_server_is_refused() {
         // Of two the library takes the last.
-        for mode in
-            ["PREFERRED", "required", "VERIFY_CA", "VERIFY_IDENTITY&ssl-mode=PREFERRED", "DISABLED&sslmode=required"]
-        {
+        for mode in [
+            "PREFERRED",
+            "required",
+            "VERIFY_CA&ssl-mode=REQUIRED",
+            "VERIFY_IDENTITY&ssl-mode=PREFERRED",
+            "DISABLED&sslmode=required",
+        ] {
             let said = found(&format!("[mysql]\nurl = \"mysql://u@h/t?ssl-mode={mode}\"")).join(" ");
             assert!(said.contains("anybody can pretend to be the server: write VERIFY_IDENTITY"), "{said}");
         }
         assert!(found("[mysql]\nurl = \"mysql://u@h/t?sslmode=required\"").len() == 1);
+        let verify_ca = "[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_CA\"\n";
+        assert!(found(verify_ca).join(" ").contains("the authority in tls_ca_file alone: set it"));
+        assert_eq!(found(&format!("{verify_ca}tls_ca_file = \"/x\"")), Vec::<String>::new());
+        assert!(
+            found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_IDENTITY&sslmode=verify_ca\"")
+                .join(" ")
+                .contains("twice")
+        );
         assert_eq!(found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_IDENTITY\""), Vec::<String>::new());
         assert_eq!(found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=disabled\""), Vec::<String>::new());
     }

@@ -17,7 +17,7 @@ use crate::secret::Secret;
 /// What the connections to a server need beside its address.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// Certificates of authorities that are trusted beside the system's own: PEM.
+    /// Certificates of authorities that are trusted beside the system's own, or alone: PEM.
     pub authorities: Option<String>,
     /// What is shown to a server that asks.
     pub identity: Option<Identity>,
@@ -81,7 +81,7 @@ impl TlsFault {
         let Server { name, address, section, has_certificate } = server;
         let said = match within(error)? {
             rustls::Error::InvalidCertificate(wrong) => {
-                format!("{name} at {address} shows a certificate {}", of_certificate(wrong, section))
+                format!("{name} at {address} shows a certificate {}", of_certificate(wrong, server))
             }
             rustls::Error::AlertReceived(alert) if is_about_ours(*alert) && has_certificate => format!(
                 "{name} at {address} does not accept the certificate in [{section}] tls_cert_file ({alert:?}): see its log, and have \
@@ -106,8 +106,19 @@ impl TlsFault {
 }
 
 /// What follows "shows a certificate".
-fn of_certificate(wrong: &CertificateError, section: &str) -> String {
+fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Server<'_>) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match wrong {
+        CertificateError::UnknownIssuer if section == "mysql" => format!(
+            "of an authority that is not trusted here: name a file with the authority's certificate in [mysql] tls_ca_file. If MySQL made the \
+             certificate for itself: scp {host}:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that, and end url with \
+             ?ssl-mode=VERIFY_CA"
+        ),
+        CertificateError::NotValidForNameContext { presented, .. } if section == "mysql" && presented.is_empty() => {
+            "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file \
+             alone"
+                .to_owned()
+        }
         CertificateError::UnknownIssuer => format!(
             "of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file"
         ),

@@ -18,7 +18,8 @@ pub struct Mysql {
     /// A file that holds the password; a relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    /// A file with certificates of authorities (PEM) that are trusted beside the system's own, and alone with
+    /// `ssl-mode=VERIFY_CA`.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
     /// A file with the certificate (PEM) that is shown to a server that asks for one.

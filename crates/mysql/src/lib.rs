@@ -224,26 +224,33 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
 }
 
 fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
+    const ACTION: &str = "read [mysql] url";
     let Mysql { url, tls, .. } = config;
-    let options = MySqlConnectOptions::from_str(url.expose()).context("read [mysql] url")?;
+    let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
     // What is slow or fails is logged by whoever asked, once.
     let mut options = options.disable_statement_logging();
-    if let Some(authorities) = &tls.authorities {
-        options = options.ssl_ca_from_pem(authorities.clone().into_bytes());
-    }
     if let Some(Identity { certificate, key }) = &tls.identity {
         options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
     }
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
-    Ok(match said {
-        // VERIFY_IDENTITY or DISABLED: others are refused with the configuration.
-        true => options,
+    let mode = match said {
+        true => options.get_ssl_mode(),
         // TLS where the server has it, whoever it is: MySQL takes a password in no other way, unless it has just seen it.
-        false if is_loopback(url) && !is_asked_for => options.ssl_mode(MySqlSslMode::Preferred),
+        false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
         // The library's own default verifies nothing and falls back to plain text.
-        false => options.ssl_mode(MySqlSslMode::VerifyIdentity),
-    })
+        false => MySqlSslMode::VerifyIdentity,
+    };
+    let authorities = match (mode, &tls.authorities) {
+        // The name is not checked: whoever has a certificate of any of these authorities is the server.
+        (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
+        (MySqlSslMode::VerifyCa, _) => {
+            let text = "ssl-mode=VERIFY_CA needs tls_ca_file, and a build in which sqlx trusts no other authorities";
+            return Err(sqlx::Error::Configuration(text.into())).context(ACTION);
+        }
+        (_, own) => tls::authorities(own.as_deref()),
+    };
+    Ok(options.ssl_mode(mode).ssl_ca_from_pem(authorities.into_bytes()))
 }
 
 /// `host:port`.
@@ -267,6 +274,13 @@ fn is_loopback(url: &ServerUrl) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_authority_but_the_sites_own_is_left_out_where_names_are_not_checked() {
+        assert!(webpki_roots::TLS_SERVER_ROOTS.is_empty());
+        let config = Mysql { url: ServerUrl::from("mysql://u@h/t?ssl-mode=VERIFY_CA"), ..Mysql::default() };
+        assert!(options(&config).is_err(), "without an authority of its own");
+    }
 
     #[test]
     fn only_loopback_may_be_plain() {

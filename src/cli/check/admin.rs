@@ -1,5 +1,6 @@
 //! The admin port: a daemon of this configuration answers there, or nobody listens yet.
 
+use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};
 use crate::cli::port::of_listener;
 use crate::config::{Admin, Listen};
@@ -8,9 +9,6 @@ use crate::telemetry::status::Status;
 
 use super::finding::{Check, What};
 
-const TAKEN: &str = "end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address; \
-     the daemon runs without the port and tries it again";
-
 pub(super) async fn check(admin: &Admin) -> Check {
     let Ok(Some(listen)) = admin.address() else { return Check::ok(What::AdminPort, "[admin] listen is empty: none") };
     if let Some(owner) = daemon_at(admin, &listen).await {
@@ -18,7 +16,7 @@ pub(super) async fn check(admin: &Admin) -> Check {
     }
     match can_listen(&listen).await {
         Ok(()) => Check::ok(What::AdminPort, format!("{listen} is free")),
-        Err(error) => Check::warning(What::AdminPort, format!("{listen}: {error}"), TAKEN),
+        Err(error) => Check::warning(What::AdminPort, format!("{listen}: {error}"), NOT_OPENED),
     }
 }
 

@@ -16,6 +16,8 @@ pub enum RunProgress {
     Right,
     /// For another name.
     OtherName,
+    /// For no name, as the certificate that MySQL makes for itself.
+    NoName,
     /// Signed by an authority that nobody knows.
     OtherAuthority,
     /// It was valid once.
@@ -25,7 +27,8 @@ pub enum RunProgress {
 }
 
 impl RunProgress {
-    pub const ALL: [Self; 5] = [Self::Right, Self::OtherName, Self::OtherAuthority, Self::Expired, Self::Early];
+    pub const ALL: [Self; 6] =
+        [Self::Right, Self::OtherName, Self::NoName, Self::OtherAuthority, Self::Expired, Self::Early];
 
     /// The name of its file.
     pub fn file(self) -> String {
@@ -45,17 +48,19 @@ impl Files {
         let key = KeyPair::generate().unwrap();
         for shown in RunProgress::ALL {
             let name = if shown == RunProgress::OtherName { "elsewhere.example" } else { "127.0.0.1" };
-            let mut params = named(&[name], name);
+            let names: &[&str] = if shown == RunProgress::NoName { &[] } else { &[name] };
+            let mut params = named(names, name);
             match shown {
                 RunProgress::Expired => params.not_after = date_time_ymd(2021, 5, 4),
                 RunProgress::Early => params.not_before = date_time_ymd(2091, 5, 4),
-                RunProgress::Right | RunProgress::OtherName | RunProgress::OtherAuthority => {}
+                RunProgress::Right | RunProgress::OtherName | RunProgress::NoName | RunProgress::OtherAuthority => {}
             }
             let signs = if shown == RunProgress::OtherAuthority { &other.1 } else { &authority.1 };
             files.write(&shown.file(), &params.signed_by(&key, signs).unwrap().pem());
         }
         files.write("server.key", &key.serialize_pem());
         files.write("ca.pem", &authority.0);
+        files.write("other-ca.pem", &other.0);
         let key = KeyPair::generate().unwrap();
         files.write("tallyd.pem", &named(&[], "tallyd").signed_by(&key, &authority.1).unwrap().pem());
         files.write("stranger.pem", &named(&[], "tallyd").signed_by(&key, &other.1).unwrap().pem());

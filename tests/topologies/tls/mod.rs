@@ -7,7 +7,7 @@ mod servers;
 
 use crate::common;
 use authority::RunProgress;
-use common::{Daemon, World, eventually, redis_likes, stderr, target};
+use common::{Daemon, World, eventually, redis_likes, stderr, stdout, target};
 use servers::Servers;
 use tallyd_client::Client;
 use tallyd_core::model::UserId;
@@ -109,6 +109,46 @@ fn stop(daemon: Daemon) {
     assert!(daemon.stop().success(), "{log}");
 }
 
+/// With `VERIFY_CA` any name will do, and no authority but the site's own, whatever the system trusts.
+async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
+    let by_name = settings(&world.name, servers, Some("tallyd.pem"));
+    let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
+    assert_ne!(by_name, by_authority);
+    // The system's store has the other authority.
+    let system = [("SSL_CERT_FILE", servers.files.path("other-ca.pem").display().to_string())];
+    let said = |settings: &str| {
+        world.write(settings);
+        let checked = world.command().arg("check-config").envs(system.clone()).output().unwrap();
+        format!("{}{}", stdout(&checked), stderr(&checked))
+    };
+    let (right, own_ca) =
+        ("ok       mysql-answers", "ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that, and end url");
+    for (shown, with_name, with_authority) in [
+        (RunProgress::Right, right, right),
+        (RunProgress::OtherAuthority, right, own_ca),
+        (RunProgress::OtherName, "for other names (elsewhere.example)", right),
+        (
+            RunProgress::NoName,
+            "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA",
+            right,
+        ),
+        (RunProgress::Expired, "expired on 2021", "expired on 2021"),
+    ] {
+        servers.show_mysql(shown).await;
+        for (settings, expected) in [(&by_name, with_name), (&by_authority, with_authority)] {
+            let said = said(settings);
+            assert!(said.contains(expected), "{shown:?}: {expected}\n{said}");
+        }
+    }
+    servers.show_mysql(RunProgress::NoName).await;
+    world.write(&by_authority);
+    let daemon = world.daemon_with(&system.each_ref().map(|(name, file)| (*name, file.as_str())));
+    client.like(target(1), UserId(9), &[]).await.unwrap();
+    has_likes(world, 3).await;
+    stop(daemon);
+    servers.show_mysql(RunProgress::Right).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed() {
     if !crate::engines::servers::are_here() {
@@ -170,4 +210,5 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     // A job can be tried later: the certificate may be renewed.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(75));
     goes_on_by_itself(&world, &mut servers, &client).await;
+    a_stock_mysql_is_known_by_its_own_authority_alone(&world, &servers, &client).await;
 }
