@@ -165,6 +165,7 @@ impl Ownership {
         let Self { partition, .. } = *self;
         telemetry().partition(partition).writes();
         if self.epoch.replace(epoch).is_none() {
+            telemetry().consumer.takeover(partition);
             info!(event = "partition-taken", partition, epoch, "partition {partition} is written here now");
         }
     }

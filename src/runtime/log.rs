@@ -1,6 +1,7 @@
 //! Where log lines go and how they look.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -8,11 +9,11 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tracing::{Level, Metadata};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
@@ -116,6 +117,30 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
 
+/// Counts what is logged, by level.
+struct Counts;
+
+static LOGGED: [(Level, AtomicU64); 5] = [
+    (Level::ERROR, AtomicU64::new(0)),
+    (Level::WARN, AtomicU64::new(0)),
+    (Level::INFO, AtomicU64::new(0)),
+    (Level::DEBUG, AtomicU64::new(0)),
+    (Level::TRACE, AtomicU64::new(0)),
+];
+
+impl<S: Subscriber> Layer<S> for Counts {
+    fn on_event(&self, event: &Event<'_>, _: layer::Context<'_, S>) {
+        if let Some((_, count)) = LOGGED.iter().find(|(level, _)| level == event.metadata().level()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How many lines this process has logged of each level.
+pub(crate) fn logged() -> impl Iterator<Item = (Level, u64)> {
+    LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
+}
+
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 pub(crate) fn change(filter: EnvFilter) {
@@ -138,7 +163,7 @@ pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
             .with_writer(|| Stderr)
             .boxed(),
     };
-    let lines = lines.with_filter(filter_fn(holds_no_secret));
+    let lines = lines.and_then(Counts).with_filter(filter_fn(holds_no_secret));
     tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")?;
     let _ = FILTER.set(handle);
     Ok(())

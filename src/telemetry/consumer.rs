@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::labels::{Close, Code, EventType, Step};
+use super::labels::{Close, Code, EventType, Named, Step};
 use super::{LAG_BOUNDS, counter, counters, counters_of_codes, locked, registered, touched};
 use crate::telemetry::status::Standing;
 use tallyd_core::event::Reason;
@@ -36,6 +36,7 @@ pub(crate) struct ConsumerMetrics {
     pub steps: Family<Step, Histogram>,
     pub lag: Histogram,
     retries: Family<Code, Counter>,
+    takeovers: Family<Named<1>, Counter>,
     partitions: Mutex<BTreeMap<u16, Arc<PartitionState>>>,
 }
 
@@ -48,6 +49,7 @@ impl ConsumerMetrics {
         let coalesced = "Of the committed ones, how many came down to another event's row, or to a sum";
         let dropped = "Of those, how many were only counted: dead letters were at their bound";
         let retries = counters_of_codes("code", RETRY_CODES.into_iter());
+        let takeovers = "How often this process became the partition's writer: at a start, after another daemon, after a lost connection";
         // In the order in which they are on the page.
         Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered"),
@@ -70,13 +72,14 @@ impl ConsumerMetrics {
                 "From an event's `at` to its commit",
                 Histogram::new(LAG_BOUNDS),
             ),
-            retries: registered(to, "tallyd_retries", "Batches that were written again, by why", retries),
+            retries: registered(to, "tallyd_batch_retries", "Batches that were written again, by why", retries),
             steps: registered(
                 to,
-                "tallyd_flush_seconds",
+                "tallyd_batch_write_duration_seconds",
                 "Time that each step of writing a batch took",
                 touched(steps),
             ),
+            takeovers: registered(to, "tallyd_partition_takeovers", takeovers, Family::default()),
             partitions: Mutex::default(),
         }
     }
@@ -93,7 +96,12 @@ impl ConsumerMetrics {
         self.retries.get_or_create(&Code { key: "code", code }).inc();
     }
 
+    pub(crate) fn takeover(&self, partition: u16) {
+        self.takeovers.get_or_create(&[("partition", partition.to_string())]).inc();
+    }
+
     pub(crate) fn partition(&self, number: u16) -> Arc<PartitionState> {
+        drop(self.takeovers.get_or_create(&[("partition", number.to_string())]));
         Arc::clone(locked(&self.partitions).entry(number).or_default())
     }
 

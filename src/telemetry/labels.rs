@@ -43,7 +43,7 @@ labels! {
         Lend = "lend", Lock = "lock", Rows = "rows", Counters = "counters", Commit = "commit", Acknowledge = "acknowledge"
     }
 
-    Reload, "result" { Taken = "taken", Refused = "refused" }
+    Reload, "result" { Applied = "applied", Refused = "refused" }
 
     Server, "server" { Mysql = "mysql", Redis = "redis", Rabbitmq = "rabbitmq" }
 

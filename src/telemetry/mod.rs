@@ -11,10 +11,11 @@ pub(crate) mod observer;
 mod process;
 mod pulse;
 mod quantile;
+mod repairs;
 pub(crate) mod status;
 mod systemd;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 use prometheus_client::encoding::EncodeMetric;
@@ -30,9 +31,13 @@ pub(crate) use job::Jobs;
 pub(crate) use labels::{Close, EventType, Label, Named, Reload, Server, Step, WaitsFor};
 pub(crate) use process::Process;
 pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
+pub(crate) use repairs::RepairMetrics;
+#[cfg(test)]
+pub(crate) use repairs::VERDICTS;
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
 
+use crate::runtime::clock;
 use crate::runtime::lock::locked;
 use labels::Code;
 use quantile::Buckets;
@@ -51,7 +56,10 @@ pub(crate) struct Telemetry {
     pub registry: Registry,
     pub consumer: ConsumerMetrics,
     pub outbox: OutboxMetrics,
+    pub repairs: RepairMetrics,
     reloads: Family<Reload, Counter>,
+    last_reload_successful: Gauge,
+    last_reload_success: Gauge<f64, AtomicU64>,
     bucket_fields: Family<Named<1>, Gauge>,
     draining: Gauge,
     working: AtomicBool,
@@ -80,17 +88,29 @@ impl Telemetry {
     fn new() -> Self {
         let mut to = Registry::default();
         let draining = registered(&mut to, "tallyd_draining", "1 once it was told to stop", Gauge::default());
+        let started_at = clock::now();
+        let help = "1 where the last attempt to read the configuration succeeded, at the start or at a reload";
+        let last_reload_successful =
+            registered(&mut to, "tallyd_config_last_reload_successful", help, Gauge::default());
+        last_reload_successful.set(1);
+        let help = "When the configuration was last read successfully";
+        let name = "tallyd_config_last_reload_success_timestamp_seconds";
+        let last_reload_success = registered(&mut to, name, help, Gauge::<f64, AtomicU64>::default());
+        last_reload_success.set(seconds(started_at));
         let bucket_fields = Family::default();
         let help = "Fields of the fullest bucket that the last run went through";
-        to.register("tallyd_bucket_fields", help, Described(bucket_fields.clone()));
+        to.register("tallyd_bucket_fields_max", help, Described(bucket_fields.clone()));
         Self {
             consumer: ConsumerMetrics::register(&mut to),
             outbox: OutboxMetrics::register(&mut to),
-            reloads: counters(&mut to, "tallyd_reloads", "Reloads of the configuration"),
+            repairs: RepairMetrics::register(&mut to),
+            reloads: counters(&mut to, "tallyd_config_reloads", "Reloads of the configuration"),
+            last_reload_successful,
+            last_reload_success,
             bucket_fields,
             draining,
             working: AtomicBool::new(false),
-            started_at: crate::runtime::clock::now(),
+            started_at,
             refused: Mutex::default(),
             went_back: Mutex::default(),
             orders: Mutex::default(),
@@ -128,8 +148,13 @@ impl Telemetry {
     }
 
     pub(crate) fn reloaded(&self, wrong: Option<String>) {
-        self.reloads.get_or_create(if wrong.is_some() { &Reload::Refused } else { &Reload::Taken }).inc();
-        *locked(&self.refused) = wrong.map(|wrong| (crate::runtime::clock::now(), wrong));
+        let (now, is_applied) = (clock::now(), wrong.is_none());
+        self.reloads.get_or_create(if is_applied { &Reload::Applied } else { &Reload::Refused }).inc();
+        self.last_reload_successful.set(i64::from(is_applied));
+        if is_applied {
+            self.last_reload_success.set(seconds(now));
+        }
+        *locked(&self.refused) = wrong.map(|wrong| (now, wrong));
     }
 
     pub(crate) fn refused(&self) -> Option<(Micros, String)> {
@@ -137,7 +162,7 @@ impl Telemetry {
     }
 
     pub(crate) fn mysql_went_back(&self) {
-        *locked(&self.went_back) = Some(crate::runtime::clock::now());
+        *locked(&self.went_back) = Some(clock::now());
     }
 
     pub(crate) fn mysql_went_back_at(&self) -> Option<Micros> {
@@ -166,6 +191,10 @@ impl OutboxMetrics {
             lag: registered(to, "tallyd_outbox_lag_seconds", help, Histogram::new(LAG_BOUNDS)),
         }
     }
+}
+
+pub(crate) fn seconds(at: Micros) -> f64 {
+    at.0 as f64 / 1e6
 }
 
 /// An event that is newer than this clock says is not late.

@@ -19,7 +19,8 @@ use prometheus_client::registry::Registry;
 use super::Asked;
 use crate::http::exposition;
 use crate::runtime::clock;
-use crate::telemetry::{Described, Named, telemetry};
+use crate::telemetry::{Described, Named, seconds, telemetry};
+use tallyd_core::model::Micros;
 
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {
     let seen = Arc::clone(&asked.sight.borrow());
@@ -59,6 +60,6 @@ fn flag(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
 
-fn instant(at: Option<i64>) -> f64 {
-    at.map_or(0.0, |at| at as f64 / 1e6)
+fn instant(at: Option<i64>) -> Option<f64> {
+    at.map(|at| seconds(Micros(at)))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Page, flag, instant};
 use crate::config::Config;
 use crate::runtime::clock;
-use crate::telemetry::status::{Board, Job, Observed, Outcome, Reconciled, Status};
+use crate::telemetry::status::{Board, Job, Observed, Outcome, Status};
 use crate::telemetry::{Label, Server, Telemetry, WaitsFor};
 use tallyd_core::event::Reason;
 
@@ -32,12 +32,13 @@ fn dead_letters(page: &mut Page, seen: &Observed) {
 }
 
 fn servers(page: &mut Page, seen: &Observed) {
-    let all =
-        || Server::ALL.iter().map(|server| (*server, seen.servers.iter().find(|status| status.server == *server)));
-    let up = all().map(|(server, status)| ([("server", server.name())], flag(status.is_some_and(|it| it.up))));
+    let up = Server::ALL.iter().map(|server| {
+        let up = seen.servers.iter().any(|status| status.server == *server && status.up);
+        ([("server", server.name())], flag(up))
+    });
     page.gauges("tallyd_server_up", "1 where the server answered the last time it was asked", up);
-    let took = all().map(|(server, status)| ([("server", server.name())], status.map_or(0.0, |it| it.look_s)));
-    page.gauges("tallyd_server_look_seconds", "Time that it took to answer", took);
+    let took = seen.servers.iter().map(|status| ([("server", status.server.name())], status.look_s));
+    page.gauges("tallyd_server_probe_duration_seconds", "How long the server took to answer", took);
 }
 
 fn queues(page: &mut Page, seen: &Observed) {
@@ -55,32 +56,31 @@ fn queues(page: &mut Page, seen: &Observed) {
 }
 
 fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
-    let mut of = |name: &str, help: &str, value: fn(&Job) -> f64| {
-        let values = seen.jobs.iter().map(|job| ([("job_name", &job.job), ("mode", &job.mode)], value(job)));
+    let mut of = |name: &str, help: &str, value: fn(&Job) -> Option<f64>| {
+        let values =
+            seen.jobs.iter().filter_map(|job| Some(([("job_name", &job.job), ("mode", &job.mode)], value(job)?)));
         page.gauges(name, help, values);
     };
-    of("tallyd_job_running", "1 while a run is under way, whoever runs it", |job| flag(job.running.is_some()));
+    of("tallyd_job_running", "1 while a run is under way, whoever runs it", |job| Some(flag(job.running.is_some())));
     of("tallyd_job_progress_ratio", "How much of a run in this process is done", |job| {
-        job.running.as_ref().and_then(|run| run.progress).unwrap_or(0.0)
+        Some(job.running.as_ref().and_then(|run| run.progress).unwrap_or(0.0))
     });
-    of("tallyd_job_last_success_timestamp_seconds", "When a run was last done; 0 where none ever was", |job| {
-        instant(job.last_success_at)
-    });
-    of("tallyd_job_last_end_timestamp_seconds", "When the last run ended; 0 where none ever did", |job| {
+    of("tallyd_job_last_success_timestamp_seconds", "When a run last succeeded", |job| instant(job.last_success_at));
+    of("tallyd_job_last_end_timestamp_seconds", "When the last run ended", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at))
     });
-    of("tallyd_job_last_duration_seconds", "How long the last run took", |job| {
+    of("tallyd_job_last_run_duration_seconds", "How long the last run took", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at - last.started_at))
     });
-    of("tallyd_job_last_ok", "0 where the last run failed, was refused, or would have changed too much", |job| {
-        flag(job.last.as_ref().is_none_or(|last| last.outcome.is_well()))
+    of(
+        "tallyd_job_last_run_successful",
+        "0 where the last run failed, was refused, or would have changed too much",
+        |job| job.last.as_ref().map(|last| flag(last.outcome.is_well())),
+    );
+    of("tallyd_job_last_run_limit_exceeded", "1 where the last run would have changed too much", |job| {
+        job.last.as_ref().map(|last| flag(last.outcome == Outcome::Braked))
     });
-    of("tallyd_job_braked", "1 where the last run would have changed too much", |job| {
-        flag(job.last.as_ref().is_some_and(|last| last.outcome == Outcome::Braked))
-    });
-    of("tallyd_job_next_timestamp_seconds", "When it is next due by its schedule; 0 where it has none", |job| {
-        instant(job.next_at)
-    });
+    of("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at));
     let names: BTreeSet<&str> = seen.jobs.iter().map(|job| job.job.as_str()).collect();
     let waits = names.iter().flat_map(|job| {
         let now = telemetry.jobs.get(job).waits.map(|(waits, _)| waits);
@@ -90,37 +90,41 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
 }
 
 fn reconciles(page: &mut Page, seen: &Observed) {
-    let mut of = |name: &str, help: &str, value: fn(&Reconciled) -> u64| {
-        let values = seen.jobs.iter().filter(|job| job.job == "reconcile").map(|job| {
-            let run = seen.last_reconciles.iter().find(|run| run.mode == job.mode);
-            ([("mode", &job.mode)], run.map_or(0, value) as f64)
-        });
-        page.gauges(name, help, values);
-    };
-    of("tallyd_reconcile_checked", "Counters that the last run compared", |run| run.checked);
-    of("tallyd_reconcile_drifted", "Of those, how many had drifted", |run| run.drifted);
-    of("tallyd_reconcile_repaired", "Of those, how many it repaired", |run| run.repaired);
-    of("tallyd_reconcile_transient", "Off at the first look alone: events on the way", |run| run.transient);
-    of("tallyd_reconcile_unknown", "In buckets that nobody had loaded", |run| run.unknown);
-    of("tallyd_reconcile_busy", "Judged by watching their events", |run| run.busy);
+    let last = seen.last_reconciles.iter().flat_map(|run| {
+        let verdicts = [
+            ("exact", run.exact),
+            ("repaired", run.repaired),
+            ("drifted", run.drifted.saturating_sub(run.repaired + run.left)),
+            ("transient", run.transient),
+            ("undecided", run.undecided),
+            ("unknown", run.unknown),
+            ("left", run.left),
+        ];
+        verdicts.map(|(verdict, count)| ([("mode", run.mode.as_str()), ("verdict", verdict)], count as f64))
+    });
+    page.gauges("tallyd_reconcile_last_run_targets", "Counters that the last run compared, of any process", last);
 }
 
 fn boards(page: &mut Page, seen: &Observed) {
-    let mut of = |name: &str, help: &str, value: fn(&Board) -> f64| {
-        page.gauges(name, help, seen.boards.iter().map(|board| ([("board", &board.board)], value(board))));
+    let mut of = |name: &str, help: &str, value: fn(&Board) -> Option<f64>| {
+        page.gauges(
+            name,
+            help,
+            seen.boards.iter().filter_map(|board| Some(([("board", &board.board)], value(board)?))),
+        );
     };
-    of("tallyd_board_members", "Members of the current period", |board| board.members as f64);
-    of("tallyd_board_end_timestamp_seconds", "When the current period ends; 0 for never", |board| {
-        instant(board.ends_at)
-    });
+    of("tallyd_board_members", "Members of the current period", |board| Some(board.members as f64));
+    of("tallyd_board_end_timestamp_seconds", "When the current period ends", |board| instant(board.ends_at));
     of("tallyd_board_unarchived_periods", "Periods that are closed, past archive_grace, and not archived", |board| {
-        board.unarchived.len() as f64
+        Some(board.unarchived.len() as f64)
     });
-    of("tallyd_board_oldest_unarchived_timestamp_seconds", "The end of the oldest of them; 0 for none", |board| {
+    of("tallyd_board_oldest_unarchived_timestamp_seconds", "When the oldest of them ended", |board| {
         instant(board.oldest_unarchived_at)
     });
-    of("tallyd_board_lost", "Periods that Redis has lost since their snapshots", |board| board.lost.len() as f64);
+    of("tallyd_board_lost_periods", "Periods that Redis has lost since their snapshots", |board| {
+        Some(board.lost.len() as f64)
+    });
     of("tallyd_board_archived_rows", "Rows of the last period that was archived", |board| {
-        board.archived.as_ref().map_or(0.0, |(_, rows)| *rows as f64)
+        board.archived.as_ref().map(|(_, rows)| *rows as f64)
     });
 }

@@ -5,8 +5,9 @@ use prometheus_client::metrics::family::Family;
 use tokio::runtime::Handle;
 
 use super::{Page, flag};
+use crate::runtime::log;
 use crate::runtime::waits::waits;
-use crate::telemetry::{Process, Server, Standing, Telemetry};
+use crate::telemetry::{Named, Process, Server, Standing, Telemetry, seconds};
 use crate::version;
 use tallyd_core::control::{Command, Task};
 use tallyd_core::model::Micros;
@@ -21,7 +22,7 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     page.gauge("process_threads", "Number of threads", process.threads as f64);
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
     page.gauge("tallyd_tasks", "Tasks within the process that have not ended", tasks as f64);
-    let started = telemetry.started_at.0 as f64 / 1e6;
+    let started = seconds(telemetry.started_at);
     page.gauge("process_start_time_seconds", "Start time of the process since the epoch in seconds", started);
     let build = [
         ("version", version::VERSION),
@@ -31,10 +32,12 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     ];
     page.gauges("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
     paused(page, telemetry);
+    page.0.register("tallyd_log_messages", "Lines that were logged", log_messages());
     partitions(page, telemetry, now);
     page.0.register("tallyd_connections_opened", "Connections that were opened", connections_opened());
-    page.gauge("tallyd_waits", "How many things fail now and are tried again", waits().open().len() as f64);
-    page.0.register("tallyd_waits_begun", "How often something began to fail", ConstCounter::new(waits().begun()));
+    page.gauge("tallyd_retrying_operations", "Operations that fail now and are retried", waits().open().len() as f64);
+    let help = "Operations that began to fail, each counted once however often it is retried";
+    page.0.register("tallyd_retried_operations", help, ConstCounter::new(waits().begun()));
 }
 
 fn paused(page: &mut Page, telemetry: &Telemetry) {
@@ -56,11 +59,19 @@ fn connections_opened() -> Family<Server, Counter> {
     opened
 }
 
+fn log_messages() -> Family<Named<1>, Counter> {
+    let messages = Family::<Named<1>, Counter>::default();
+    for (level, count) in log::logged() {
+        messages.get_or_create(&[("level", level.as_str().to_ascii_lowercase())]).inc_by(count);
+    }
+    messages
+}
+
 fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     let partitions = telemetry.consumer.partitions();
-    let help = "Since the oldest message came here that is not acknowledged";
+    let help = "Age of the oldest message here that is not acknowledged; 0 where there is none";
     let oldest = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.oldest_s(now)));
-    page.gauges("tallyd_oldest_unacked_seconds", help, oldest);
+    page.gauges("tallyd_oldest_unacked_age_seconds", help, oldest);
     let active = partitions
         .iter()
         .map(|(number, it)| ([("partition", number.to_string())], flag(it.standing() == Standing::Writing)));

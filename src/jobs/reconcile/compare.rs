@@ -17,6 +17,7 @@ use super::report::{Progress, Report, TargetReport, Verdict};
 use super::throttle::Throttle;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
+use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::OutboxLag;
@@ -42,6 +43,8 @@ pub(super) struct Comparer<'a> {
     /// How many rows of `counter` were listed, or targets that were given.
     pub listed: u64,
     pub report: Report,
+    /// What of the report is in the metrics.
+    told: Vec<u64>,
 }
 
 /// By bucket of one kind: how many counters that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
@@ -72,6 +75,7 @@ impl<'a> Comparer<'a> {
             suspects: Suspects::new(),
             listed: 0,
             report: Report::new(&options.mode, options.dry_run),
+            told: vec![0; Verdict::ALL.len()],
         }
     }
 
@@ -171,7 +175,8 @@ impl<'a> Comparer<'a> {
     }
 
     /// Shows how far the run is: up to `place`.
-    pub(super) fn show(&self, place: Option<Target>) {
+    pub(super) fn show(&mut self, place: Option<Target>) {
+        self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
         let pending = self.suspects.len() as u64;
         let place = place.map(|place| self.run.servers.name(place));
@@ -188,6 +193,15 @@ impl<'a> Comparer<'a> {
             return Ok(());
         }
         Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
+    }
+
+    /// Adds to the metrics what was found since the last call.
+    pub(super) fn tell_metrics(&mut self) {
+        for (verdict, told) in Verdict::ALL.iter().zip(&mut self.told) {
+            let count = self.report.count(*verdict);
+            telemetry().repairs.compared(self.report.mode, verdict.as_str(), count.saturating_sub(*told));
+            *told = count;
+        }
     }
 
     /// The report, with what the parts have counted.

@@ -145,6 +145,7 @@ impl Reconciler {
         let mut run = Run { context: &context, comparer: Comparer::new(&context, fences) };
         let result = run.run().await;
         servers.unwatch(number).await;
+        run.comparer.tell_metrics();
         match result {
             Err(error) if stop.is_cancelled() && matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {}
             Err(error) if error.is::<LimitExceeded>() => {

@@ -14,7 +14,9 @@ use super::measure::{Measure, Measurement};
 use super::report::{Report, Steps, Verdict};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
+use crate::telemetry::telemetry;
 use tallyd_core::drift::{Judgement, Truth};
+use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use tallyd_mysql::jobs::LEASE;
@@ -128,6 +130,7 @@ impl<'a> Repairer<'a> {
         for (follows, intents) in [(RedisFollows::Outbox, by_daemon), (RedisFollows::SameRun, by_api)] {
             for some in intents.chunks(CORRECTIONS_MAX) {
                 servers.store.correct_counters((JOB, self.run.number, pass), follows, some).await?;
+                telemetry().repairs.in_mysql(JobName::Reconcile, some.len() as u64);
             }
         }
         Ok(())
@@ -218,6 +221,7 @@ impl<'a> Repairer<'a> {
         fault::point("reconcile:noted");
         let done = servers.cache.repair(&servers.names, pass, &repairs).await?;
         fault::point("reconcile:repaired");
+        done.iter().for_each(|(_, repaired)| telemetry().repairs.in_redis(repaired.name(), 1));
         let outcomes: Vec<(CounterKey, &str)> = done.iter().map(|(key, repaired)| (*key, repaired.name())).collect();
         servers.store.note_outcomes(pass, &outcomes).await?;
         Steps::add(&mut report.steps_ms.repair, began.elapsed());

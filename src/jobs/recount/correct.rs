@@ -8,6 +8,7 @@ use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{Run, stopped};
 use crate::config::Reconcile as Limits;
 use crate::runtime::fault;
+use crate::telemetry::telemetry;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::Target;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
@@ -61,6 +62,7 @@ impl Run<'_> {
             let (on, fencing) = (self.on, (JobName::Recount.name(), self.number, pass));
             self.report.untold += on.store.correct_counters(fencing, on.follows, chunk).await?;
             self.report.corrected += chunk.len() as u64;
+            telemetry().repairs.in_mysql(JobName::Recount, chunk.len() as u64);
             fault::point("recount:corrected");
         }
         let untold = self.report.untold;

@@ -139,6 +139,12 @@ pub(crate) struct Reconciled {
     pub unknown: u64,
     /// Judged by watching their events.
     pub busy: u64,
+    /// Right at the first measurement.
+    pub exact: u64,
+    /// Not judged: no measurement could say which of two events was first.
+    pub undecided: u64,
+    /// Off, and left for the next run.
+    pub left: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -28,12 +28,28 @@ pub async fn metrics(name: &str) -> Metrics {
     let said = || async { read(&ask(&address).await) };
     eventually("the daemon has seen all", || async {
         let said = said().await;
-        last.iter().all(|name| said.contains_key(*name))
+        last.iter().all(|name| said.get(*name).is_some_and(|labels| !labels.is_empty()))
     })
     .await;
-    let metrics = said().await;
+    let metrics = with_absent(said().await);
     assert!(daemon.stop().success());
     world.close().await;
+    metrics
+}
+
+/// With the labels of gauges that have no sample before a run has ended.
+fn with_absent(mut metrics: Metrics) -> Metrics {
+    let [jobs, verdicts] = ["tallyd_job_running", "tallyd_reconcile_targets_total"].map(|of| metrics[of].clone());
+    for (name, labels) in &mut metrics {
+        let others = match name.as_str() {
+            "tallyd_reconcile_last_run_targets" => &verdicts,
+            name if name.starts_with("tallyd_job_last_") || name.starts_with("tallyd_job_next_") => &jobs,
+            _ => continue,
+        };
+        for (label, values) in others {
+            labels.entry(label.clone()).or_default().extend(values.iter().cloned());
+        }
+    }
     metrics
 }
 
@@ -46,7 +62,9 @@ async fn ask(address: &str) -> String {
 }
 
 fn read(text: &str) -> Metrics {
-    let mut metrics = Metrics::new();
+    // A gauge without a sample is described all the same.
+    let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let mut metrics: Metrics = described.map(|name| (name.to_owned(), BTreeMap::new())).collect();
     for sample in text.lines().filter(|line| !line.starts_with('#')) {
         let (of, _) = sample.rsplit_once(' ').unwrap();
         let (name, labels) = of.split_once('{').unwrap_or((of, ""));

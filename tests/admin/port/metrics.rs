@@ -29,13 +29,23 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     for of in [
         "tallyd_events_received_total{type=\"unlike\"}",
         "tallyd_batches_total{closed=\"stop\"}",
-        "tallyd_retries_total{code=\"1213\"}",
-        "tallyd_flush_seconds_count{step=\"commit\"}",
-        "tallyd_reloads_total{result=\"refused\"}",
+        "tallyd_batch_retries_total{code=\"1213\"}",
+        "tallyd_batch_write_duration_seconds_count{step=\"commit\"}",
+        "tallyd_config_reloads_total{result=\"refused\"}",
         "tallyd_draining",
     ] {
         assert_eq!(at_start.get(of), Some(&0.0), "{of}");
     }
+    for (of, value) in [
+        ("tallyd_config_last_reload_successful", 1.0),
+        ("tallyd_reconcile_targets_total{mode=\"changed\",verdict=\"repaired\"}", 0.0),
+        ("tallyd_repairs_total{job_name=\"reconcile\",store=\"redis\",outcome=\"below-zero\"}", 0.0),
+        ("tallyd_log_messages_total{level=\"error\"}", 0.0),
+        ("tallyd_partition_takeovers_total{partition=\"0\"}", 0.0),
+    ] {
+        assert_eq!(at_start.get(of), Some(&value), "{of}");
+    }
+    assert!(at_start["tallyd_log_messages_total{level=\"info\"}"] > 0.0, "{at_start:?}");
     assert!(at_start["process_resident_memory_bytes"] > 1e6 && at_start["process_open_fds"] > 3.0, "{at_start:?}");
 
     let publisher = world.publisher().await;
@@ -57,12 +67,13 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
         ("tallyd_event_lag_seconds_count", 2.0),
         ("tallyd_event_lag_seconds_bucket{le=\"+Inf\"}", 2.0),
         ("tallyd_partition_active{partition=\"0\"}", 1.0),
+        ("tallyd_partition_takeovers_total{partition=\"0\"}", 1.0),
     ] {
         assert_eq!(now.get(of), Some(&value), "{of}");
     }
     let batches = now["tallyd_batch_events_count"];
     assert!((1.0..=3.0).contains(&batches), "{batches} batches");
-    assert_eq!(now["tallyd_flush_seconds_count{step=\"commit\"}"], batches);
+    assert_eq!(now["tallyd_batch_write_duration_seconds_count{step=\"commit\"}"], batches);
     eventually("the servers were seen", || async {
         let now = told().await;
         let is = |of: &str, value: f64| now.get(of) == Some(&value);
@@ -72,9 +83,12 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
             && is("tallyd_dead_letters_open{reason=\"malformed-json\"}", 1.0)
             && is("tallyd_dead_letters_open{reason=\"unknown-kind\"}", 0.0)
             && is("tallyd_board_unarchived_periods{board=\"likes\"}", 0.0)
-            && now.contains_key("tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"full\"}")
+            && is("tallyd_job_running{job_name=\"reconcile\",mode=\"full\"}", 0.0)
+            && now.contains_key("tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"changed\"}")
     })
     .await;
+    let never = "tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"full\"}";
+    assert_eq!(told().await.get(never), None, "no full run has ended");
     assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids are no labels");
     assert!(daemon.stop().success());
     world.close().await;
@@ -136,7 +150,7 @@ async fn the_documented_metrics_are_those_that_are_told() {
         let text = text().await;
         let last = [
             "tallyd_board_members{",
-            "tallyd_job_last_ok{",
+            "tallyd_reconcile_last_run_targets{",
             "tallyd_queue_messages{",
             "tallyd_dead_letters_open{",
             "tallyd_returned_messages ",
@@ -154,7 +168,11 @@ async fn the_documented_metrics_are_those_that_are_told() {
     }
     // No run has gone through buckets.
     let mut told_too = told.clone();
-    told_too.get_mut("tallyd_bucket_fields").unwrap().2.insert("kind".to_owned());
+    told_too.get_mut("tallyd_bucket_fields_max").unwrap().2.insert("kind".to_owned());
+    // No period has ended.
+    for name in ["tallyd_board_oldest_unarchived_timestamp_seconds", "tallyd_board_archived_rows"] {
+        told_too.get_mut(name).unwrap().2.insert("board".to_owned());
+    }
     let names: BTreeSet<&String> = documented.keys().chain(told_too.keys()).collect();
     let differ = |name: &&&String| documented.get(**name) != told_too.get(**name);
     let wrong: Vec<String> = names

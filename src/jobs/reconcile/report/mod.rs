@@ -315,6 +315,19 @@ impl Report {
         *clean && drifted + counters_off + left + unknown == 0
     }
 
+    /// How many counters have this verdict.
+    pub(super) fn count(&self, verdict: Verdict) -> u64 {
+        match verdict {
+            Verdict::Exact => self.exact,
+            Verdict::Repaired => self.repaired,
+            Verdict::Drifted => self.drifted.saturating_sub(self.repaired + self.left),
+            Verdict::Transient => self.transient,
+            Verdict::Undecided => self.undecided,
+            Verdict::Unknown => self.unknown,
+            Verdict::Left => self.left,
+        }
+    }
+
     /// Whether another counter can be listed.
     pub(super) fn has_room(&self) -> bool {
         self.lists_all || self.targets.len() < LISTED_MAX
@@ -346,7 +359,13 @@ impl runner::Report for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::VERDICTS;
     use crate::telemetry::status::Reconciled;
+
+    #[test]
+    fn metrics_have_a_series_for_each_verdict_of_a_report() {
+        assert_eq!(VERDICTS.to_vec(), Verdict::ALL.iter().map(|verdict| verdict.as_str()).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_status_reads_the_numbers_of_a_report() {
@@ -358,13 +377,18 @@ mod tests {
             transient: 4,
             unknown: 5,
             busy: 6,
+            exact: 7,
+            undecided: 8,
+            left: 9,
             ..Report::default()
         };
         let read = serde_json::from_value(serde_json::to_value(report).unwrap()).unwrap();
-        // The rest is the run's own.
-        let Reconciled { mode, checked, drifted, repaired, transient, unknown, busy, run: _, ended_at: _, outcome: _ } =
+        let Reconciled { mode, checked, drifted, repaired, transient, unknown, busy, exact, undecided, left, .. } =
             read;
         assert_eq!(mode, "full");
-        assert_eq!([checked, drifted, repaired, transient, unknown, busy], [1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            [checked, drifted, repaired, transient, unknown, busy, exact, undecided, left],
+            [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        );
     }
 }

@@ -1,0 +1,59 @@
+//! Reconciles and recounts of this process: how many counters they compared, and how many they changed.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use super::labels::Named;
+use super::registered;
+use tallyd_core::job_name::JobName;
+
+/// A daemon runs no others.
+const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
+
+/// The verdicts of the reports.
+pub(crate) const VERDICTS: [&str; 7] = ["exact", "repaired", "drifted", "transient", "undecided", "unknown", "left"];
+
+#[derive(Debug)]
+pub(crate) struct RepairMetrics {
+    targets: Family<Named<2>, Counter>,
+    repairs: Family<Named<3>, Counter>,
+}
+
+impl RepairMetrics {
+    pub(super) fn register(to: &mut Registry) -> Self {
+        let targets = "Counters that reconciles of this process compared";
+        let repairs = "Counters that reconciles and recounts of this process changed or tried to";
+        let metrics = Self {
+            targets: registered(to, "tallyd_reconcile_targets", targets, Family::default()),
+            repairs: registered(to, "tallyd_repairs", repairs, Family::default()),
+        };
+        for mode in MODES {
+            VERDICTS.iter().for_each(|verdict| metrics.compared(mode, verdict, 0));
+        }
+        ["done", "below-zero", "stale"].iter().for_each(|outcome| metrics.in_redis(outcome, 0));
+        [JobName::Reconcile, JobName::Recount].iter().for_each(|job| metrics.in_mysql(*job, 0));
+        metrics
+    }
+
+    pub(crate) fn compared(&self, mode: &str, verdict: &str, more: u64) {
+        let labels = [("mode", mode.to_owned()), ("verdict", verdict.to_owned())];
+        self.targets.get_or_create(&labels).inc_by(more);
+    }
+
+    /// A reconcile's additions to Redis.
+    pub(crate) fn in_redis(&self, outcome: &str, more: u64) {
+        self.repaired(JobName::Reconcile, "redis", outcome, more);
+    }
+
+    /// Corrections of `counter`, which MySQL makes or fails as a whole.
+    pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
+        self.repaired(job, "mysql", "done", more);
+    }
+
+    fn repaired(&self, job: JobName, store: &str, outcome: &str, more: u64) {
+        let labels =
+            [("job_name", job.name().to_owned()), ("store", store.to_owned()), ("outcome", outcome.to_owned())];
+        self.repairs.get_or_create(&labels).inc_by(more);
+    }
+}
