@@ -54,15 +54,25 @@ fn every_alert_has_a_case_that_fires_it_and_one_that_nearly_does() {
 }
 
 #[test]
-fn every_alert_says_how_bad_it_is_and_leads_to_its_runbook() {
+fn every_alert_says_how_bad_it_is_and_what_has_happened() {
     for alert in alerts() {
         let name = text(&alert, "alert");
         assert!(["critical", "warning"].contains(&text(&alert["labels"], "severity")), "{name}");
         let annotations = &alert["annotations"];
         assert!(text(annotations, "summary").len() < 100, "{name}: a summary is one line");
         assert!(text(annotations, "description").ends_with(['.', ')', '}']), "{name}: a description is sentences");
-        let runbook = format!("{MANUAL}#alert-{}", name.to_lowercase());
-        assert_eq!(text(annotations, "runbook_url"), runbook);
+    }
+}
+
+#[test]
+fn every_alert_links_to_its_runbook_below_one_address() {
+    let address = concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs");
+    assert!(read(MANUAL).contains(&format!("sed 's|{address}|")), "the manual says how to replace {address}");
+    for alert in alerts() {
+        let name = text(&alert, "alert");
+        let runbook = format!("{address}/operations.md#alert-{}", name.to_lowercase());
+        assert_eq!(text(&alert["annotations"], "runbook_url"), runbook);
+        assert!(read(MANUAL).contains(&format!("\n### Alert {name}\n")), "{runbook} leads nowhere");
     }
 }
 
