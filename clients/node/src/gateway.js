@@ -60,8 +60,8 @@ export class Gateway {
   }
 
   // The verdict on each event. Throws NoAnswer, or GatewayError for a request that is wrong.
-  async publish(events, timeoutMs) {
-    const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs).catch((error) => {
+  async publish(events, timeoutMs, traceparent) {
+    const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs, traceparent).catch((error) => {
       throw new NoAnswer(`it did not answer (${error.message})`, { cause: error });
     });
     if (answer?.events?.length === events.length) return answer.events;
@@ -71,11 +71,11 @@ export class Gateway {
   }
 
   // Gets what is there, or posts the body. Resolves with the status and the JSON, null where it is none.
-  async #call(path, body, timeoutMs) {
-    const { status, text } = await this.#ask(path, body, timeoutMs).catch((error) => {
+  async #call(path, body, timeoutMs, traceparent) {
+    const { status, text } = await this.#ask(path, body, timeoutMs, traceparent).catch((error) => {
       // The gateway has closed the idle connection meanwhile, before it got the request.
       if (!error.reusedSocket) throw error;
-      return this.#ask(path, body, timeoutMs);
+      return this.#ask(path, body, timeoutMs, traceparent);
     });
     try {
       return { status, answer: JSON.parse(text) };
@@ -84,8 +84,10 @@ export class Gateway {
     }
   }
 
-  #ask(path, body, timeoutMs) {
-    const posted = body && { method: 'POST', headers: { ...this.#options.headers, 'content-type': 'application/json', 'content-length': body.length } };
+  #ask(path, body, timeoutMs, traceparent) {
+    const trace = traceparent && { traceparent };
+    const headers = { ...this.#options.headers, 'content-type': 'application/json', 'content-length': body?.length, ...trace };
+    const posted = body && { method: 'POST', headers };
     const options = { ...this.#options, ...posted, path: `${this.#path}${path}` };
     return new Promise((resolve, reject) => {
       const signal = AbortSignal.timeout(Math.max(1, Math.ceil(timeoutMs)));

@@ -47,6 +47,8 @@ export interface Settings {
   heartbeatS?: number;
   /** Events without a confirm at one time; further calls wait. */
   inFlightMax?: number;
+  /** Called at each publish: the header `traceparent` of its messages (W3C Trace Context), undefined for none. */
+  traceparent?: () => string | undefined;
 }
 
 export interface At {

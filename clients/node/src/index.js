@@ -73,7 +73,7 @@ export class Tallyd {
   // Publishes an event again, for instance that of an error. With a new `at` it would be another event.
   async publish(event) {
     const known = this.#checked(event);
-    const [result] = await this.#connected().publish([known]);
+    const [result] = await this.#connected().publish([known], this.#settings.traceparent?.());
     if (result instanceof TallydError) throw result;
     return result;
   }
@@ -88,7 +88,7 @@ export class Tallyd {
         throw error instanceof RefusedError ? new RefusedError(error.reason, `event ${place} of the list: ${error.problem}`) : error;
       }
     });
-    const results = await this.#connected().publish(known);
+    const results = await this.#connected().publish(known, this.#settings.traceparent?.());
     if (results.some((result) => result instanceof TallydError)) throw new PublishManyError(results);
     return results;
   }

@@ -62,12 +62,13 @@ class Session {
     });
   }
 
-  async publish(call, exchange, routingKey, body) {
+  async publish(call, exchange, routingKey, body, traceparent) {
     if (this.#error) throw this.#lost();
     this.#published += 1;
     // The broker sends a returned message back with its properties: by `messageId` it is told apart.
     const messageId = String(this.#published);
-    const options = { contentType: 'application/json', persistent: true, mandatory: true, messageId };
+    const headers = traceparent && { traceparent };
+    const options = { contentType: 'application/json', persistent: true, mandatory: true, messageId, headers };
     if (this.#pending.size === 0) this.#heard();
     this.#watch ??= this.#watchIn(this.#silenceMs);
     await call.wait(this.#pending, (entry) => {
@@ -188,10 +189,10 @@ export class Publisher {
   }
 
   // Resolves once the broker has the event on disk, in a queue.
-  async publish(event, routingKey, body, timeoutMs) {
+  async publish(event, routingKey, body, timeoutMs, traceparent) {
     const call = new Call(timeoutMs);
     try {
-      await this.#untilConfirmed(call, routingKey, body);
+      await this.#untilConfirmed(call, routingKey, body, traceparent);
     } catch (error) {
       throw this.#explained(error, event);
     } finally {
@@ -199,12 +200,12 @@ export class Publisher {
     }
   }
 
-  async #untilConfirmed(call, routingKey, body) {
+  async #untilConfirmed(call, routingKey, body, traceparent) {
     await this.#limit.enter(call);
     try {
       while (true) {
         while (!this.#session) await call.wait(this.#waiting);
-        const error = await this.#tried(this.#session, call, routingKey, body);
+        const error = await this.#tried(this.#session, call, routingKey, body, traceparent);
         if (!error) return;
         this.#lastError = error;
         // The outer loop takes the session away meanwhile.
@@ -216,9 +217,9 @@ export class Publisher {
   }
 
   // The error for which the next session can help.
-  async #tried(session, call, routingKey, body) {
+  async #tried(session, call, routingKey, body, traceparent) {
     try {
-      await session.publish(call, this.#settings.exchange, routingKey, body);
+      await session.publish(call, this.#settings.exchange, routingKey, body, traceparent);
       return null;
     } catch (error) {
       if (!(error instanceof Lost) || [403, 404].includes(error.cause?.code)) throw error;

@@ -27,10 +27,10 @@ export class Sender {
   }
 
   // Resolves once the broker has all events on disk, in a queue, or their deadline has passed: with each event as it was published, or its error.
-  async publish(events) {
+  async publish(events, traceparent) {
     const endsAt = performance.now() + this.#settings.deadlineMs;
     const byApi = (await this.#writers?.byApi()) ?? new Set();
-    const sent = events.map((event) => ({ event, result: null, why: 'no answer' }));
+    const sent = events.map((event) => ({ event, traceparent, result: null, why: 'no answer' }));
     const isCounted = ({ event }) => byApi.has(numberOf(event));
     const isForGateway = (one) => !this.#publisher || (this.#gateway && isCounted(one));
     const plain = sent.filter((one) => !isForGateway(one));
@@ -53,10 +53,11 @@ export class Sender {
   }
 
   async #confirmed(one, endsAt) {
-    const { event } = one;
+    const { event, traceparent } = one;
     try {
       const body = Buffer.from(JSON.stringify(event));
-      await this.#publisher.publish(event, routingKeyOf(event, this.#settings.partitionBy), body, endsAt - performance.now());
+      const routingKey = routingKeyOf(event, this.#settings.partitionBy);
+      await this.#publisher.publish(event, routingKey, body, endsAt - performance.now(), traceparent);
       one.result = event;
     } catch (error) {
       if (!(error instanceof PublishError)) throw error;
@@ -93,7 +94,7 @@ export class Sender {
   // Resolves with those that the gateway can be asked for again.
   async #asked(sent, timeoutMs) {
     try {
-      const verdicts = await this.#gateway.publish(sent.map(({ event }) => event), timeoutMs);
+      const verdicts = await this.#gateway.publish(sent.map(({ event }) => event), timeoutMs, sent[0].traceparent);
       sent.forEach((one, place) => judge(one, verdicts[place]));
     } catch (error) {
       if (error instanceof GatewayError) {

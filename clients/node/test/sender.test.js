@@ -20,7 +20,7 @@ const unauthorized = () => [401, { error: { code: 'unauthorized', message: 'send
 // The connection ends without an answer.
 const none = null;
 
-const seen = { posted: [], answers: [] };
+const seen = { posted: [], traces: [], answers: [] };
 let server;
 let url;
 
@@ -29,6 +29,7 @@ async function serve(request, response) {
   for await (const part of request) parts.push(part);
   const events = JSON.parse(Buffer.concat(parts));
   seen.posted.push(events);
+  seen.traces.push(request.headers.traceparent);
   const answer = seen.answers.length > 1 ? seen.answers.shift() : seen.answers[0];
   if (!answer) return response.destroy();
   const [status, body] = answer(events);
@@ -41,14 +42,16 @@ before(async () => {
   url = `http://127.0.0.1:${server.address().port}`;
 });
 after(() => server.close());
-beforeEach(() => Object.assign(seen, { posted: [], answers: [confirmed] }));
+beforeEach(() => Object.assign(seen, { posted: [], traces: [], answers: [confirmed] }));
 
 // In place of RabbitMQ.
 class Broker {
   events = [];
   nacked = [];
+  traces = [];
 
-  async publish(event, routingKey, body) {
+  async publish(event, routingKey, body, timeoutMs, traceparent) {
+    this.traces.push(traceparent);
     assert.deepEqual(JSON.parse(body), event);
     if (this.nacked.includes(event.target_id)) throw new NackedError('full', event);
     this.events.push([routingKey, event]);
@@ -60,11 +63,11 @@ class Broker {
 // In place of Redis.
 const writers = { byApi: async () => new Set(['video:like', 'video:share']) };
 
-async function send(events, { publisher, at = url, times = 1, deadlineMs = 5_000 }) {
+async function send(events, { publisher, at = url, times = 1, deadlineMs = 5_000, traceparent }) {
   const gateway = at && new Gateway(at, undefined, 1_000);
   const sender = new Sender({ publisher, gateway, writers, partitionBy: 'user', deadlineMs });
   let results;
-  for (let time = 0; time < times; time += 1) results = await sender.publish(events);
+  for (let time = 0; time < times; time += 1) results = await sender.publish(events, traceparent);
   gateway?.close();
   return results;
 }
@@ -84,6 +87,23 @@ test('the gateway gets what API servers count', async () => {
   assert.deepEqual(await send([LIKE, VIEW, COUNT], { publisher }), [{ ...LIKE, at: 1_005 }, VIEW, { ...COUNT, at: 1_006 }]);
   assert.deepEqual(seen.posted, [[LIKE, COUNT]]);
   assert.deepEqual(publisher.events, [['42', VIEW]]);
+});
+
+test('both ways name the trace of the call', async () => {
+  const traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+  const publisher = new Broker();
+  await send([LIKE, VIEW], { publisher, traceparent });
+  await send([LIKE, VIEW], { publisher });
+  assert.deepEqual([seen.traces, publisher.traces], [[traceparent, undefined], [traceparent, undefined]]);
+});
+
+test('the client asks for the trace at each publish', async () => {
+  let calls = 0;
+  const site = new Tallyd({ gateway: url, traceparent: () => `trace-${++calls}` });
+  await site.like('video', 42, 7);
+  await site.publishMany([LIKE, COUNT]);
+  await site.close();
+  assert.deepEqual(seen.traces, ['trace-1', 'trace-2']);
 });
 
 test('without a gateway each number is warned of once', async () => {

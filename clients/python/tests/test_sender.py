@@ -25,6 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         events = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.posted.append(events)
+        self.server.traces.append(self.headers["traceparent"])
         answers = self.server.answers
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if answer is None:
@@ -60,8 +61,10 @@ class Broker:
     def __init__(self):
         self.events = []
         self.nacks = ()
+        self.traces = []
 
-    async def publish(self, event, routing_key, body, ends_at):
+    async def publish(self, event, routing_key, body, ends_at, traceparent):
+        self.traces.append(traceparent)
         assert json.loads(body) == event
         if event["target_id"] in self.nacks:
             raise NackedError("full", event)
@@ -85,13 +88,13 @@ class WithGateway(unittest.TestCase):
     def setUp(self):
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.server.posted, self.server.answers = [], [confirmed]
+        self.server.posted, self.server.traces, self.server.answers = [], [], [confirmed]
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
 
-    def send(self, events, broker=None, url=None, times=1, deadline_s=5.0):
+    def send(self, events, broker=None, url=None, times=1, deadline_s=5.0, traceparent=None):
         """The results of the last time."""
 
         async def run():
@@ -99,7 +102,7 @@ class WithGateway(unittest.TestCase):
             sender = Sender(broker, gateway, Announced(), "user", deadline_s)
             try:
                 for _ in range(times):
-                    results = await sender.publish(events)
+                    results = await sender.publish(events, traceparent)
                 return results
             finally:
                 await sender.close()
@@ -116,6 +119,19 @@ class Sending(WithGateway):
         self.assertEqual(results, [{**LIKE, "at": 1_005}, view, {**COUNT, "at": 1_006}])
         self.assertEqual(self.server.posted, [[LIKE, COUNT]])
         self.assertEqual(broker.events, [("42", view)])
+
+    def test_both_ways_name_the_trace_of_the_call(self):
+        broker, view = Broker(), {**COUNT, "metric": "view"}
+        for traceparent in ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None):
+            self.send([LIKE, view], broker, self.url, traceparent=traceparent)
+            self.assertEqual([self.server.traces.pop(), broker.traces.pop()], [traceparent, traceparent])
+
+    def test_the_client_asks_for_the_trace_at_each_publish(self):
+        traces = iter(("trace-1", "trace-2"))
+        with Tallyd(gateway=self.url, traceparent=lambda: next(traces)) as site:
+            site.like("video", 42, 7)
+            site.publish_many([LIKE, COUNT])
+        self.assertEqual(self.server.traces, ["trace-1", "trace-2"])
 
     def test_without_a_gateway_each_number_is_warned_of_once(self):
         broker = Broker()

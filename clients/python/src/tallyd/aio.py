@@ -66,10 +66,10 @@ class AsyncTallyd(Base):
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
         """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
         known = self._many(events)
-        return all_of(await self._connected().publish(known))
+        return all_of(await self._connected().publish(known, self._traceparent()))
 
     async def _publish(self, event: Event) -> Event:
-        return one_of(await self._connected().publish([event]))
+        return one_of(await self._connected().publish([event], self._traceparent()))
 
     def _connected(self) -> Sender:
         self._may_publish()

@@ -80,11 +80,11 @@ class Gateway:
             return answer
         raise _error(status, answer)
 
-    def publish(self, events: Sequence[Event], until: float) -> List[Dict[str, Any]]:
+    def publish(self, events: Sequence[Event], until: float, traceparent: Optional[str] = None) -> List[Dict[str, Any]]:
         """The verdict on each event. `until` is a time of time.monotonic(). Raises NoAnswer, or GatewayError for a request that is wrong."""
         body = b"[" + b",".join(map(body_of, events)) + b"]"
         try:
-            status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01))
+            status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01), traceparent)
         except (http.client.HTTPException, OSError) as failed:
             raise NoAnswer(f"it did not answer ({failed})") from failed
         verdicts = answer.get("events") if isinstance(answer, dict) else None
@@ -95,7 +95,7 @@ class Gateway:
             raise Busy(str(error))
         raise NoAnswer(str(error)) if status >= 500 else error
 
-    def _call(self, target: str, body: Optional[bytes], timeout_s: float) -> Tuple[int, Any]:
+    def _call(self, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str] = None) -> Tuple[int, Any]:
         """Gets what is there, or posts the body. Gives the status and the JSON, None where it is none."""
         if self._pid != os.getpid():
             # After a fork the connections are still the parent's.
@@ -105,14 +105,14 @@ class Gateway:
         except queue.Empty:
             connection, is_kept = self._connection(), False
         try:
-            status, text = self._ask(connection, target, body, timeout_s)
+            status, text = self._ask(connection, target, body, timeout_s, traceparent)
         except (http.client.HTTPException, OSError) as error:
             connection.close()
             if not is_kept or isinstance(error, socket.timeout):
                 raise
             # The gateway has closed the idle connection meanwhile, before it got the request.
             connection = self._connection()
-            status, text = self._ask(connection, target, body, timeout_s)
+            status, text = self._ask(connection, target, body, timeout_s, traceparent)
         self._keep(connection)
         try:
             return status, json.loads(text)
@@ -127,12 +127,16 @@ class Gateway:
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
-    def _ask(self, connection: http.client.HTTPConnection, target: str, body: Optional[bytes], timeout_s: float) -> Tuple[int, bytes]:
+    def _ask(
+        self, connection: http.client.HTTPConnection, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str]
+    ) -> Tuple[int, bytes]:
         connection.timeout = timeout_s
         if connection.sock is not None:
             connection.sock.settimeout(timeout_s)
         path = "" if self._url.scheme == "unix" else self._url.path.rstrip("/")
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        if traceparent is not None:
+            headers = {**headers, "traceparent": traceparent}
         connection.request("GET" if body is None else "POST", path + target, body, headers)
         response = connection.getresponse()
         return response.status, response.read()

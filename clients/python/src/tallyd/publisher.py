@@ -93,14 +93,15 @@ class _Session:
 
     # ------------------------------------------------------------------ publishing
 
-    def publish(self, exchange: str, routing_key: str, body: bytes) -> asyncio.Future[None]:
+    def publish(self, exchange: str, routing_key: str, body: bytes, traceparent: Optional[str]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         if self.ended.done():
             done.set_exception(_Lost(self.ended.result()))
             return done
         tag = self._published + 1
         # The broker sends a returned message back with its properties: by `message_id` it is told apart.
-        properties = pika.BasicProperties(content_type="application/json", delivery_mode=2, message_id=str(tag))
+        headers = None if traceparent is None else {"traceparent": traceparent}
+        properties = pika.BasicProperties(content_type="application/json", delivery_mode=2, message_id=str(tag), headers=headers)
         try:
             self._channel.basic_publish(exchange, routing_key, body, properties, mandatory=True)
         except Exception as error:
@@ -271,10 +272,12 @@ class Publisher:
             if self._session.done():
                 self._session = self._loop.create_future()
 
-    async def publish(self, event: Event, routing_key: str, body: bytes, ends_at: float) -> None:
+    async def publish(
+        self, event: Event, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
+    ) -> None:
         """Returns once the broker has the event on disk, in a queue. `ends_at` is the loop's time."""
         try:
-            await asyncio.wait_for(self._until_confirmed(routing_key, body), ends_at - self._loop.time())
+            await asyncio.wait_for(self._until_confirmed(routing_key, body, traceparent), ends_at - self._loop.time())
         except asyncio.TimeoutError:
             why = self._blocked() or _named(self._last_error)
             raise UnconfirmedError(
@@ -306,12 +309,12 @@ class Publisher:
             f"{closed.reply_text}. Permit the account to write to {self._exchange}, then publish `event` again", event
         )
 
-    async def _until_confirmed(self, routing_key: str, body: bytes) -> None:
+    async def _until_confirmed(self, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
         async with self._in_flight:
             while True:
                 session = await asyncio.shield(self._session)
                 try:
-                    return await session.publish(self._exchange, routing_key, body)
+                    return await session.publish(self._exchange, routing_key, body, traceparent)
                 except _Lost as lost:
                     self._last_error = lost
                     # The outer loop takes the session away when it runs next.

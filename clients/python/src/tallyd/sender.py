@@ -28,10 +28,11 @@ Result = Union[Event, TallydError]
 class _Sent:
     """An event that has a result in the end."""
 
-    __slots__ = ("event", "result", "why")
+    __slots__ = ("event", "traceparent", "result", "why")
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, traceparent: Optional[str]) -> None:
         self.event = event
+        self.traceparent = traceparent
         self.result: Optional[Result] = None
         self.why = "no answer"
 
@@ -52,11 +53,11 @@ class Sender:
         self._warned: Set[str] = set()
         self._is_gateway_failing = False
 
-    async def publish(self, events: Sequence[Event]) -> List[Result]:
+    async def publish(self, events: Sequence[Event], traceparent: Optional[str] = None) -> List[Result]:
         """Returns once the broker has all events on disk, in a queue, or their deadline has passed."""
         ends_at = self._loop.time() + self._deadline_s
         by_api = await self._writers.by_api() if self._writers is not None else ()
-        sent = [_Sent(event) for event in events]
+        sent = [_Sent(event, traceparent) for event in events]
         plain: List[_Sent] = []
         counted: List[_Sent] = []
         for one in sent:
@@ -88,7 +89,8 @@ class Sender:
         assert self._publisher is not None
         event = one.event
         try:
-            await self._publisher.publish(event, routing_key_of(event, self._partition_by), body_of(event), ends_at)
+            routing_key = routing_key_of(event, self._partition_by)
+            await self._publisher.publish(event, routing_key, body_of(event), ends_at, one.traceparent)
             one.result = event
         except PublishError as error:
             one.result = error
@@ -116,7 +118,7 @@ class Sender:
         while sent and self._loop.time() < until:
             publish, events = self._gateway.publish, [one.event for one in sent]
             try:
-                verdicts = await self._loop.run_in_executor(self._threads, publish, events, until)
+                verdicts = await self._loop.run_in_executor(self._threads, publish, events, until, sent[0].traceparent)
             except NoAnswer as error:
                 for one in sent:
                     one.why = str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .counters import Layout
 from .errors import Event, PublishManyError, RefusedError, TallydError
@@ -31,6 +31,7 @@ class Base:
     deadline_s    how long a call can take
     heartbeat_s   [amqp] heartbeat_s
     in_flight_max events without a confirm at one time; further calls wait
+    traceparent   called at each publish: the header `traceparent` of its messages (W3C Trace Context), None for none
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Base:
         deadline_s: float = 5.0,
         heartbeat_s: int = 5,
         in_flight_max: int = 1_000,
+        traceparent: Callable[[], Optional[str]] = lambda: None,
     ) -> None:
         if partition_by not in ("user", "target"):
             raise ValueError(f"partition_by is {partition_by!r}, allowed are 'user' and 'target'")
@@ -70,6 +72,7 @@ class Base:
         self._clock = Clock()
         self._lock = threading.Lock()
         self._gateway = None if gateway is None else Gateway(gateway, token, deadline_s)
+        self._traceparent = traceparent
         self._is_closed = False
 
     # ------------------------------------------------------------------ events

@@ -109,11 +109,11 @@ class Tallyd(Base):
         """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
         known = self._many(events)
         thread = self._connected()
-        return all_of(thread.run(thread.sender.publish(known)))
+        return all_of(thread.run(thread.sender.publish(known, self._traceparent())))
 
     def _publish(self, event: Event) -> Event:
         thread = self._connected()
-        return one_of(thread.run(thread.sender.publish([event])))
+        return one_of(thread.run(thread.sender.publish([event], self._traceparent())))
 
     def _connected(self) -> _Thread:
         self._may_publish()
