@@ -18,6 +18,9 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
 
+/// Traces that the log line of a slow batch names.
+const TRACEPARENTS_MAX: usize = 3;
+
 /// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
 #[derive(Debug)]
 pub(super) struct Arrived {
@@ -149,6 +152,8 @@ pub(super) struct Batch {
     pub messages: usize,
     /// The bytes of their bodies.
     pub bytes: usize,
+    /// The traces of its first messages that have one.
+    pub traceparents: Vec<String>,
     /// This machine's clock while they were decoded.
     pub clock: Clock,
 }
@@ -157,6 +162,13 @@ impl Batch {
     /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the bounds.
     pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
+    }
+
+    /// Notes the trace of a message.
+    pub(super) fn belongs_to(&mut self, traceparent: Option<String>) {
+        if self.traceparents.len() < TRACEPARENTS_MAX {
+            self.traceparents.extend(traceparent.filter(|it| !self.traceparents.contains(it)));
+        }
     }
 
     /// Notes a fence that follows the batch's events.

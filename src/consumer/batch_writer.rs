@@ -3,7 +3,7 @@
 //! A transaction may run many times, because it is idempotent. After an error it is tried again, or its batch is written in parts. The
 //! caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection, MySqlConnection};
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use crate::letter;
 use crate::letter::text::instant;
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
+use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
@@ -34,6 +35,9 @@ const RIVALS_MAX: u32 = 3;
 
 /// After this many errors that a smaller transaction may not meet, a batch is split.
 const TOO_MUCH_MAX: u32 = 2;
+
+/// A batch that takes longer is logged. Most take a few milliseconds, the largest about a second.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct BatchWriter {
@@ -53,6 +57,7 @@ pub(super) struct BatchWriter {
     transaction: Transaction,
     // What it counts.
     throughput: Throughput,
+    slow: Flood,
 }
 
 /// What has become of a batch.
@@ -117,11 +122,22 @@ impl BatchWriter {
             database_away_max: config.consumer.database_away_max.0,
             transaction: Transaction::new(partition, config, reads_first, quota),
             throughput: Throughput::default(),
+            slow: Flood::default(),
         }
     }
 
     /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
-    pub(super) async fn write(&mut self, batch: Batch) -> Result<Written, WriteError> {
+    pub(super) async fn write(&mut self, mut batch: Batch) -> Result<Written, WriteError> {
+        let (began, events, traceparents) =
+            (Instant::now(), batch.events.len(), std::mem::take(&mut batch.traceparents));
+        let written = self.write_parts(batch).await?;
+        if began.elapsed() > SLOW {
+            self.note_slow(began.elapsed(), events, &traceparents.join(" "));
+        }
+        Ok(written)
+    }
+
+    async fn write_parts(&mut self, batch: Batch) -> Result<Written, WriteError> {
         let mut outage = Outage::new(Work::Writing(self.partition));
         let mut written = Written::default();
         // Events that are refused alone become dead letters together, in the last part.
@@ -166,6 +182,21 @@ impl BatchWriter {
             }
         }
         Ok(written)
+    }
+
+    /// Logs a slow batch, at most every ten seconds. The traces lead to what sent its events.
+    fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
+        let Some(batches) = self.slow.note(1, Instant::now()) else { return };
+        let (partition, seconds) = (self.partition, took.as_secs_f32());
+        warn!(
+            event = "batch-slow",
+            partition,
+            events,
+            seconds,
+            batches,
+            traceparents,
+            "writing {events} events of partition {partition} took {seconds:.1} s: look at tallyd_batch_write_duration_seconds"
+        );
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.

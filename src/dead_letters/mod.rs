@@ -32,6 +32,7 @@ use preview::{Preview, judge};
 use returned::Returned;
 use tallyd_core::event::Terms;
 use tallyd_core::model::Micros;
+use tallyd_core::traceparent;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::{Letter, Selection, Total};
 
@@ -69,6 +70,8 @@ pub struct Row {
     pub reason: String,
     pub error: String,
     pub queue: String,
+    /// The trace that the message belongs to, from its header `traceparent`.
+    pub traceparent: Option<String>,
     pub bytes: u64,
     /// The beginning of its body, with what is not printable escaped.
     pub body: String,
@@ -168,6 +171,7 @@ impl From<Letter> for Row {
             reason: letter.reason,
             error: letter.error,
             queue: letter.queue,
+            traceparent: letter.traceparent.as_deref().and_then(traceparent::parse).map(str::to_owned),
             bytes: letter.bytes,
         }
     }
@@ -198,12 +202,15 @@ impl Whole {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, first_seen, replayed_at, reason, error, bytes, body, .. } = self;
+        let Self { id, first_seen, replayed_at, reason, error, traceparent, bytes, body, .. } = self;
         let state = replayed_at.as_ref().map_or_else(|| "open".to_owned(), |at| format!("replayed {at}"));
         let short: String = error.chars().take(ERROR_SHOWN).collect();
         let goes_on = if short.len() < error.len() { "…" } else { "" };
         writeln!(f, "{id}  {first_seen}  {}  {state}", printable(reason))?;
         writeln!(f, "    {}{goes_on}", printable(&short))?;
+        if let Some(traceparent) = traceparent {
+            writeln!(f, "    traceparent {traceparent}")?;
+        }
         write!(f, "    {body} ({bytes} bytes)")
     }
 }
@@ -246,7 +253,7 @@ impl fmt::Display for Shown {
 
 impl fmt::Display for Whole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { id, first_seen, replayed_at, refusals, reason, error, queue, bytes, .. } = &self.row;
+        let Row { id, first_seen, replayed_at, refusals, reason, error, queue, traceparent, bytes, .. } = &self.row;
         writeln!(f, "dead letter {id}")?;
         writeln!(f, "  reason      {}", printable(reason))?;
         writeln!(f, "  error       {}", printable(error))?;
@@ -254,6 +261,9 @@ impl fmt::Display for Whole {
         writeln!(f, "  first seen  {first_seen}")?;
         writeln!(f, "  refused     {refusals} times")?;
         writeln!(f, "  replayed    {}", replayed_at.as_deref().unwrap_or("no"))?;
+        if let Some(traceparent) = traceparent {
+            writeln!(f, "  traceparent {traceparent}")?;
+        }
         writeln!(f, "  headers     {}", printable(&self.headers.to_string()))?;
         writeln!(f, "  now         {}", printable(&self.now.words))?;
         writeln!(f, "  body        {bytes} bytes")?;

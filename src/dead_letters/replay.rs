@@ -13,6 +13,7 @@ use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::runtime::fault;
 use tallyd_core::event::Terms;
+use tallyd_core::traceparent;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
 use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
@@ -150,7 +151,10 @@ impl Replay<'_> {
         };
         let exchange = &self.broker.exchange();
         let sent: Vec<(&Letter, Result<(), BrokerError>)> = stream::iter(&chosen)
-            .map(|(letter, key)| async move { (letter, publisher.publish(exchange, key, &letter.body).await) })
+            .map(|(letter, key)| async move {
+                let traceparent = letter.traceparent.as_deref().and_then(traceparent::parse);
+                (letter, publisher.publish_traced(exchange, key, &letter.body, traceparent).await)
+            })
             .buffered(AT_ONCE)
             .collect()
             .await;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use tallyd_core::event::{Reason, Refusal};
 use tallyd_core::model::Micros;
+use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
 /// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
@@ -140,6 +141,8 @@ pub struct Headers {
     pub json: String,
     /// How long that would be with what was left out.
     pub bytes: usize,
+    /// The trace that the message belongs to.
+    pub traceparent: Option<String>,
 }
 
 /// The message's headers and what else names its sender.
@@ -161,14 +164,17 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     if all.is_empty() {
         return Headers::default();
     }
+    let traceparent = all.get(HEADER).and_then(Value::as_str).and_then(traceparent::parse).map(str::to_owned);
     let json = Value::Object(all).to_string();
     let bytes = json.len();
     if bytes <= HEADERS_BYTES_MAX {
-        return Headers { json, bytes };
+        return Headers { json, bytes, traceparent };
     }
     // Each event of a list that is refused has them, and a frame's worth of headers would be a hundred times their bodies.
     let said = format!("{bytes} bytes of headers, at most {HEADERS_BYTES_MAX} are kept");
-    Headers { json: json!({ "(left out)": said }).to_string(), bytes }
+    let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
+    kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
+    Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
 /// So many bytes of headers are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
@@ -223,6 +229,19 @@ mod tests {
         assert_eq!(returned(b"{}", &properties(&letter), "tally.returned", Micros(1_795_251_999_000_000)), letter);
     }
 
+    const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_traceparent_is_read_from_the_headers_if_it_is_valid() {
+        for (value, read) in [(TRACEPARENT, Some(TRACEPARENT)), ("00-1-2-3", None), ("", None)] {
+            let mut fields = FieldTable::default();
+            fields.insert(HEADER.into(), AMQPValue::LongString(value.into()));
+            let headers = headers(&BasicProperties::default().with_headers(fields));
+            assert_eq!(headers.traceparent.as_deref(), read);
+            assert!(headers.json.contains(value), "all headers are kept");
+        }
+    }
+
     #[test]
     fn headers_become_json() {
         assert_eq!(headers(&BasicProperties::default()), Headers::default());
@@ -268,8 +287,10 @@ mod tests {
     fn headers_that_are_made_to_fill_the_table_are_left_out_and_that_is_said() {
         let mut fields = FieldTable::default();
         fields.insert("x".into(), AMQPValue::LongString(vec![b'x'; HEADERS_BYTES_MAX].into()));
+        fields.insert(HEADER.into(), AMQPValue::LongString(TRACEPARENT.into()));
         let said = headers(&BasicProperties::default().with_headers(fields));
-        assert!(said.json.len() < 100 && said.json.contains("(left out)"), "{said:?}");
+        assert!(said.json.len() < 200 && said.json.contains("(left out)"), "{said:?}");
+        assert!(said.json.contains(&format!("\"traceparent\":\"{TRACEPARENT}\"")), "{said:?}");
         assert!(said.bytes > HEADERS_BYTES_MAX);
     }
 

@@ -7,7 +7,7 @@ use redis::Value;
 use tokio::time::timeout;
 
 use super::error::require;
-use super::{BrokerError, Client, ClientError, Result, STATUS_TARGETS_MAX};
+use super::{BrokerError, Client, ClientError, Result, STATUS_TARGETS_MAX, traced};
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
@@ -76,7 +76,8 @@ impl Client {
 
     async fn publish_once(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let publisher = self.publisher().await?;
-        let results = publisher.publish_all(&self.broker.exchange(), messages).await;
+        let traceparent = traced::current();
+        let results = publisher.publish_all(&self.broker.exchange(), messages, traceparent.as_deref()).await;
         if results.iter().any(|result| matches!(result, Err(error) if error.fate() != Fate::Item)) {
             self.drop_publisher(&publisher).await;
         }

@@ -21,6 +21,7 @@ pub mod gateway;
 mod likes;
 mod numbers;
 mod settings;
+mod traced;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -46,6 +47,7 @@ pub use tallyd_rabbitmq::BrokerError;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
+pub use traced::traced;
 
 /// The result of a call.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
@@ -220,7 +222,8 @@ impl Client {
 
     async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<(), BrokerError> {
         let publisher = self.publisher().await?;
-        let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
+        let (exchange, traceparent) = (self.broker.exchange(), traced::current());
+        let published = publisher.publish_traced(&exchange, routing_key, body, traceparent.as_deref()).await;
         if published.is_err() {
             self.drop_publisher(&publisher).await;
         }

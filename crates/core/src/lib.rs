@@ -31,4 +31,5 @@ pub mod score;
 pub mod stall_detector;
 pub mod tally;
 pub mod template;
+pub mod traceparent;
 pub mod writers;

@@ -25,13 +25,14 @@ use futures_util::future::join_all;
 use lapin::message::BasicGetMessage;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 
 use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_core::traceparent::HEADER;
 
 pub use self::error::{BrokerError, Result};
 use crate::config::Amqp;
@@ -223,10 +224,26 @@ impl Publisher {
         confirmed(published)
     }
 
-    /// Publishes several messages, and waits once for the confirms of all. Gives the result of each, in their order.
-    pub async fn publish_all(&self, exchange: &str, messages: &[(String, Vec<u8>)]) -> Vec<Result<()>> {
+    /// The same as [`Publisher::publish`] with the header `traceparent`, where there is one.
+    pub async fn publish_traced(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        body: &[u8],
+        traceparent: Option<&str>,
+    ) -> Result<()> {
+        self.publish_with(exchange, routing_key, body, traced(traceparent)).await
+    }
+
+    /// Publishes several messages of one trace, and waits once for the confirms of all. Gives the result of each, in their order.
+    pub async fn publish_all(
+        &self,
+        exchange: &str,
+        messages: &[(String, Vec<u8>)],
+        traceparent: Option<&str>,
+    ) -> Vec<Result<()>> {
         let send = async |(routing_key, body): &(String, Vec<u8>)| {
-            let sent = self.send(exchange, routing_key, body, BasicProperties::default());
+            let sent = self.send(exchange, routing_key, body, traced(traceparent));
             self.0.call("publish", sent).await.and_then(confirmed)
         };
         // They are first polled in their order, and so they are sent in it.
@@ -268,6 +285,13 @@ impl Publisher {
         }
         Ok(waiting)
     }
+}
+
+fn traced(traceparent: Option<&str>) -> BasicProperties {
+    let Some(traceparent) = traceparent else { return BasicProperties::default() };
+    let mut headers = FieldTable::default();
+    headers.insert(HEADER.into(), AMQPValue::LongString(traceparent.into()));
+    BasicProperties::default().with_headers(headers)
 }
 
 fn confirmed(confirmation: Confirmation) -> Result<()> {

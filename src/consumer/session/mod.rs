@@ -309,6 +309,7 @@ impl Session<'_> {
         open.batch.messages += 1;
         open.batch.bytes += bytes;
         open.batch.clock.note(now);
+        open.batch.belongs_to(headers.traceparent);
         self.learned.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {

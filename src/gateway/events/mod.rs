@@ -18,6 +18,7 @@ use super::answer::{Answer, Refused};
 use super::{Gate, Shared};
 use crate::runtime::clock;
 use tallyd_core::event::LIST_BYTES_MAX;
+use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;
 
 /// Bodies up to this size are read whatever else is being read.
@@ -28,6 +29,7 @@ const BODY_MAX: Duration = Duration::from_secs(10);
 
 pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Response> {
     let length = body_length(request.headers())?;
+    let traceparent = request.headers().get(HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = {
         // A slow body holds none of the requests that are answered at the same time.
         let _room = match length {
@@ -40,7 +42,7 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
     // A task of its own: a client that goes away must not leave an event counted and not published.
     let answering = tokio::spawn(async move {
         let _entered = entered;
-        answer(&gate, &body).await
+        tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await
     });
     answering.await.unwrap_or_else(|error| {
         error!(event = "gateway-request-panicked", "a request panicked: {error}");

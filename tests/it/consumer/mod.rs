@@ -274,3 +274,24 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_200_000);
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_batch_is_logged_with_the_traces_of_its_messages() {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let world = World::new("consumer_slow", "").await;
+    let slow = "CREATE TRIGGER slow BEFORE INSERT ON like_record FOR EACH ROW SET @slept = SLEEP(2.1)";
+    sqlx::raw_sql(slow).execute(&world.pool).await.unwrap();
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (publisher, exchange) = (world.publisher().await, world.broker.exchange());
+    let (user, like) = body(&LikeEvent { target: target(1), user: UserId(7), at: Micros(NOW), liked: true });
+    publisher.publish_traced(&exchange, &user.to_string(), &like, Some(TRACE)).await.unwrap();
+    daemon.logged("\"batch-slow\"").await;
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"batch-slow\"")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&line["level"], &line["traceparents"]), (&"WARN".into(), &TRACE.into()), "{line}");
+    assert!(line["seconds"].as_f64().unwrap() > 2.0 && line["events"] == 1, "{line}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}

@@ -188,3 +188,30 @@ async fn servers_that_are_away_are_said() {
     assert_eq!(super::open(&world).await, 1);
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_names_the_trace_of_its_message() {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let world = World::new("dead_trace", "").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (publisher, exchange) = (world.publisher().await, world.broker.exchange());
+    for (body, header) in [("{", Some(TRACE)), ("[", Some("00-invalid")), ("none", None)] {
+        publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
+    }
+    eventually("all are set aside", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
+    // What somebody has changed by hand.
+    let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
+    sqlx::query(changed).execute(&world.pool).await.unwrap();
+    let listed = world.report(&["dead", "list"]);
+    let of = |body: &str| listed["letters"].as_array().unwrap().iter().find(|it| it["body"] == body).unwrap().clone();
+    assert_eq!(of("{")["traceparent"], TRACE);
+    assert_eq!([&of("[")["traceparent"], &of("none")["traceparent"]], [&json!(null); 2]);
+    let id = of("{")["id"].to_string();
+    let traceparent = format!("traceparent {TRACE}");
+    for command in [vec!["dead", "list"], vec!["dead", "show", &id]] {
+        assert_eq!(stdout(&world.tallyd(&command)).matches(&traceparent).count(), 1, "{command:?}");
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}

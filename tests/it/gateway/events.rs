@@ -1,6 +1,7 @@
 //! What becomes of events that are posted.
 
 use serde_json::json;
+use tallyd_core::model::UserId;
 
 use super::common::{World, eventually, target};
 use super::{PLAIN, count, like};
@@ -121,5 +122,31 @@ async fn a_gateway_follows_what_daemons_announce_of_writers() {
         assert!(gateway.process.stop().success());
     }
     assert_eq!(world.redis_counters().await[&target(42)], 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_name_the_trace_of_the_request_that_made_them() {
+    let traces = ["1", "2"].map(|span| format!("00-4bf92f3577b34da6a3ce929d0e0e4736-000000000000000{span}-01"));
+    let world = World::new("gw_trace", PLAIN).await;
+    let publisher = world.publisher().await;
+    let gateway = world.gateway().await;
+    for trace in [traces[0].as_str(), "00-invalid"] {
+        let header = format!("traceparent: {trace}\r\nContent-Length");
+        let request = gateway.posted(&like("like", 42, 7)).replacen("Content-Length", &header, 1);
+        assert_eq!(gateway.send(&request).await.verdicts(), ["confirmed"]);
+    }
+    let client = world.client();
+    tallyd_client::traced(Some(&traces[1]), client.like(target(42), UserId(8), &[])).await.unwrap();
+    client.like(target(42), UserId(9), &[]).await.unwrap();
+    let (link, queue) = (world.broker.connect("test").await.unwrap(), world.broker.queue(0));
+    assert_eq!(publisher.depth(&queue).await.unwrap().messages, 4);
+    let mut named = Vec::new();
+    while let Some(message) = link.get(&queue).await.unwrap() {
+        named.push(tallyd::letter::headers(&message.delivery.properties).traceparent);
+    }
+    let [first, second] = traces;
+    assert_eq!(named, [Some(first), None, Some(second), None]);
+    assert!(gateway.process.stop().success());
     world.close().await;
 }

@@ -18,6 +18,8 @@ pub struct Letter {
     pub bytes: u64,
     /// Its headers as JSON; empty in a list.
     pub headers: String,
+    /// What its header `traceparent` says, unchecked.
+    pub traceparent: Option<String>,
     /// The reason's code.
     pub reason: String,
     /// The reason as a sentence.
@@ -68,7 +70,8 @@ pub const HEAD_BYTES: u32 = 200;
 const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
                         AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
 
-const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, replayed_at, refusals";
+const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, replayed_at, refusals, \
+                       IF(JSON_VALID(headers), JSON_UNQUOTE(JSON_EXTRACT(headers, '$.traceparent')), NULL)";
 
 impl Store {
     /// The newest dead letters, the newest first, with the beginnings of their bodies.
@@ -233,8 +236,9 @@ fn letters_of(rows: &[MySqlRow]) -> std::result::Result<Vec<Letter>, sqlx::Error
             first_seen: micros(row.try_get(5)?),
             replayed_at: row.try_get::<Option<NaiveDateTime>, _>(6)?.map(micros),
             refusals: row.try_get(7)?,
-            body: row.try_get_unchecked(8)?,
-            headers: row.try_get_unchecked(9)?,
+            traceparent: row.try_get_unchecked(8)?,
+            body: row.try_get_unchecked(9)?,
+            headers: row.try_get_unchecked(10)?,
         })
     };
     rows.iter().map(letter).collect()
