@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 5] = [
     &["admin", "cli", "gateway"],
     &TASKS,
     &["servers"],
-    &["boards", "config", "http", "letter", "runtime", "telemetry"],
+    &["boards", "config", "http", "letter", "runtime", "telemetry", "version"],
 ];
 
 /// Each stands alone.
