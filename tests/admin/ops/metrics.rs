@@ -40,9 +40,11 @@ pub async fn metrics(name: &str) -> Metrics {
 /// With the labels of gauges that have no sample before a run has ended.
 fn with_absent(mut metrics: Metrics) -> Metrics {
     let [jobs, verdicts] = ["tallyd_job_running", "tallyd_reconcile_targets_total"].map(|of| metrics[of].clone());
+    let kinds = BTreeMap::from([("kind".to_owned(), BTreeSet::from(["video".to_owned()]))]);
     for (name, labels) in &mut metrics {
         let others = match name.as_str() {
             "tallyd_reconcile_last_run_targets" => &verdicts,
+            "tallyd_bucket_fields_max" => &kinds,
             name if name.starts_with("tallyd_job_last_") || name.starts_with("tallyd_job_next_") => &jobs,
             _ => continue,
         };

@@ -41,7 +41,6 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
         ("tallyd_reconcile_targets_total{mode=\"changed\",verdict=\"repaired\"}", 0.0),
         ("tallyd_repairs_total{job_name=\"reconcile\",store=\"redis\",outcome=\"below-zero\"}", 0.0),
         ("tallyd_log_messages_total{level=\"error\"}", 0.0),
-        ("tallyd_partition_takeovers_total{partition=\"0\"}", 0.0),
     ] {
         assert_eq!(at_start.get(of), Some(&value), "{of}");
     }
