@@ -13,6 +13,10 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cargo build --release --locked --bin tallyd && cp target/release/tallyd /usr/bin/tallyd
 
 FROM debian:bookworm-slim
+LABEL org.opencontainers.image.title=tallyd
+LABEL org.opencontainers.image.url=https://example.org/tallyd
+LABEL org.opencontainers.image.source=https://example.org/tallyd.git
+LABEL org.opencontainers.image.licenses="MIT OR Apache-2.0"
 # Certificates, for TLS, and time zones, for boards. The C library and libgcc are there.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates tzdata && rm -rf /var/lib/apt/lists/*
 COPY --from=build /usr/bin/tallyd /usr/bin/tallyd

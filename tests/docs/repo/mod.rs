@@ -6,6 +6,7 @@ mod decisions;
 mod documents;
 mod events;
 mod floors;
+mod project;
 mod settings;
 mod unit;
 
