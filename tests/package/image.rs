@@ -1,4 +1,4 @@
-//! The image and compose.yaml: what can be said of them without a container engine.
+//! The image and compose.yaml: what can be said of them without a container engine. dev/release.check runs them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -149,8 +149,51 @@ fn compose_makes_the_accounts_that_its_services_log_in_with() {
         assert!(accounts.contains(&format!("CREATE USER '{account}'@'%' IDENTIFIED BY '{password}';")));
         assert!(environment["TALLYD__MYSQL__URL"].starts_with(&format!("mysql://{account}@")));
     }
-    let broker = &compose()["services"]["rabbitmq"]["environment"];
-    assert_eq!(broker["RABBITMQ_DEFAULT_PASS"], environment("tallyd")["TALLYD__AMQP__PASSWORD"].as_str());
+    let broker: Value = serde_json::from_str(&read("packaging/compose/rabbitmq/definitions.json")).unwrap();
+    let permissions = read("ops/rabbitmq/permissions.sh");
+    for (user, permitted) in broker["users"].as_array().unwrap().iter().zip(broker["permissions"].as_array().unwrap()) {
+        let (name, password) = (user["name"].as_str().unwrap(), user["password"].as_str().unwrap());
+        assert!(permissions.contains(&format!("add_user {name} {password}\n")), "{name}");
+        let rights = ["configure", "write", "read"].map(|right| permitted[right].as_str().unwrap());
+        let line = format!("set_permissions {name} '{}' '{}' '{}'\n", rights[0], rights[1], rights[2]);
+        assert!(permissions.contains(&line), "{line}");
+    }
+    for (service, account) in [("tallyd", 0), ("gateway", 1)] {
+        let environment = environment(service);
+        assert_eq!(broker["users"][account]["password"], environment["TALLYD__AMQP__PASSWORD"].as_str());
+        let url = format!("amqp://{}@rabbitmq", broker["users"][account]["name"].as_str().unwrap());
+        assert!(environment["TALLYD__AMQP__URL"].starts_with(&url), "{service}");
+    }
+}
+
+#[test]
+fn the_site_of_compose_reaches_the_gateway_with_its_token() {
+    let gateway = environment("gateway");
+    let compose = compose();
+    let site = &compose["services"]["site"]["environment"];
+    assert_eq!(site["TOKEN"], gateway["TALLYD__GATEWAY__TOKEN"].as_str());
+    let port = gateway["TALLYD__GATEWAY__LISTEN"].rsplit_once(':').unwrap().1;
+    assert_eq!(site["GATEWAY"], format!("http://gateway:{port}").as_str());
+    let prometheus = read("packaging/compose/prometheus.yml");
+    let daemon = environment("tallyd");
+    assert!(prometheus.contains(&format!("credentials: {}\n", daemon["TALLYD__ADMIN__TOKEN"])));
+    let admin = daemon["TALLYD__ADMIN__LISTEN"].rsplit_once(':').unwrap().1;
+    assert_eq!(daemon["TALLYD__ADMIN__HOSTS"], r#"["tallyd"]"#);
+    assert!(prometheus.contains(&format!("\"tallyd:{admin}\"")) && prometheus.contains(&format!("\"gateway:{port}\"")));
+}
+
+#[test]
+fn a_release_is_checked_with_the_images_that_are_named() {
+    let known = read("dev/release.images");
+    let compose = compose();
+    let services = compose["services"].as_object().unwrap().values();
+    let named = services.map(|service| service["image"].as_str().unwrap().to_owned());
+    let based = instructions("FROM").into_iter().map(|from| from.split(' ').next().unwrap().to_owned());
+    // Debian has no Grafana that could stand for its image.
+    for image in named.chain(based).filter(|image| image != "tallyd" && !image.starts_with("grafana/")) {
+        let path = if image.contains('/') { image } else { format!("library/{image}") };
+        assert!(known.contains(&format!("[docker.io/{path}]=")), "{path}");
+    }
 }
 
 #[test]
@@ -163,7 +206,15 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     for other in ["migrate", "gateway"] {
         assert_eq!(services[other]["image"], services["tallyd"]["image"], "{other}");
     }
-    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "8255"), ("gateway", "9191")] {
+    let published = [
+        ("mariadb", "3306"),
+        ("redis", "6379"),
+        ("rabbitmq", "5672"),
+        ("tallyd", "8255"),
+        ("gateway", "9191"),
+        ("site", "8080"),
+    ];
+    for (service, port) in published {
         assert_eq!(services[service]["ports"], serde_json::json!([format!("127.0.0.1:{port}:{port}")]));
     }
     let token = environment("gateway")["TALLYD__GATEWAY__TOKEN"].clone();

@@ -15,7 +15,7 @@ fn first_event(world: &World) -> String {
         world.name, redis.key_prefix, redis.bucket_bits
     );
     let changes = [
-        ("amqp://guest:guest@127.0.0.1:5672/%2f", world.api.amqp.url.expose()),
+        ("amqp://tallyd_api:choose-another@127.0.0.1:5672/%2f", world.api.amqp.url.expose()),
         ("redis://127.0.0.1:6379/0", world.api.redis.url.expose()),
         (") as site", &names),
     ];
