@@ -4,6 +4,7 @@
 
 mod complete;
 mod image;
+mod kubernetes;
 mod machine;
 mod service;
 
@@ -24,7 +25,7 @@ impl Package {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("dev/package"))
-            .args(["--version", "1.0-1", "--binary", env!("CARGO_BIN_EXE_tallyd"), "--output"])
+            .args(["--fast", "--version", "1.0-1", "--binary", env!("CARGO_BIN_EXE_tallyd"), "--output"])
             .arg(folder.path())
             .output()
             .unwrap();
@@ -145,6 +146,7 @@ fn documents_lead_somewhere(machine: &Machine) {
         "systemd/",
         "examples/",
         "clients/",
+        "packaging/",
     ];
     let mut paths = String::new();
     for document in machine.run("cd /usr/share/doc/tallyd && find . -name '*.md'").lines() {
