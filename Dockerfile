@@ -5,7 +5,7 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-# The commit, which the build context doesn't have: docker build --build-arg TALLYD_REVISION=$(git rev-parse --short=12 HEAD) .
+# What --version says, as there is no repository in the context.
 ARG TALLYD_REVISION
 # The compiled dependencies stay in the cache from one build to the next.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
