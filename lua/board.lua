@@ -1,7 +1,7 @@
 -- Adds to a member of a board, in all of the board's current zsets at once, and keeps the order right among equals.
 --
--- KEYS     the zsets of the periods that now lies in, for instance board:{likes}:2026-11-21, board:{likes}:2026-W47,
---          board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one slot.
+-- KEYS     the zsets of the periods that now lies in, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
+--          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one slot.
 -- ARGV[1]  the member
 -- ARGV[2]  what is added to its primary number
 -- ARGV[3]  what is added to its second number; 0 where the board has none
@@ -9,7 +9,7 @@
 -- ARGV     then for each key two numbers: how many bits of the score the second number has; and, for "earliest", the
 --          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in seconds
 --
--- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, board:{likes}:added, and ARGV five more: "once", a
+-- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, tally:board:{likes}:added, and ARGV five more: "once", a
 -- partition, the number and place of what is added in its outbox, and number:place of what was sent before it, or nothing. What comes again, or is before
 -- the last one, is left out: an empty list is returned then; and -1 where what was sent before it is missing, and nothing is done.
 --

@@ -1,7 +1,7 @@
 -- Changes a number of a target that API servers count in Redis themselves (writer = "api"), and gives the instant of it. Not for
 -- likes: those are lua/like.lua's.
 --
--- KEYS[1]  where the number is: the target's bucket, for instance c:{video:3a2f}; in the other layouts a key of its own
+-- KEYS[1]  where the number is: the target's bucket, for instance tally:c:{video:3a2f}; in the other layouts a key of its own
 -- KEYS[2]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of

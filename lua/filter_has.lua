@@ -1,10 +1,10 @@
 -- Says whether a user may be among those who like a target, by its Bloom filter. Changes nothing.
 --
--- KEYS[1]  the target's filter, for instance filter:{video:3a2f}:42
+-- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42
 -- KEYS[2]  its config
 -- KEYS[3]  who likes the target and is not in its bits yet
 -- ARGV[1]  the user's id in decimal
--- ARGV[2]  the field `epoch` of filter:epoch, read within the last second: a filter of another epoch is not believed
+-- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second: a filter of another epoch is not believed
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits
 -- ARGV     then the user's bits in it
 --

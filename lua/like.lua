@@ -1,8 +1,8 @@
 -- Sets whether a user likes a target: counts it if that changes, and gives the instant of it.
 --
--- KEYS[1]  where the target's number is: its bucket, for instance c:{video:3a2f}; in the other layouts a key of its own
--- KEYS[2]  who clicked lately in this bucket: recent:{video:3a2f}
--- KEYS[3]  who did before that: recent:{video:3a2f}:former
+-- KEYS[1]  where the target's number is: its bucket, for instance tally:c:{video:3a2f}; in the other layouts a key of its own
+-- KEYS[2]  who clicked lately in this bucket: tally:recent:{video:3a2f}
+-- KEYS[3]  who did before that: tally:recent:{video:3a2f}:former
 -- KEYS[4]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of
@@ -17,8 +17,8 @@
 --
 -- Where targets have Bloom filters, also (docs/events.md):
 --
--- KEYS[5]  the target's filter, filter:{video:3a2f}:42; KEYS[6] its config, KEYS[7] who likes the target and is not in its bits yet
--- ARGV[8]  the field `epoch` of filter:epoch, read within the last second: a filter of another epoch is not believed. Left out with the
+-- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42; KEYS[6] its config, KEYS[7] who likes the target and is not in its bits yet
+-- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second: a filter of another epoch is not believed. Left out with the
 --          following ones by those who compute no bits
 -- ARGV[9]  the size of the filter that the following bits are for; empty without bits
 -- ARGV[10] and so on: the user's bits in it

@@ -1,7 +1,7 @@
 -- Counts what a user does in a window of time, and says whether that is still allowed. A script of its own, called before like.lua:
 -- on a Redis Cluster a user and a target are on different nodes.
 --
--- KEYS[1]  the user's window, for instance limit:{7}
+-- KEYS[1]  the user's window, for instance tally:limit:{7}
 -- ARGV[1]  how many clicks a window allows
 -- ARGV[2]  how long a window lasts, in milliseconds, from its first click on
 --

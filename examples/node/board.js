@@ -22,10 +22,10 @@ export function periodOf(length, instant, timeZone = 'UTC', weekStarts = 'monday
   return `${year}-W${String(week).padStart(2, '0')}`;
 }
 
-export const boardKey = (name, period, keyPrefix = '') => `${keyPrefix}board:{${name}}:${period}`;
+export const boardKey = (name, period, keyPrefix = 'tally:') => `${keyPrefix}board:{${name}}:${period}`;
 
 // The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once.
-export function boardKeys(name, periods, instant, keyPrefix = '') {
+export function boardKeys(name, periods, instant, keyPrefix = 'tally:') {
   return periods.map((period) => boardKey(name, periodOf(period, instant), keyPrefix));
 }
 

@@ -32,7 +32,7 @@ export const defaults = {
   amqpUrl: 'amqp://guest:guest@127.0.0.1:5672/%2f',
   mysqlUrl: 'mysql://root@127.0.0.1:3306/tally', // the primary server
   exchange: 'tally.events', // [amqp] prefix, then ".events"
-  keyPrefix: '', // [redis] key_prefix
+  keyPrefix: 'tally:', // [redis] key_prefix
   bucketBits: 13, // [redis] bucket_bits
   like: 1, // [metrics] like
   metrics: ['view'], // the other names of [metrics]
@@ -80,7 +80,7 @@ export function filterKeys(settings, kind, targetId) {
 // Whether nobody has loaded the bucket, by its field `_`.
 export const isMissing = (loaded) => loaded === null;
 
-// The bucket's name in `tally:missing`: video:3a2f.
+// The bucket's name in `tally:c:missing`: video:3a2f.
 export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
 // The number in a bucket's answer to HMGET of `_` and the id; null where it is unknown, which is not zero.
@@ -223,7 +223,7 @@ export class Client {
     if (missing.length > 0) {
       // So that tallyd loads them at once. Reading must not fail for it, for instance on a replica.
       const names = missing.map(missingName);
-      await this.#within(this.#redis.sAdd(`${keyPrefix}tally:missing`, names)).catch(() => {});
+      await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
   }

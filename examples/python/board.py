@@ -18,11 +18,11 @@ def period_of(length, instant, time_zone="UTC", week_starts="monday"):
     return {"day": f"{day:%Y-%m-%d}", "month": f"{day:%Y-%m}", "total": "total"}[length]
 
 
-def board_key(name, period, key_prefix=""):
+def board_key(name, period, key_prefix="tally:"):
     return f"{key_prefix}board:{{{name}}}:{period}"
 
 
-def board_keys(name, periods, instant, key_prefix=""):
+def board_keys(name, periods, instant, key_prefix="tally:"):
     """The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once."""
     return [board_key(name, period_of(period, instant), key_prefix) for period in periods]
 

@@ -37,7 +37,7 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
 # These must be as in tallyd's config.toml.
 EXCHANGE = os.environ.get("EXCHANGE", "tally.events")  # [amqp] prefix, then ".events"
-KEY_PREFIX = os.environ.get("KEY_PREFIX", "")  # [redis] key_prefix
+KEY_PREFIX = os.environ.get("KEY_PREFIX", "tally:")  # [redis] key_prefix
 BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
 LIKE = 1  # [metrics] like
 METRICS = {"view"}  # the other names of [metrics]
@@ -113,7 +113,7 @@ def is_missing(loaded):
 
 
 def missing_name(bucket):
-    """The bucket's name in `tally:missing`: video:3a2f."""
+    """The bucket's name in `tally:c:missing`: video:3a2f."""
     return bucket[bucket.index("{") + 1 : -1]
 
 
@@ -298,7 +298,7 @@ def read(server, kind, target_ids):
     if missing:
         # Reading must not fail for it, for instance on a replica.
         with contextlib.suppress(redis.exceptions.RedisError):
-            server.sadd(f"{KEY_PREFIX}tally:missing", *missing)
+            server.sadd(f"{KEY_PREFIX}c:missing", *missing)
     return [number_in(loaded, value) for loaded, value in answers]
 
 

@@ -112,7 +112,7 @@ fn permit(world: &World, account: &str, beginning: &str) {
 
 /// Makes an account in Redis by the documented line that begins so, for the world's keys.
 async fn allow(world: &World, account: &str, beginning: &str) {
-    let rules = documented_line("docs/operations.md", beginning).replace('~', &format!("~{}:", world.name));
+    let rules = documented_line("docs/operations.md", beginning).replace("~tally:", &format!("~{}:", world.name));
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
     let () = command.query_async(&mut world.redis().await).await.unwrap();

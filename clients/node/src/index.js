@@ -15,7 +15,7 @@ export * from './errors.js';
 const DEFAULTS = {
   prefix: 'tally',
   partitionBy: 'user',
-  keyPrefix: '',
+  keyPrefix: 'tally:',
   bucketBits: 13,
   deadlineMs: 5_000,
   heartbeatS: 5,

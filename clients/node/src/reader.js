@@ -25,7 +25,7 @@ export class Reader {
       const answers = await this.#within(Promise.all(asked));
       const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
       // The daemon loads them then. Reading must not fail for it, for instance on a replica.
-      if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}tally:missing`, missing)).catch(() => {});
+      if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}c:missing`, missing)).catch(() => {});
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
       this.#failed(error);
@@ -38,7 +38,7 @@ export class Reader {
   async writers() {
     try {
       const redis = await this.#connected();
-      return await this.#within(redis.get(`${this.#layout.keyPrefix}tally:writers`));
+      return await this.#within(redis.get(`${this.#layout.keyPrefix}c:writers`));
     } catch (error) {
       this.#failed(error);
       throw error;

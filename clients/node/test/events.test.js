@@ -29,7 +29,7 @@ test('events are made and refused as by the daemon', () => {
 test("buckets have the daemon's names", () => {
   for (const { kind, id, bucket_bits: bucketBits, key, missing } of vectors('buckets')) {
     const bucket = bucketOf({ bucketBits }, kind, id);
-    assert.deepEqual([keyOf({ keyPrefix: '' }, bucket), bucket], [key, missing]);
+    assert.deepEqual([keyOf({ keyPrefix: 'tally:' }, bucket), bucket], [key, missing]);
   }
 });
 

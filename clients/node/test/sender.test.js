@@ -229,7 +229,7 @@ test('a Redis that is away or silent changes nothing', async () => {
   const silent = net.createServer((socket) => socket.on('error', () => {})).listen(0, '127.0.0.1');
   await new Promise((resolve) => silent.once('listening', resolve));
   for (const port of [silent.address().port, 1]) {
-    const reader = new Reader(`redis://127.0.0.1:${port}`, { keyPrefix: '' }, 1_000);
+    const reader = new Reader(`redis://127.0.0.1:${port}`, { keyPrefix: 'tally:' }, 1_000);
     const began = performance.now();
     assert.deepEqual(await new Writers(() => reader.writers()).byApi(), new Set());
     assert.ok(performance.now() - began < 5_000);

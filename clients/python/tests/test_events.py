@@ -41,7 +41,7 @@ class Vectors(unittest.TestCase):
 
     def test_buckets_have_the_daemons_names(self):
         for vector in vectors("buckets"):
-            layout = Layout("", vector["bucket_bits"], METRICS)
+            layout = Layout("tally:", vector["bucket_bits"], METRICS)
             bucket = layout.bucket_of(vector["kind"], vector["id"])
             self.assertEqual((layout.key_of(bucket), bucket), (vector["key"], vector["missing"]))
 

@@ -245,7 +245,7 @@ class Following(unittest.TestCase):
                 return self.text
 
         async def run():
-            slow = Slow("redis://127.0.0.1:1", "tally:writers")
+            slow = Slow("redis://127.0.0.1:1", "tally:c:writers")
             slow.free = asyncio.Event()
             first = [asyncio.ensure_future(slow.by_api()) for _ in range(3)]
             await asyncio.sleep(0)
@@ -275,7 +275,7 @@ class Following(unittest.TestCase):
             server = await asyncio.start_server(silent, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
             for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1"):
-                away = Writers(url, "tally:writers")
+                away = Writers(url, "tally:c:writers")
                 away._by_api = BY_API
                 began = asyncio.get_running_loop().time()
                 self.assertEqual(await away.by_api(), BY_API)

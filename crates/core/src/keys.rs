@@ -52,6 +52,12 @@ impl Keys {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
+    /// The same behind another prefix.
+    #[must_use]
+    pub fn with_prefix(&self, prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned(), ..self.clone() }
+    }
+
     /// How numbers are laid out.
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -157,19 +163,19 @@ impl Keys {
         format!("{}gw:{{{}}}", self.prefix, user.0)
     }
 
-    /// `tally:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
+    /// `c:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
     pub fn missing(&self) -> String {
-        format!("{}tally:missing", self.prefix)
+        format!("{}c:missing", self.prefix)
     }
 
-    /// `tally:writers`: the numbers that API servers count, as daemons announce them to clients.
+    /// `c:writers`: the numbers that API servers count, as daemons announce them to clients.
     pub fn writers(&self) -> String {
-        format!("{}tally:writers", self.prefix)
+        format!("{}c:writers", self.prefix)
     }
 
-    /// `tally:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
+    /// `c:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
     pub fn compared(&self, number: u16) -> String {
-        format!("{}tally:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
+        format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
 
     /// `board:{likes}:2026-W47`: the zset of one period. All periods of a board are in one slot of a Cluster.
@@ -274,6 +280,34 @@ mod tests {
     }
 
     #[test]
+    fn no_two_kinds_of_keys_have_a_name_in_common() {
+        let keys = keys(Form::Packed).with_prefix("");
+        let mut names =
+            vec![keys.missing(), keys.writers(), keys.filter_epoch(), keys.compared(1), keys.limit(UserId(1))];
+        names.push(keys.published(UserId(1)));
+        for name in ["c", "missing", "writers", "compared", "recent", "filter", "epoch", "limit", "gw", "board", "1"] {
+            let target = Target { kind: Kind(1), id: TargetId(1) };
+            let of_filter = keys.filter(name, target).into_iter().chain([keys.next_filter(name, target)]);
+            names.extend(of_filter.chain(keys.recent(name, 1)).chain([keys.counters(name, 1)]));
+            names.extend([keys.board_added(name), keys.board_freezes(name), keys.board_claim(name)]);
+            for period in ["total", "2026-11", "2026-W47"] {
+                names.extend([
+                    keys.board(name, period),
+                    keys.frozen_board(name, period),
+                    keys.board_mark(name, period),
+                ]);
+                names.extend([keys.filling_board(name, period), keys.restored_board(name, period, "s7")]);
+                names.push(keys.raised_board(name, period));
+            }
+        }
+        let unique: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(unique.len(), names.len(), "{names:?}");
+        // `counter_key` has no braces, and a number. All that has no braces here has no number.
+        let of_template = |name: &&String| !name.contains('{') && name.contains(|it: char| it.is_ascii_digit());
+        assert_eq!(names.iter().find(of_template), None);
+    }
+
+    #[test]
     fn keys_are_as_the_contract_has_them() {
         let keys = keys(Form::Packed);
         let target = Target { kind: Kind(1), id: TargetId(42) };
@@ -285,9 +319,9 @@ mod tests {
         assert_eq!(keys.filter("video", target), filter);
         assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
-        assert_eq!(keys.missing(), "app:tally:missing");
-        assert_eq!(keys.writers(), "app:tally:writers");
-        assert_eq!(keys.compared(7), "app:tally:compared:{7}:packed:13");
+        assert_eq!(keys.missing(), "app:c:missing");
+        assert_eq!(keys.writers(), "app:c:writers");
+        assert_eq!(keys.compared(7), "app:c:compared:{7}:packed:13");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");

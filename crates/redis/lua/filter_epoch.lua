@@ -1,6 +1,6 @@
 -- Says which filters are trusted: those of one epoch, until no run has said so for some time.
 --
--- KEYS[1]  filter:epoch
+-- KEYS[1]  tally:filter:epoch
 -- ARGV[1]  the number of the run that says so
 -- ARGV[2]  the epoch
 -- ARGV[3]  for how many seconds

@@ -1,6 +1,6 @@
 -- Remembers likes and unlikes of a user that a gateway has just published. Nothing is counted, and of two clicks the newer one stays.
 --
--- KEYS[1]  the user's clicks, for instance gw:{7}
+-- KEYS[1]  the user's clicks, for instance tally:gw:{7}
 -- ARGV[1]  for how many seconds they are remembered, from the last one on
 -- ARGV[2]  how many are remembered at most: with more, those of before are forgotten
 -- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-"

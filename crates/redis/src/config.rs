@@ -45,7 +45,7 @@ pub struct Redis {
     /// What was read from these.
     #[serde(skip)]
     pub tls: Tls,
-    /// What every key starts with; empty by default.
+    /// What every key starts with.
     pub key_prefix: String,
     /// How counters are laid out.
     pub layout: Form,
@@ -125,7 +125,7 @@ impl Default for Redis {
             tls_cert_file: None,
             tls_key_file: None,
             tls: Tls::default(),
-            key_prefix: String::new(),
+            key_prefix: "tally:".to_owned(),
             layout: Form::Packed,
             bucket_bits: 13,
             counter_key: String::new(),

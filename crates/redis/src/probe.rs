@@ -199,10 +199,10 @@ mod tests {
             let line = lines.find(|line| line.contains(pattern)).unwrap();
             line.split(' ').filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect::<BTreeSet<_>>()
         };
-        assert_eq!(granted("~board:*"), set(ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ASKED_WITH)));
+        assert_eq!(granted("~tally:*"), set(ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ASKED_WITH)));
         // SCAN is for `tallyd layout`.
-        assert_eq!(granted("~counter:*"), set(ON_PLAIN.iter().chain(&["SCAN"])));
-        assert_eq!(granted("~filter:*"), set(&ON_FILTERS));
+        assert_eq!(granted("+incrby"), set(ON_PLAIN.iter().chain(&["SCAN"])));
+        assert_eq!(granted("+setbit"), set(&ON_FILTERS));
     }
 
     #[test]

@@ -106,7 +106,7 @@ mod tests {
             ("c:{video:1088}", 10_859),
             ("app:c:{video:0}", 11_428),
             ("board:{likes}:2026-W47:frozen", 10_723),
-            ("tally:missing", 3_605),
+            ("tally:c:missing", 7_328),
             ("foo{}{bar}", 8_363),
             ("foo{{bar}}zap", 4_015),
             ("foo{bar", 15_278),

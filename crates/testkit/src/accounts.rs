@@ -46,11 +46,13 @@ impl Accounts {
         let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
         for (account, name) in [("tallyd", self.short.clone()), ("tallyd_api", format!("{}_api", self.short))] {
             let mut rules = lines("accounts.txt", account);
-            rules.extend(lines_of_layouts(settings, account));
+            if has_plain_keys(settings) {
+                rules.extend(lines("layouts.txt", account));
+            }
             if settings.get("filter").is_some() {
                 rules.extend(lines("filters.txt", account));
             }
-            let rules = rules.join(" ").replace('~', &format!("~{}:", self.world));
+            let rules = rules.join(" ").replace("~tally:", &format!("~{}:", self.world));
             let password = format!(">{PASSWORD}");
             let rules = rules.split(' ').map(|rule| if rule.starts_with('>') { &password } else { rule });
             let rules: Vec<&str> = rules.collect();
@@ -117,24 +119,12 @@ impl Accounts {
     }
 }
 
-/// What the layouts entity and string need, where there is one of them: for keys as `counter_key` names them. And `tallyd layout`.
-fn lines_of_layouts(settings: &toml::Table, account: &str) -> Vec<String> {
+/// Whether there is one of the layouts entity and string.
+fn has_plain_keys(settings: &toml::Table) -> bool {
     let redis = settings.get("redis").and_then(toml::Value::as_table);
     let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);
-    let text = |table: Option<&toml::Table>, key: &str| {
-        table.and_then(|table| table.get(key)).and_then(toml::Value::as_str).unwrap_or_default().to_owned()
-    };
-    let mut found = lines("layouts.txt", account);
-    let plain = found.remove(0);
-    // What is left is for `tallyd layout`.
-    for table in [redis, also] {
-        if matches!(text(table, "layout").as_str(), "entity" | "string") {
-            let key = text(table, "counter_key");
-            let beginning = if key.is_empty() { "counter:" } else { key.split('{').next().unwrap() };
-            found.push(plain.replace("counter:", beginning));
-        }
-    }
-    found
+    let layout = |table: &toml::Table| table.get("layout").and_then(toml::Value::as_str).map(str::to_owned);
+    [redis, also].into_iter().flatten().filter_map(layout).any(|layout| layout != "packed")
 }
 
 /// The rules that the lines of a file give an account.

@@ -20,6 +20,21 @@ fn config_toml_has_the_defaults() {
 }
 
 #[test]
+fn clients_name_keys_by_the_default_of_the_daemon() {
+    let prefix = Config::default().redis.key_prefix;
+    for (path, before, after) in [
+        ("clients/node/src/index.js", "keyPrefix: '", "',"),
+        ("clients/python/src/tallyd/settings.py", "key_prefix: str = \"", "\","),
+        ("examples/node/client.js", "keyPrefix: '", "',"),
+        ("examples/node/board.js", "keyPrefix = '", "'"),
+        ("examples/python/like.py", "\"KEY_PREFIX\", \"", "\")"),
+        ("examples/python/board.py", "key_prefix=\"", "\")"),
+    ] {
+        assert!(read(path).contains(&format!("{before}{prefix}{after}")), "{path} has another prefix than {prefix}");
+    }
+}
+
+#[test]
 fn config_toml_names_every_key_and_every_key_that_it_names_exists() {
     parsed(&with_examples()).unwrap();
     let text = with_examples();

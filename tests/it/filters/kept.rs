@@ -284,8 +284,8 @@ async fn the_documented_rights_are_enough_for_filters() {
     for account in ["tallyd", "tallyd_api"] {
         let name = format!("{}_{account}", world.name);
         let mut lines = manual.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} ")));
-        let rules = [lines.next().unwrap(), lines.find(|line| line.contains("~filter:*")).unwrap()].join(" ");
-        let rules = rules.replace('~', &format!("~{}:", world.name));
+        let rules = [lines.next().unwrap(), lines.find(|line| line.contains("+setbit")).unwrap()].join(" ");
+        let rules = rules.replace("~tally:", &format!("~{}:", world.name));
         let password = rules.split(' ').find_map(|rule| rule.strip_prefix('>')).unwrap().to_owned();
         let mut command = redis::cmd("ACL");
         command.arg("SETUSER").arg(&name).arg(rules.split(' ').collect::<Vec<_>>());

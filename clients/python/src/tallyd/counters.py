@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     @property
     def missing(self) -> str:
         """The set of buckets that the daemon must load."""
-        return f"{self.key_prefix}tally:missing"
+        return f"{self.key_prefix}c:missing"
 
     def fetches(self, kind: str, target_ids: Sequence[str]) -> List[Tuple[str, str]]:
         """The key and the field of each target. HMGET reads `_` and the field."""

@@ -43,7 +43,7 @@ class Base:
         token: Optional[str] = None,
         prefix: str = "tally",
         partition_by: str = "user",
-        key_prefix: str = "",
+        key_prefix: str = "tally:",
         bucket_bits: int = 13,
         metrics: Optional[Mapping[str, int]] = None,
         kinds: Optional[Iterable[str]] = None,
@@ -113,7 +113,7 @@ class Base:
 
     def _new_sender(self) -> Sender:
         publisher = None if self._amqp_url is None else Publisher(self._amqp_url, self._exchange, **self._publisher_settings)
-        writers = None if self._redis_url is None else Writers(self._redis_url, f"{self._layout.key_prefix}tally:writers")
+        writers = None if self._redis_url is None else Writers(self._redis_url, f"{self._layout.key_prefix}c:writers")
         return Sender(publisher, self._gateway, writers, self._partition_by, self._deadline_s)
 
     # ------------------------------------------------------------------ reading
