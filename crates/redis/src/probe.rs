@@ -1,7 +1,8 @@
 //! Questions to Redis that change nothing: what the account may do, and how the servers are set.
 
-use redis::{ErrorKind, RedisError, Value};
+use redis::{ErrorKind, Pipeline, RedisError, Value};
 use tallyd_connect::fate::Fate;
+use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
 use super::{Cache, Context, MAY, Result, text};
@@ -75,6 +76,24 @@ impl Cache {
         missing.sort_unstable();
         missing.dedup();
         Ok(missing)
+    }
+
+    /// A key of a version whose `key_prefix` was empty by default. `None` where the account can see none.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
+        let bare = self.keys.with_prefix("");
+        // These notes of a daemon, and all buckets of each kind, are there once it has run.
+        let notes = ["tally:writers".to_owned(), format!("tally:compared:{{0}}:{}", self.keys.layout().full_name())];
+        let names: Vec<String> = notes.into_iter().chain(kinds.all().map(|(_, kind)| bare.counters(kind, 0))).collect();
+        let mut pipeline = Pipeline::new();
+        for name in &names {
+            pipeline.cmd("EXISTS").arg(name);
+        }
+        let answers = self.run("look for keys of an older version", &pipeline).await?;
+        let found = names.into_iter().zip(answers).find(|(_, answer)| matches!(answer, Ok(Value::Int(1))));
+        Ok(found.map(|(name, _)| name))
     }
 
     /// What the servers call themselves: `Redis 7.2.4`, `Valkey 9.0.1`, each once.

@@ -42,6 +42,7 @@ pub enum What {
     RedisAnswers,
     RedisVersion,
     RedisPermissions,
+    RedisKeys,
     RedisEviction,
     RedisPersistence,
     RedisClock,
@@ -52,7 +53,7 @@ pub enum What {
 
 impl What {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -74,6 +75,7 @@ impl What {
         Self::RedisAnswers,
         Self::RedisVersion,
         Self::RedisPermissions,
+        Self::RedisKeys,
         Self::RedisEviction,
         Self::RedisPersistence,
         Self::RedisClock,

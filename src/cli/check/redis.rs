@@ -54,6 +54,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         }
         Err(error) => Check::failed(What::RedisPermissions, error, SILENT, "ACL SETUSER, as docs/operations.md says"),
     });
+    checks.push(keys(config, cache).await);
     memory(cache, &mut checks).await;
     let before = crate::runtime::clock::now();
     checks.push(match cache.clocks().await {
@@ -69,6 +70,25 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         checks.extend(buckets(config, servers).await);
     }
     checks
+}
+
+/// The prefix of keys, which was empty before 0.1.0 unless it was set.
+async fn keys(config: &Config, cache: &Cache) -> Check {
+    let prefix = &config.redis.key_prefix;
+    if prefix.is_empty() {
+        return Check::ok(What::RedisKeys, "their names have no prefix");
+    }
+    match cache.older_key(&KindNames::new(&config.kinds)).await {
+        Ok(None) => Check::ok(What::RedisKeys, format!("their names begin with {prefix}")),
+        Ok(Some(key)) => Check::warning(
+            What::RedisKeys,
+            format!(
+                "{key} is a key of a version whose key_prefix was empty by default: now it is {prefix}, and such keys are not read"
+            ),
+            "add key_prefix = \"\" to [redis], and set it in all clients; or move the keys, as docs/layouts.md says",
+        ),
+        Err(error) => Check::untold(What::RedisKeys, error, SILENT),
+    }
 }
 
 fn version(versions: &[String]) -> Check {
