@@ -24,7 +24,7 @@ pub struct Reconcile {
     pub event_clock: EventClock,
     /// How far a producer's clock may be from Redis' one.
     pub clock_skew_max: Pause,
-    /// How long after counting in Redis an API server's publish may reach the broker.
+    /// How long an API server's publish can take after the count in Redis, and a recount's event after its row.
     pub publish_grace: Pause,
     /// How long a fence may take through the partitions before the run gives up.
     pub fence_max: Pause,
@@ -61,6 +61,10 @@ pub struct Reconcile {
     pub watch_every: Pause,
 }
 
+/// The longest of the clients here: three attempts, each with five seconds to connect and five for the confirm. The Rust client and the
+/// gateway take twice `[amqp] timeout_ms`, by default 20 s.
+const PUBLISH_GRACE: Pause = Pause::from_secs(3 * (5 + 5));
+
 impl Default for Reconcile {
     fn default() -> Self {
         Self {
@@ -70,7 +74,7 @@ impl Default for Reconcile {
             scrub_parts: 24,
             event_clock: EventClock::Redis,
             clock_skew_max: Pause::from_secs(1),
-            publish_grace: Pause::from_secs(2),
+            publish_grace: PUBLISH_GRACE,
             fence_max: Pause::from_secs(60),
             overlap: Pause::from_secs(900),
             page_targets: 100_000,

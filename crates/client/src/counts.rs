@@ -175,8 +175,7 @@ impl Client {
             },
         };
         // The same event twice changes nothing: perhaps it was a connection that had broken.
-        let first = self.publish_change(&changed).await;
-        let Err(source) = (if first.is_err() { self.publish_change(&changed).await } else { first }) else {
+        let Err(source) = self.twice(|| self.publish_change(&changed)).await else {
             return Ok(Counting::Counted(changed));
         };
         let taken_back = self.take_change_back(&changed).await.unwrap_or(TakenBack::Unknown);

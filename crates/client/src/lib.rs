@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Mutex, Semaphore};
+use tokio::time::timeout;
 
 pub use error::{ClientError, CountError, LikeError};
 use followed::Followed;
@@ -212,6 +213,26 @@ impl Client {
     /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
     pub async fn publish_event(&self, event: &LikeEvent) -> Result<()> {
         Ok(self.publish_like(event, None).await?)
+    }
+
+    /// Publishes, and once more where that fails, because the connection can have broken. The same event twice changes nothing. It ends within
+    /// twice `[amqp] timeout_ms`: `[reconcile] publish_grace` is longer.
+    async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
+    where
+        P: Future<Output = Result<(), BrokerError>>,
+    {
+        let both = async {
+            let first = publish().await;
+            if first.is_err() { publish().await } else { first }
+        };
+        let Ok(published) = timeout(self.confirm_max, both).await else {
+            // It does not answer. If another call holds the lock, it connects already.
+            if let Ok(mut shared) = self.publisher.try_lock() {
+                *shared = None;
+            }
+            return Err(BrokerError::NoAnswer { action: "publish", limit: self.confirm_max });
+        };
+        published
     }
 
     async fn publish_like(&self, event: &LikeEvent, count: Option<i64>) -> Result<(), BrokerError> {

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::error::require;
 use super::gateway::HINT_MAX;
-use super::{BrokerError, Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
+use super::{Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
 use tallyd_core::chain::Chain;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::LIKE;
@@ -75,7 +75,9 @@ impl Client {
             (clicked, Some(counted)) => (clicked, counted),
             (clicked, None) => return Ok(clicked),
         };
-        let Err(source) = self.publish_like_twice(&counted.event, counted.count).await else { return Ok(clicked) };
+        let Err(source) = self.twice(|| self.publish_like(&counted.event, counted.count)).await else {
+            return Ok(clicked);
+        };
         let taken_back = match self.take_back(&counted, boards).await {
             Ok(true) => TakenBack::Yes,
             Ok(false) => TakenBack::Overtaken,
@@ -98,16 +100,10 @@ impl Client {
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
         }
-        match self.publish_like_twice(&event, None).await {
+        match self.twice(|| self.publish_like(&event, None)).await {
             Ok(()) => Ok(Clicked::Published(event)),
             Err(source) => Err(LikeError::NotConfirmed { event, source }),
         }
-    }
-
-    /// The same event twice changes nothing: perhaps it was a connection that had broken.
-    async fn publish_like_twice(&self, event: &LikeEvent, count: Option<i64>) -> Result<(), BrokerError> {
-        let first = self.publish_like(event, count).await;
-        if first.is_err() { self.publish_like(event, count).await } else { first }
     }
 
     /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes

@@ -1,7 +1,5 @@
 //! Filters built beside the former ones, and put in their place.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 use tracing::debug;
 
@@ -53,7 +51,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until every event that was counted before now is in MySQL.
+    /// Waits until every event that was published before now is in MySQL.
     async fn fence(&mut self) -> Result<()> {
         let on = self.on;
         if self.publisher.is_none() {
@@ -64,13 +62,8 @@ impl Run<'_> {
             Fences { job: JobName::Filters, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
         self.fences_sent += 1;
         let number = number_of(self.number, self.fences_sent);
-        let grace: Duration = on.publish_grace;
-        let passed = async {
-            tokio::time::sleep(grace).await;
-            fences.pass(number).await
-        };
         let stopped = || Err(JobError::NotNow("told to stop".to_owned()).into());
-        let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(stopped);
+        let passed = self.stop.run_until_cancelled(fences.pass(number)).await.unwrap_or_else(stopped);
         self.publisher = Some(fences.publisher);
         passed
     }

@@ -20,8 +20,8 @@
 //! Scripts count a like (lua/like.lua), begin and swap: each like is before or after each of them. All keys of a
 //! target are in one slot.
 //!
-//! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event; or its publish took longer
-//!   than `publish_grace`, and Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer hash before
+//! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event; or it was
+//!   published later, and Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer hash before
 //!   the older one: the hashes take turns in that direction, so a click that moves meanwhile is met once or twice, and one
 //!   that is forgotten meanwhile is old, and in MySQL by then. A filter of several parts reads both for each part.
 //! * *A like after "begin" and before the swap* is noted beside the filter (`added`), and in the former one's bits where it fits.
@@ -126,7 +126,6 @@ pub struct Filters {
     names: KindNames,
     metric: Metric,
     wish: Wish,
-    publish_grace: Duration,
     fence_max: Duration,
     overlap: Duration,
 }
@@ -153,7 +152,6 @@ impl Filters {
             names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
             wish,
-            publish_grace: config.reconcile.publish_grace.0,
             fence_max: config.reconcile.fence_max.0,
             overlap: config.reconcile.overlap.0,
         }

@@ -1,9 +1,9 @@
 //! Compares counters, a page at a time, to the end: measures a page, rechecks its suspects, repairs what is confirmed.
 //!
 //! The first measurement is cheap: its fence is sent immediately. It clears nearly every counter. The others are
-//! *suspects*: they are measured again together with those of many pages, a whole `publish_grace` later, and watched
-//! meanwhile if they are still busy. One rule decides. A measurement that finds a drift keeps it with the suspect, and the
-//! next measurement that finds any value repairs what both agree on.
+//! *suspects*: they are measured again together with those of many pages, and watched meanwhile if they are still busy. Where
+//! API servers count one of them, that is a whole `publish_grace` later. One rule decides. A measurement that finds a drift
+//! keeps it with the suspect, and the next measurement that finds any value repairs what both agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -230,9 +230,11 @@ impl<'a> Comparer<'a> {
         fault::point("reconcile:looked");
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
-        // What was counted in Redis before the first measurement, and published late, has arrived by the second.
-        self.run.early_end.pause(grace).await;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
+        // What API servers counted before the first measurement, and published late, has arrived by the second.
+        if self.run.servers.is_any_by_api(&keys) {
+            self.run.early_end.pause(grace).await;
+        }
         // All values that are shown of a target that somebody has named are from one measurement.
         let recounted = self.run.recounted().filter(|_| self.report.lists_all);
         let measurements = self.measured(&keys, grace, recounted).await?;

@@ -130,6 +130,11 @@ impl Servers {
         self.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
+    /// Whether API servers add any of these numbers to Redis.
+    pub(super) fn is_any_by_api(&self, keys: &[CounterKey]) -> bool {
+        keys.iter().any(|key| !self.is_by_daemon(*key))
+    }
+
     /// Whether API servers add any number to Redis.
     pub(super) fn has_any_counts_by_api(&self) -> bool {
         self.names.all().any(|(kind, _)| self.has_counts_by_api(kind))

@@ -92,7 +92,7 @@ impl<'a> Measure<'a> {
         }
         let taken = Instant::now();
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
-        if keys.iter().any(|key| !servers.is_by_daemon(*key)) {
+        if servers.is_any_by_api(keys) {
             self.fence(grace).await?;
         }
         let began = Instant::now();
@@ -159,7 +159,7 @@ impl<'a> Measure<'a> {
         let samples = servers.cache.sample(&servers.names, &keys).await?;
         Steps::add(&mut self.steps.sample, began.elapsed());
         fault::point("reconcile:sampled");
-        if keys.iter().any(|key| !servers.is_by_daemon(*key)) {
+        if servers.is_any_by_api(&keys) {
             self.fence(Duration::ZERO).await?;
         }
         Ok(SampledRange { range, samples, applied })
@@ -189,9 +189,10 @@ impl<'a> Measure<'a> {
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
         let now = servers.redis_now().await?;
-        if servers.has_any_counts_by_api() {
-            self.fence(Duration::ZERO).await?;
+        if !servers.has_any_counts_by_api() {
+            return Ok(now);
         }
+        self.fence(Duration::ZERO).await?;
         Ok(now.before(servers.limits.publish_grace.0))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A page of counters is measured: sample Redis (the cut, by Redis' own clock) -> send a fence through every partition and
 //! wait until it is committed -> read MySQL -> judge. Nearly all counters are right. The others are suspects, and are
-//! measured once more, this time with `publish_grace` before the sample and before the fence. A drift that two measurements
+//! measured once more; where API servers count, with `publish_grace` before the sample and before the fence. A drift that two measurements
 //! find in one direction is repaired: the smaller of the two is added. A counter that something newer than the cut was
 //! applied to is *busy*. It is measured again together with few others, and watched if that doesn't help: the consumers
 //! log its events with the rows' former states, and its value as of the cut follows from its value now and that log.

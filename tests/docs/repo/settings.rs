@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 use tallyd::config::{self, Config};
 
@@ -32,6 +33,26 @@ fn clients_name_keys_by_the_default_of_the_daemon() {
     ] {
         assert!(read(path).contains(&format!("{before}{prefix}{after}")), "{path} has another prefix than {prefix}");
     }
+}
+
+#[test]
+fn the_default_grace_is_as_long_as_clients_publish() {
+    for (path, part) in [
+        ("clients/node/src/index.js", "deadlineMs: 5_000,"),
+        ("clients/python/src/tallyd/settings.py", "deadline_s: float = 5.0,"),
+        ("examples/node/client.js", "const TRIES = 3;"),
+        ("examples/node/client.js", "timeoutMs: 5_000,"),
+        ("examples/python/like.py", "def publish(event, tries=3):"),
+        ("examples/python/like.py", "TIMEOUT_S = 5 "),
+    ] {
+        assert!(read(path).contains(part), "{path} lacks {part}: derive publish_grace again");
+    }
+    // Each attempt can connect first.
+    let longest = Duration::from_secs(3 * (5 + 5));
+    let Config { amqp, reconcile, .. } = Config::default();
+    assert_eq!(reconcile.publish_grace.0, longest);
+    // The Rust client and the gateway.
+    assert!(amqp.timeout() * 2 <= longest);
 }
 
 #[test]

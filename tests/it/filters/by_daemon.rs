@@ -8,9 +8,12 @@ use super::{BY_HAND, assert_no_false_no, run, seed};
 use crate::common;
 use common::{World, body, target};
 
+/// The daemon counts, and no run waits for API servers.
+const NO_WAIT: &str = "[reconcile]\npublish_grace = \"1h\"\n[[rule]]\nmetric = \"like\"\n";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_are_only_published_come_into_the_filter() {
-    let world = World::new("filters_daemon", &format!("{BY_HAND}[[rule]]\nmetric = \"like\"\n")).await;
+    let world = World::new("filters_daemon", &format!("{BY_HAND}{NO_WAIT}")).await;
     seed(&world, target(1), 1..=2_000).await;
     let publisher = world.publisher().await;
     let mut daemon = world.daemon();

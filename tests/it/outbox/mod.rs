@@ -11,7 +11,7 @@ mod store;
 use std::collections::BTreeMap;
 
 use crate::common;
-use common::{Dice, World, eventually, target};
+use common::{Dice, World, drift, eventually, target};
 use sqlx::Row;
 use tallyd_core::event::encode_count;
 use tallyd_core::model::{Metric, Target, TargetId, UserId};
@@ -171,6 +171,26 @@ async fn two_layouts_get_the_same_numbers() {
     world.publish(&publisher, &counts.some(300)).await;
     assert_exact(&world, &publisher, &counts).await;
     assert_eq!(in_redis(&world, &second, counts.targets).await, counts.by_daemon());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn drift_of_what_the_daemon_counts_is_repaired_at_once() {
+    let settings =
+        "[reconcile]\npublish_grace = \"1h\"\nrepair_targets_max_percent = 100\n[[rule]]\nmetric = \"like\"\n";
+    let world = World::new("outbox_grace", settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (publisher, client) = (world.publisher().await, world.client());
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    for (round, mode) in ["--full", "--changed"].into_iter().enumerate() {
+        client.like(target(1), UserId(round as u64 + 1), &[]).await.unwrap();
+        settle(&world, &publisher).await;
+        drift(&world, target(1), 3).await;
+        assert_eq!(world.report(&["reconcile", mode])["repaired"], 1, "{mode}");
+        assert_eq!(world.redis_counters().await.get(&target(1)), Some(&(round as i64 + 1)));
+    }
     assert!(daemon.stop().success());
     world.close().await;
 }
