@@ -22,7 +22,7 @@ CLICKS_A_SECOND = 40
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>Videos</title>
 <style>body{font:1rem system-ui;max-width:36rem;margin:3rem auto;color-scheme:light dark}li{margin:.6rem 0}output{float:right}</style>
-<h1>Videos</h1><ol>%s</ol><p>Visitors like about %d videos a second. <a href="http://127.0.0.1:9464/">tallyd's status page</a>
+<h1>Videos</h1><ol>%s</ol><p>Visitors like about %d videos a second. <a href="http://127.0.0.1:8255/">tallyd's status page</a>
 (any user, password <code>%s</code>)</p>
 <script>
 async function refresh() {
