@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn keys_are_told_apart_by_when_they_are_taken() {
-        let after = "[daemon]\ndrain_max_s = 9\n[log]\nlevel = \"debug\"\nformat = \"json\"\n[amqp]\npartitions = 2\n\
+        let after = "[daemon]\ndrain_max_s = 9\ntime_zone = \"Europe/Berlin\"\n[log]\nlevel = \"debug\"\nformat = \"json\"\n[amqp]\npartitions = 2\n\
                      [consumer]\nfuture_max = \"1m\"\nlinger_ms = 6\n[reconcile]\nfull_cron = \"\"\nfence_max = \"61s\"\n\
                      [kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\n[retired]\nmetrics = [\"search\"]\n\
                      [admin]\nlisten = \"\"\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n\
@@ -147,6 +147,7 @@ mod tests {
             "[[board]]",
             "[consumer] future_max",
             "[daemon] drain_max_s",
+            "[daemon] time_zone",
             "[kinds] post",
             "[log] level",
             "[metrics] view",

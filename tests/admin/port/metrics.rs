@@ -86,8 +86,8 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
             && now.contains_key("tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"changed\"}")
     })
     .await;
-    let never = "tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"full\"}";
-    assert_eq!(told().await.get(never), None, "no full run has ended");
+    let never = "tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"scrub\"}";
+    assert_eq!(told().await.get(never), None, "no scrub has a schedule");
     assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids are no labels");
     assert!(daemon.stop().success());
     world.close().await;
