@@ -226,10 +226,17 @@ async fn run_due(
 
 /// When the mode is due again that ran, which is logged where it failed.
 fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
-    let error = match ran {
-        Ok(retry) => return retry,
-        Err(error) => error,
-    };
+    match ran {
+        Ok(retry) => retry,
+        Err(JobError::Paused(order)) => {
+            info!(event = "job-deferred", "a job does not run: {order}");
+            RetryAfter::Pause
+        }
+        Err(error) => retry_after_failure(error),
+    }
+}
+
+fn retry_after_failure(error: JobError) -> RetryAfter {
     let text = error.text();
     match error {
         JobError::TooFewPartitions { .. } => {
@@ -240,15 +247,11 @@ fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
             );
             RetryAfter::LongerPause
         }
-        JobError::Paused(_) => {
-            info!(event = "job-deferred", error = text, "a job does not run: {text}");
-            RetryAfter::Pause
-        }
         JobError::Refused(_) => {
             error!(event = "job-failed", error = text, "a job failed, not tried again before its next time: {text}");
             RetryAfter::NextTime
         }
-        JobError::NotNow(_) | JobError::LimitExceeded(_) | JobError::Other(_) => {
+        JobError::NotNow(_) | JobError::Paused(_) | JobError::LimitExceeded(_) | JobError::Other(_) => {
             error!(event = "job-failed", error = text, "a job failed, trying again soon: {text}");
             RetryAfter::Pause
         }
