@@ -177,7 +177,8 @@ impl Partition {
         let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
             self.heartbeat.beat();
-            vitals.stands(Standing::Connecting);
+            let is_paused = self.control.paused(PAUSED_BY).is_some();
+            vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
             vitals.oldest(None);
             // The database first: otherwise messages would be received only to be returned.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {

@@ -47,6 +47,15 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(said.contains("consumer is paused until") && said.contains(": MySQL moves\n"), "{said}");
     });
     let began = Instant::now();
+    // Between two sessions a daemon has no consumer, either.
+    for socket in &sockets {
+        let paused = || async {
+            let status = world.report(&["status", "--url", socket]);
+            let mut partitions = status["partitions"].as_array().unwrap().iter();
+            partitions.all(|partition| partition["standing"] == "paused")
+        };
+        eventually("the daemon's partitions are paused", paused).await;
+    }
     eventually("no daemon consumes", || async { queued(&world, &publisher).await.1 == 0 }).await;
     assert!(began.elapsed() < OBEYED_WITHIN, "{:?}", began.elapsed());
     let held = "SELECT COUNT(*) FROM partition_owner WHERE owner IS NOT NULL";
