@@ -45,7 +45,7 @@ fn the_daemon_accepts_its_configuration_and_secrets_in_a_pod() {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o440)).unwrap();
     }
     let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
-        .args(["--config", "packaging/kubernetes/config.toml", "check-config", "--offline"])
+        .args(["--config", "packaging/kubernetes/config.toml", "config", "check", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("CREDENTIALS_DIRECTORY", secrets.path())
         .output()
