@@ -12,6 +12,7 @@ mod edit;
 mod exit;
 mod filters;
 mod healthcheck;
+mod init;
 mod layout;
 mod names;
 mod once;
@@ -118,6 +119,7 @@ enum Command {
 /// What does without a configuration that is right, or with little of it.
 #[derive(Debug, Subcommand)]
 enum Alone {
+    Init(init::InitArgs),
     /// Check, show and describe the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -248,6 +250,7 @@ fn start_runtime() -> Result<Runtime> {
 
 fn run_alone(command: Alone, path: &Path) -> Result<u8> {
     match command {
+        Alone::Init(args) => init::run(&args),
         Alone::CheckConfig(args) | Alone::Config(ConfigCommand::Check(args)) => check::run(path, &args),
         Alone::Config(ConfigCommand::Show(args)) => configuration::show(path, &args),
         Alone::Config(ConfigCommand::Schema) => configuration::print_schema(),

@@ -232,7 +232,7 @@ fn schedules(config: &Config, found: &mut Faults) {
 }
 
 /// Whether a kind, a metric or a board can have the name.
-pub(super) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     (1..=32).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
 }

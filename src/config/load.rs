@@ -74,15 +74,29 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
 }
 
+/// The settings of the environment alone, with the files that they name: for a configuration that is not written yet.
+pub fn load_environment() -> Result<Config, ConfigError> {
+    let Read { mut faults, origins, mut problems, table } = read_with_environment("", "the environment")?;
+    let mut config = typed(table, &mut problems);
+    set_passwords(&mut config, &mut faults);
+    tls::read(&mut config, &mut faults);
+    problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
+    if problems.is_empty() { Ok(config) } else { Err(in_order(problems).into()) }
+}
+
 fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path)
         .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
+    read_with_environment(&text, &name)
+}
+
+fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>> {
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let mut environment: Vec<(String, String)> = environment.collect();
     let files = read_urls(&mut environment);
-    let mut found = read(&text, &name, environment)?;
+    let mut found = read(text, source, environment)?;
     for (key, variable, problem) in files {
         let origin = Origin::Variable(variable);
         found.problems.extend(problem.map(|text| Problem {

@@ -30,11 +30,12 @@ use tallyd_core::event::Terms;
 
 pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
+pub use check::is_name;
 pub use filter::Filter;
 pub use gateway::Gateway;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
-pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
+pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, load_environment, parse};
 pub use password::read_token;
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
@@ -55,6 +56,7 @@ pub use tallyd_core::writers::Writers;
 pub use tallyd_mysql::config::Mysql;
 pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
+pub use tls::{is_external, read_authorities};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;

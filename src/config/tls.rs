@@ -71,7 +71,8 @@ impl Files<'_> {
     }
 }
 
-fn read_authorities(file: &str) -> Result<String, String> {
+/// The text of the file that `tls_ca_file` names.
+pub fn read_authorities(file: &str) -> Result<String, String> {
     const NAME: &str = "tls_ca_file";
     let path = located(NAME, file)?;
     let text = fs::read_to_string(&path).map_err(|error| format!("{NAME} {}: {error}", path.display()))?;
@@ -153,7 +154,8 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-pub(super) fn is_external(url: &ServerUrl) -> bool {
+/// Whether RabbitMQ takes the user from the certificate.
+pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 

@@ -15,6 +15,7 @@ mod filters;
 mod fuzz;
 mod gateway;
 mod hostile;
+mod init;
 mod layouts;
 mod likes;
 mod limits;

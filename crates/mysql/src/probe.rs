@@ -37,6 +37,21 @@ impl Store {
         .await
     }
 
+    /// The version of TLS that this connection speaks; `None` where it is plain text.
+    pub async fn tls_version(&self) -> Result<Option<String>> {
+        const ACTION: &str = "ask for the connection's TLS";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let row = sqlx::query("SHOW SESSION STATUS LIKE 'Ssl_version'")
+                .fetch_optional(connection)
+                .await
+                .context(ACTION)?;
+            let version: Option<String> = row.map(|row| row.try_get(1).context(ACTION)).transpose()?;
+            Ok(version.filter(|version| !version.is_empty()))
+        })
+        .await
+    }
+
     /// The rights that the daemon needs and its account lacks: `INSERT on counter`. Each is tried with a statement that finds no row; one
     /// that waits behind a change of its table holds no other table meanwhile. Those to change partitions are looked for among the
     /// grants; none are said where there are roles.

@@ -10,7 +10,7 @@ use tallyd_connect::tls::Tls;
 use tallyd_core::partition::PartitionBy;
 
 /// How many partitions at most: each costs a queue and a connection to the broker.
-const PARTITIONS_MAX: u16 = 256;
+pub const PARTITIONS_MAX: u16 = 256;
 
 /// `[amqp]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -3,9 +3,14 @@
 //! A thing is asked for passively first: declared, one that is missing would be made. Each question has a channel of its own, which a
 //! refusal closes.
 
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::tcp::{AMQPUriTcpExt, OwnedTLSConfig};
 use lapin::types::FieldTable;
+use lapin::uri::AMQPUri;
 use lapin::{BasicProperties, Channel, ExchangeKind};
 
 use super::topology::CONSISTENT_HASH;
@@ -53,6 +58,30 @@ impl Found {
             _ => Err(error),
         }
     }
+}
+
+/// The payload of the broker's first frame.
+fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<Vec<u8>> {
+    let mut stream = uri.connect_with_config(tls.as_ref()).map_err(io::Error::other)?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.write_all(b"AMQP\0\0\x09\x01")?;
+    // Type, channel, length.
+    let mut header = [0; 7];
+    stream.read_exact(&mut header)?;
+    let [.., a, b, c, d] = header;
+    let mut payload = Vec::new();
+    stream.take(u64::from(u32::from_be_bytes([a, b, c, d]))).read_to_end(&mut payload)?;
+    Ok(payload)
+}
+
+/// The text of that name in an AMQP table: the name's length, the name, `S`, the text's length, the text.
+fn property(table: &[u8], name: &str) -> Option<String> {
+    let mark = [&[u8::try_from(name.len()).ok()?], name.as_bytes(), b"S"].concat();
+    let from = table.windows(mark.len()).position(|window| window == mark)? + mark.len();
+    let (length, rest) = table.get(from..)?.split_first_chunk::<4>()?;
+    let text = rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+    Some(String::from_utf8_lossy(text).into_owned())
 }
 
 impl Broker {
@@ -124,6 +153,14 @@ impl Broker {
         }
     }
 
+    /// What the broker calls itself, `RabbitMQ 3.10.8`: it says so before anybody logs in. `None` where it doesn't.
+    pub async fn version(&self) -> Option<String> {
+        let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
+        let read = move || greeting(&uri, tls, limit).ok();
+        let greeting = tokio::time::timeout(limit, tokio::task::spawn_blocking(read)).await.ok()?.ok()??;
+        Some(format!("{} {}", property(&greeting, "product")?, property(&greeting, "version")?))
+    }
+
     /// Whether the broker has the kind of exchange that spreads events over partitions. It is asked to make one by a name that it lets
     /// nobody use: it looks at the kind first.
     pub async fn probe_plugin(&self) -> Result<bool> {
@@ -138,5 +175,19 @@ impl Broker {
             Some((ACCESS_REFUSED, _)) => Ok(true),
             _ => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_tells_the_product_and_its_version() {
+        let table = b"\0\0\x07productS\0\0\0\x08RabbitMQ\x07versionS\0\0\0\x063.10.8\x00";
+        assert_eq!(property(table, "product").as_deref(), Some("RabbitMQ"));
+        assert_eq!(property(table, "version").as_deref(), Some("3.10.8"));
+        assert_eq!(property(table, "platform"), None);
+        assert_eq!(property(&table[..30], "version"), None);
     }
 }

@@ -33,6 +33,7 @@ mod sentinel;
 mod slots;
 pub mod snapshots;
 pub mod space;
+pub mod topology;
 mod writers;
 
 use std::collections::BTreeSet;

@@ -9,6 +9,7 @@ pub mod browser;
 pub mod clicker;
 mod daemon;
 pub mod dice;
+pub mod first_day;
 pub mod gateway;
 mod model;
 pub mod ports;

@@ -106,7 +106,7 @@ impl What {
 /// How well it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Status {
+pub(in crate::cli) enum Status {
     /// Nothing is to be done.
     Ok,
     /// tallyd works, but something may be lost, or become slow.
@@ -117,9 +117,9 @@ pub(super) enum Status {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Check {
+pub(in crate::cli) struct Check {
     #[serde(rename = "check")]
-    pub(super) what: What,
+    pub(in crate::cli) what: What,
     pub(super) server: String,
     /// How well it stands.
     pub status: Status,

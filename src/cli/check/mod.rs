@@ -24,7 +24,7 @@ use crate::jobs::reconcile::Mode;
 use crate::runtime::clock;
 use crate::runtime::cron::Schedule;
 use crate::servers::Servers;
-use finding::{Check, Status};
+pub(super) use finding::{Check, Status};
 use tallyd_core::job_name::JobName;
 
 pub use finding::What;
@@ -82,7 +82,7 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
     })
 }
 
-async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
+pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
     let (rabbitmq, mysql, redis, admin) = tokio::join!(
         rabbitmq::check(config, &servers.broker),
         mysql::check(config, servers),

@@ -133,14 +133,6 @@ fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
 }
 
 #[test]
-fn the_readme_gives_the_same_rights_as_the_operations_manual() {
-    let readme = read("README.md");
-    for line in blocks("docs/operations.md", "sql")[0].lines() {
-        assert!(readme.contains(line), "not in README.md: {line}");
-    }
-}
-
-#[test]
 fn the_manual_gives_the_accounts_of_the_files_under_ops() {
     assert_eq!(blocks("docs/operations.md", "sql")[0], read("ops/mysql/grants.sql"));
     let manual = read("docs/operations.md");

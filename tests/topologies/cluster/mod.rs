@@ -8,6 +8,7 @@ pub(crate) mod crowd;
 mod failover;
 mod faults;
 mod filters;
+mod init;
 mod layouts;
 mod moving;
 mod nodes;

@@ -114,7 +114,7 @@ impl Group {
         group
     }
 
-    fn password_file(&self) -> String {
+    pub fn password_file(&self) -> String {
         self.folder.path().join("password").to_str().unwrap().to_owned()
     }
 

@@ -4,6 +4,7 @@
 
 mod failover;
 mod group;
+mod init;
 mod wrong;
 
 use super::cluster::crowd::{Crowd, Liked, TARGETS};

@@ -1,0 +1,75 @@
+#!/bin/sh
+# Makes tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote it for an administrator, who reads it first.
+# It holds no password: it reads the files beside it. It can run again, which sets passwords and rights again.
+#
+#   sh accounts.sh                all three, as root on the machine of the servers
+#   sh accounts.sh mysql redis    some of them; for a server elsewhere copy this folder there
+#
+# How an administrator logs in. REDISCLI_AUTH can hold Redis' password.
+: "${MYSQL:=@MYSQL_CLIENT@}"
+: "${RABBITMQCTL:=rabbitmqctl}"
+: "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
+: "${REDIS_CLI:=@REDIS_CLIENT@}"
+: "${REDIS_NODES:=@REDIS_NODES@}"
+
+set -eu
+cd -- "$(dirname -- "$0")"
+
+make_mysql() {
+    $MYSQL <<SQL
+@SQL@
+SQL
+}
+
+# rabbitmq_account NAME FILE: makes it, or gives it the password again.
+rabbitmq_account() {
+    $RABBITMQCTL -q add_user "$1" <"$2" >/dev/null 2>&1 || $RABBITMQCTL -q change_password "$1" <"$2" >/dev/null
+}
+
+# One that logs in by its certificate.
+rabbitmq_account_without_password() {
+    od -An -N32 -tx1 /dev/urandom | tr -d ' \n' | $RABBITMQCTL -q add_user "$1" >/dev/null 2>&1 || true
+    $RABBITMQCTL -q clear_password "$1"
+}
+
+make_rabbitmq() {
+@RABBITMQ@
+}
+
+# redis_ask NODE COMMAND
+redis_ask() {
+    host=${1%:*}
+    host=${host#[}
+    printf '%s\n' "$2" | $REDIS_CLI -h "${host%]}" -p "${1##*:}"
+}
+
+redis_account() {
+    answer=$(redis_ask "$1" "$2")
+    [ "$answer" = OK ] || {
+        echo "accounts.sh: Redis at $1: $answer" >&2
+        exit 1
+    }
+}
+
+redis_node() {
+@REDIS@
+    # In the file of the accounts, or in redis.conf: otherwise a restart forgets them.
+    [ "$(redis_ask "$1" 'ACL SAVE')" = OK ] || [ "$(redis_ask "$1" 'CONFIG REWRITE')" = OK ] ||
+        echo "accounts.sh: Redis at $1 forgets the accounts at its next restart: it has no file for them" >&2
+}
+
+make_redis() {
+    for node in $REDIS_NODES; do redis_node "$node"; done
+}
+
+for server in ${*:-mysql rabbitmq redis}; do
+    case $server in
+    mysql | rabbitmq | redis) ;;
+    *)
+        echo "accounts.sh: there is no '$server': mysql, rabbitmq or redis" >&2
+        exit 64
+        ;;
+    esac
+    "make_$server"
+    echo "accounts.sh: $server: done"
+done

@@ -1,0 +1,160 @@
+//! The questions: answered by the environment, or at a terminal.
+
+use std::io::{IsTerminal, stdin};
+
+use anyhow::{Context, Result, bail};
+use console::Term;
+
+use super::address::{completed, has_password, host_and_port};
+use super::plan::Server;
+use crate::cli::Usage;
+use crate::config::{Config, Secret, ServerUrl};
+
+/// The variable with the address of a server, as the daemon has it, too.
+pub(super) fn variable(server: Server) -> String {
+    format!("TALLYD__{}__URL", server.section().to_uppercase())
+}
+
+/// The variable with an administrator's login, which `tallyd init` alone reads.
+fn admin_variable(server: Server) -> String {
+    format!("TALLYD_INIT_{}_URL", server.section().to_uppercase())
+}
+
+/// A server as the daemon reaches it, and as somebody who may look.
+pub(super) struct Addresses {
+    pub daemon: ServerUrl,
+    pub admin: Option<ServerUrl>,
+}
+
+/// What the environment says of a server; `None` where nobody has set it.
+pub(super) fn from_environment(server: Server) -> Result<Option<Addresses>> {
+    let Ok(text) = std::env::var(variable(server)) else { return Ok(None) };
+    let daemon = address(server, &text).map_err(Usage)?;
+    let admin = std::env::var(admin_variable(server)).ok().filter(|text| !text.is_empty());
+    let admin = admin.map(|text| administrator(server, &daemon, &text)).transpose().map_err(Usage)?;
+    Ok(Some(Addresses { daemon, admin }))
+}
+
+/// The address for the daemon: its password is to be made.
+fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
+    let url = completed(server, text)?;
+    if has_password(&url) {
+        return Err(format!(
+            "[{}] url has a password: leave it out, because tallyd gets an account of its own; an administrator's address goes into {}",
+            server.section(),
+            admin_variable(server)
+        ));
+    }
+    Ok(url)
+}
+
+/// The same server with the login of an administrator: `USER:PASSWORD`, or an address that has them.
+fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<ServerUrl, String> {
+    let mut url = daemon.parts()?;
+    let refused = |()| "the address takes no user".to_owned();
+    let password = if text.contains("://") {
+        let given = completed(server, text)?.parts()?;
+        url.set_username(given.username()).and_then(|()| url.set_password(given.password())).map_err(refused)?;
+        None
+    } else {
+        let (user, password) = text.split_once(':').ok_or("write USER:PASSWORD, or an address")?;
+        url.set_username(user).map_err(refused)?;
+        Some(Secret::new(password.to_owned()))
+    };
+    if server == Server::Mysql {
+        // The daemon's database may not be there yet.
+        url.set_path("/");
+    }
+    let mut url = ServerUrl::from(url.as_str());
+    password.map_or(Ok(()), |password| url.set_password(&password))?;
+    Ok(url)
+}
+
+/// Somebody to ask.
+pub(super) struct Terminal(Term);
+
+impl Terminal {
+    /// # Errors
+    /// There is none.
+    pub(super) fn open() -> Result<Self> {
+        let term = Term::stderr();
+        if !stdin().is_terminal() || !term.is_term() {
+            let names = Server::ALL.map(variable).join(", ");
+            bail!(Usage(format!("there is no terminal to ask on: set {names}")));
+        }
+        Ok(Self(term))
+    }
+
+    pub(super) fn say(&self, text: &str) -> Result<()> {
+        self.0.write_line(text).context("write to the terminal")
+    }
+
+    /// The answer, or the default where it is empty.
+    pub(super) fn ask(&self, question: &str, default: &str) -> Result<String> {
+        let shown = if default.is_empty() { String::new() } else { format!(" [{default}]") };
+        self.0.write_str(&format!("{question}{shown}: ")).context("write to the terminal")?;
+        let answer = self.0.read_line().context("read the answer")?;
+        let answer = answer.trim();
+        Ok(if answer.is_empty() { default.to_owned() } else { answer.to_owned() })
+    }
+
+    fn ask_secret(&self, question: &str) -> Result<String> {
+        self.0.write_str(&format!("{question}: ")).context("write to the terminal")?;
+        Ok(self.0.read_secure_line().context("read the answer")?.trim().to_owned())
+    }
+
+    /// Asks until the answer can be read.
+    pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(&self, question: &str, default: T) -> Result<T> {
+        loop {
+            match self.ask(question, &default.to_string())?.replace(['_', ',', ' '], "").parse() {
+                Ok(number) => return Ok(number),
+                Err(_) => self.say("Write a number.")?,
+            }
+        }
+    }
+
+    pub(super) fn addresses(&self, server: Server) -> Result<Addresses> {
+        let (name, default) = (server.name(), Config::default());
+        let default = host_and_port(server.url(&default), 0);
+        loop {
+            let text = self.ask(&format!("{name}, as tallyd will reach it (HOST:PORT or an address)"), &default)?;
+            let daemon = match address(server, &text) {
+                Ok(daemon) => daemon,
+                Err(problem) => {
+                    self.say(&problem)?;
+                    continue;
+                }
+            };
+            let question =
+                format!("An administrator of {name}, for one look, kept nowhere (USER:PASSWORD, or nothing)");
+            let text = self.ask_secret(&question)?;
+            let admin = (!text.is_empty()).then(|| administrator(server, &daemon, &text)).transpose();
+            match admin {
+                Ok(admin) => return Ok(Addresses { daemon, admin }),
+                Err(problem) => self.say(&problem)?,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_administrator_logs_in_where_the_daemon_does() {
+        let daemon = completed(Server::Mysql, "db:3307").unwrap();
+        let of = |text: &str| administrator(Server::Mysql, &daemon, text).map(|url| url.expose().to_owned());
+        assert_eq!(of("root:p@ss").unwrap(), "mysql://root:p%40ss@db:3307/");
+        assert_eq!(of("mysql://root:%25x@127.0.0.1/mysql").unwrap(), "mysql://root:%25x@db:3307/");
+        assert_eq!(of("mysql://root@h").unwrap(), "mysql://root@db:3307/");
+        assert_eq!(of("root").unwrap_err(), "write USER:PASSWORD, or an address");
+    }
+
+    #[test]
+    fn a_password_in_the_daemons_address_is_refused() {
+        let said = address(Server::Redis, "redis://:s3cr3t@cache").unwrap_err();
+        assert!(said.contains("leave it out") && said.contains("TALLYD_INIT_REDIS_URL"), "{said}");
+        assert!(!said.contains("s3cr3t"));
+    }
+}

@@ -1,0 +1,281 @@
+//! The texts of config.toml and migrate.toml, each setting with its reason: pure.
+
+use std::fmt::Write;
+
+use toml::Value;
+
+use super::address::is_here;
+use super::plan::{Password, Plan, Server};
+use crate::config::{Config, ServerUrl};
+use tallyd_redis::topology::Topology;
+
+/// A file of settings.
+struct Text(String);
+
+impl Text {
+    fn section(&mut self, name: &str) {
+        // A String can't fail, here and below.
+        let _ = write!(self.0, "\n[{name}]\n");
+    }
+
+    fn set(&mut self, reason: &str, key: &str, value: impl Into<Value>) {
+        let _ = writeln!(self.0, "# {reason}\n{key} = {}", value.into());
+    }
+
+    fn set_if(&mut self, is_needed: bool, reason: &str, key: &str, value: impl Into<Value>) {
+        if is_needed {
+            self.set(reason, key, value);
+        }
+    }
+
+    /// The files of certificates, where there are any.
+    fn certificates(&mut self, files: [&Option<String>; 3]) {
+        let names = ["tls_ca_file", "tls_cert_file", "tls_key_file"];
+        let reasons =
+            ["The authority that signs the server's certificate.", "The server asks for a certificate.", "Its key."];
+        for ((file, name), reason) in files.into_iter().zip(names).zip(reasons) {
+            if let Some(file) = file {
+                self.set(reason, name, file.as_str());
+            }
+        }
+    }
+}
+
+/// config.toml.
+pub(super) fn config(plan: &Plan) -> String {
+    let mut text =
+        Text("# Written by `tallyd init`. All else has its default: docs/config.md names every setting.\n".to_owned());
+    rabbitmq(plan, &mut text);
+    mysql(plan, Server::Mysql.url(&plan.config).expose(), Password::Daemon(Server::Mysql), &mut text);
+    redis(plan, &mut text);
+    text.section("kinds");
+    let _ = writeln!(text.0, "# What can be liked, each with its code in MySQL. A code must never change its meaning.");
+    for kind in &plan.load.kinds {
+        let _ = writeln!(text.0, "{kind} = {}", plan.config.kinds.0.get(kind).copied().unwrap_or_default());
+    }
+    text.0
+}
+
+/// migrate.toml: the account for `tallyd migrate`.
+pub(super) fn migrate(plan: &Plan) -> String {
+    let mut text = Text("# Written by `tallyd init`, for `tallyd migrate` alone.\n".to_owned());
+    let mut url = plan.config.mysql.url.expose().to_owned();
+    if let Ok(mut parts) = plan.config.mysql.url.parts() {
+        // Can't fail where there is a host.
+        let _ = parts.set_username(&format!("{}_migrate", plan.account(Server::Mysql)));
+        url = parts.to_string();
+    }
+    mysql(plan, &url, Password::Migrate, &mut text);
+    text.0
+}
+
+fn rabbitmq(plan: &Plan, text: &mut Text) {
+    let Config { amqp, .. } = &plan.config;
+    let default = Config::default().amqp;
+    text.section("amqp");
+    let way = way(&amqp.url, "amqps");
+    text.set(&format!("{}. {way}", found(plan.facts.rabbitmq.as_deref(), Server::Rabbitmq)), "url", amqp.url.expose());
+    if !plan.is_by_certificate(Server::Rabbitmq) {
+        password(plan, Password::Daemon(Server::Rabbitmq), text);
+    }
+    text.certificates([&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]);
+    let prefix = "Every exchange and queue begins with it.";
+    text.set_if(amqp.prefix != default.prefix, prefix, "prefix", amqp.prefix.as_str());
+    let reason = match amqp.partitions {
+        1 => format!(
+            "One queue takes {} events a second. It can be raised later, while events come.",
+            plan.load.events_per_s
+        ),
+        many => format!("{} events a second are too much for fewer than {many} queues.", plan.load.events_per_s),
+    };
+    text.set(&reason, "partitions", i64::from(amqp.partitions));
+}
+
+/// The section of an account in MySQL.
+fn mysql(plan: &Plan, url: &str, account: Password, text: &mut Text) {
+    let Config { mysql, .. } = &plan.config;
+    text.section("mysql");
+    let version = plan.facts.mysql.as_ref().map(|version| {
+        let name = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
+        format!("{name} {}", version.split('-').next().unwrap_or(version))
+    });
+    let reason = format!("{}. {}", found(version.as_deref(), Server::Mysql), mysql_way(plan));
+    text.set(&reason, "url", url);
+    password(plan, account, text);
+    text.certificates([&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file]);
+}
+
+fn mysql_way(plan: &Plan) -> String {
+    let mode = |url: &ServerUrl| {
+        let parts = url.parts().ok()?;
+        parts.query_pairs().find(|(key, _)| key == "ssl-mode").map(|(_, mode)| mode.to_uppercase())
+    };
+    let mysql = &plan.config.mysql;
+    match (mode(&mysql.url).as_deref(), &plan.facts.mysql_tls) {
+        (Some("DISABLED"), _) => PLAIN.to_owned(),
+        (Some("VERIFY_CA"), _) => {
+            "TLS: the certificate is not for this name, so its authority alone is checked.".to_owned()
+        }
+        (None, Some(tls)) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
+            format!("{tls}, unchecked: it is on this machine.")
+        }
+        (None, None) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
+            "On this machine: TLS where the server has it.".to_owned()
+        }
+        (_, tls) => format!("{}: certificate and name are checked.", tls.as_deref().unwrap_or("TLS")),
+    }
+}
+
+fn redis(plan: &Plan, text: &mut Text) {
+    let Config { redis, .. } = &plan.config;
+    let default = Config::default().redis;
+    text.section("redis");
+    let version = found(plan.facts.redis.as_deref(), Server::Redis);
+    let way = way(&redis.url, "rediss");
+    let of = match &plan.facts.topology {
+        Topology::Single => "",
+        Topology::Cluster(_) => " A node of a Cluster, by which the others are found.",
+        Topology::Sentinel(_) => " Of the address the account alone is used: sentinels name the master.",
+    };
+    text.set(&format!("{version}. {way}{of}"), "url", redis.url.expose());
+    password(plan, Password::Daemon(Server::Redis), text);
+    text.certificates([&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]);
+    text.set_if(redis.cluster, "It is a Redis Cluster.", "cluster", true);
+    let list = |list: &[String]| list.iter().map(|it| Value::from(it.as_str())).collect::<Vec<_>>();
+    text.set_if(!redis.seeds.is_empty(), "Other nodes, for when that one is away.", "seeds", list(&redis.seeds));
+    let watched = !redis.sentinels.is_empty();
+    text.set_if(watched, "They say where the master is.", "sentinels", list(&redis.sentinels));
+    text.set_if(watched, "Its name there.", "sentinel_master", redis.sentinel_master.as_str());
+    if let Some(file) = &redis.sentinel_password_file {
+        text.set("The sentinels' own password.", "sentinel_password_file", file.as_str());
+    }
+    let prefix = "Every key begins with it.";
+    text.set_if(redis.key_prefix != default.key_prefix, prefix, "key_prefix", redis.key_prefix.as_str());
+    let targets = plan.load.targets;
+    let reason = format!("Suits {targets} targets of a kind. API servers must have the same number.");
+    text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
+}
+
+fn password(plan: &Plan, password: Password, text: &mut Text) {
+    let path = plan.folder.join(password.file());
+    text.set("The account's password, which accounts.sh sets.", "password_file", path.display().to_string());
+}
+
+/// `RabbitMQ 3.10.8`, or what is known of it.
+fn found(version: Option<&str>, server: Server) -> String {
+    version.map_or_else(|| format!("{}, whose version was not shown", server.name()), str::to_owned)
+}
+
+const PLAIN: &str = "Plain text: for a network that nobody else is on.";
+
+/// How RabbitMQ or Redis is reached.
+fn way(url: &ServerUrl, tls: &str) -> String {
+    let is_tls = url.parts().is_ok_and(|url| url.scheme() == tls);
+    match (is_tls, is_here(url)) {
+        (true, _) => "TLS: certificate and name are checked.".to_owned(),
+        (false, true) => "Plain text: it is on this machine.".to_owned(),
+        (false, false) => format!("{PLAIN} With TLS it begins with {tls}://."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::super::plan::tests::{daemon, load};
+    use super::super::plan::{Facts, Load};
+    use super::*;
+    use crate::config::parse;
+
+    fn plan(urls: [&str; 3], facts: Facts) -> Plan {
+        Plan::new(Path::new("/etc/tallyd"), &daemon(urls), facts, load()).unwrap()
+    }
+
+    fn settings(text: &str) -> usize {
+        text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count()
+    }
+
+    #[test]
+    fn a_configuration_is_short_and_gives_its_reasons() {
+        let facts = Facts {
+            rabbitmq: Some("RabbitMQ 3.10.8".to_owned()),
+            mysql: Some("10.11.14-MariaDB-0+deb12u2".to_owned()),
+            redis: Some("Redis 7.0.15".to_owned()),
+            ..Facts::default()
+        };
+        let text = config(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], facts));
+        assert!(settings(&text) <= 15, "{text}");
+        for said in [
+            "# RabbitMQ 3.10.8. Plain text: it is on this machine.\nurl = \"amqp://tallyd@127.0.0.1/%2f\"\n",
+            "# MariaDB 10.11.14. On this machine: TLS where the server has it.\n",
+            "# Redis 7.0.15. Plain text",
+            "password_file = \"/etc/tallyd/tallyd.redis-password\"\n",
+            "bucket_bits = 13\n",
+            "partitions = 1\n",
+        ] {
+            assert!(text.contains(said), "{said}\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_way_to_each_server_is_said() {
+        let text = config(&plan(["amqps://mq", "mysql://db/t?ssl-mode=VERIFY_CA", "rediss://cache"], Facts::default()));
+        assert_eq!(text.matches("TLS: certificate and name are checked.").count(), 2, "{text}");
+        assert!(
+            text.contains("TLS: the certificate is not for this name, so its authority alone is checked."),
+            "{text}"
+        );
+        let text = config(&plan(["amqp://mq", "mysql://db/t?ssl-mode=DISABLED", "redis://cache"], Facts::default()));
+        assert_eq!(text.matches("Plain text: for a network that nobody else is on.").count(), 3, "{text}");
+        assert!(text.contains("With TLS it begins with rediss://."), "{text}");
+    }
+
+    #[test]
+    fn the_migration_has_an_account_of_its_own() {
+        let text = migrate(&plan(["mq", "mysql://shop@db:3307/likes", "cache"], Facts::default()));
+        let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
+        assert_eq!(mysql.url.expose(), "mysql://shop_migrate@db:3307/likes");
+        assert_eq!(mysql.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_configuration_is_read_back_as_it_was_planned(
+            hosts in prop::collection::vec("[a-z]{1,8}(:[1-9][0-9]{3})?", 3),
+            tls: bool,
+            cluster: bool,
+            targets in 0_u64..1 << 40,
+            events_per_s in 0_u32..20_000_000,
+            kinds in prop::collection::btree_set("[a-z0-9_-]{1,32}", 1..5),
+            folder in "/[a-z \"\\\\]{1,10}",
+        ) {
+            let s = if tls { "s" } else { "" };
+            let urls = [format!("amqp{s}://{}", hosts[0]), format!("mysql://{}", hosts[1]), format!("redis{s}://{}", hosts[2])];
+            let mut daemon = daemon([&urls[0], &urls[1], &urls[2]]);
+            daemon.redis.key_prefix = "x:".to_owned();
+            daemon.mysql.tls_ca_file = tls.then(|| "/ca.pem".to_owned());
+            let topology =
+                if cluster { Topology::Cluster(vec!["a:1".to_owned(), "b:2".to_owned()]) } else { Topology::Single };
+            super::super::plan::topology(&mut daemon, &topology).unwrap();
+            let load = Load { targets, events_per_s, kinds: kinds.into_iter().collect() };
+            let plan = Plan::new(Path::new(&folder), &daemon, Facts { topology, ..Facts::default() }, load);
+            let Ok(plan) = plan else { return Ok(()) };
+            let read = parse(&config(&plan), "config.toml", []).unwrap();
+            let planned = &plan.config;
+            for server in Server::ALL {
+                prop_assert_eq!(server.url(&read).expose(), server.url(planned).expose());
+            }
+            prop_assert_eq!(read.amqp.partitions, planned.amqp.partitions);
+            prop_assert_eq!(&read.kinds.0, &planned.kinds.0);
+            prop_assert_eq!(&read.mysql.tls_ca_file, &planned.mysql.tls_ca_file);
+            let of = |redis: &crate::config::Redis| {
+                (redis.bucket_bits, redis.key_prefix.clone(), redis.cluster, redis.seeds.clone())
+            };
+            prop_assert_eq!(of(&read.redis), of(&planned.redis));
+            let expected = plan.folder.join("tallyd.amqp-password").display().to_string();
+            prop_assert_eq!(read.amqp.password_file, Some(expected));
+        }
+    }
+}

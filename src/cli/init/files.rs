@@ -1,0 +1,167 @@
+//! New files, of which none replaces another.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::plan::{Plan, Reader};
+use super::{config_text, script};
+use crate::config::{self, Config, Secret};
+
+const CONFIG: &str = "config.toml";
+
+/// The package's user, as whom systemd runs the daemon.
+const USER: &str = "tallyd";
+
+/// Of letters and digits, which no shell and no server reads as anything else: 238 bits.
+const PASSWORD_LENGTH: usize = 40;
+const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+
+struct NewFile {
+    name: String,
+    text: Secret,
+    mode: u32,
+    reader: Reader,
+}
+
+/// Fails where one of the files is there, before anybody is asked for anything.
+pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<()> {
+    for name in names {
+        let path = folder.join(&name);
+        let is_there = path.symlink_metadata().is_ok();
+        if is_there && !(name == CONFIG && sets_nothing(&path)) {
+            bail!(
+                "{} is there, and is not overwritten: nothing was written. Move it away, or choose another --dir",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The names of all files that may be written.
+pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
+    [CONFIG, "migrate.toml", "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
+}
+
+/// Writes all files. Where one can't be written, those before it are taken away again.
+pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
+    let file = |name: &str, text: String, mode| {
+        let reader = if name == CONFIG { Reader::Daemon } else { Reader::Administrator };
+        NewFile { name: name.to_owned(), text: Secret::new(text), mode, reader }
+    };
+    let mut files = Vec::new();
+    for password in plan.passwords() {
+        let text = Secret::new(format!("{}\n", new_password()?.expose()));
+        files.push(NewFile { name: password.file(), text, mode: 0o600, reader: password.reader() });
+    }
+    files.push(file("accounts.sh", script::accounts(plan), 0o700));
+    files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
+    // The last one: where it is there, all of them are.
+    files.push(file(CONFIG, config_text::config(plan), 0o640));
+    check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
+    fs::create_dir_all(&plan.folder).with_context(|| format!("make {}", plan.folder.display()))?;
+    let mut written = Vec::new();
+    for file in &files {
+        let path = plan.folder.join(&file.name);
+        if let Err(error) = create(&path, file) {
+            written.iter().for_each(|path| drop(fs::remove_file(path)));
+            return Err(error);
+        }
+        written.push(path);
+    }
+    Ok(written)
+}
+
+fn create(path: &Path, file: &NewFile) -> Result<()> {
+    if file.name == CONFIG && sets_nothing(path) {
+        let kept = path.with_extension("toml.example");
+        if kept.symlink_metadata().is_ok() {
+            bail!("{} is there, and is not overwritten", kept.display());
+        }
+        fs::rename(path, &kept).with_context(|| format!("rename {}", path.display()))?;
+    }
+    let action = || format!("write {}", path.display());
+    let mut opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(action)?;
+    let mut whole = || -> std::io::Result<()> {
+        opened.write_all(file.text.expose().as_bytes())?;
+        if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
+            // A password is the daemon's own; the configuration it may only read.
+            let user = if file.mode == 0o600 { user } else { 0 };
+            chown(path, Some(user), Some(group))?;
+        }
+        // After the umask.
+        fs::set_permissions(path, Permissions::from_mode(file.mode))?;
+        opened.sync_all()
+    };
+    whole().inspect_err(|_| drop(fs::remove_file(path))).with_context(action)
+}
+
+/// The user and the group of the package's user, where root writes and there is one.
+pub(super) fn daemon_user() -> Option<(u32, u32)> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let users = fs::read_to_string("/etc/passwd").ok()?;
+    let mut fields = users.lines().find(|line| line.split(':').next() == Some(USER))?.split(':').skip(2);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+/// Whether a config.toml is as the package brings it: every setting has its default, so that nobody loses anything.
+fn sets_nothing(path: &Path) -> bool {
+    let settings = |config: &Config| {
+        let urls = [&config.amqp.url, &config.mysql.url, &config.redis.url].map(|url| url.expose().to_owned());
+        serde_json::to_value(config).ok().map(|settings| (settings, urls))
+    };
+    let read = match fs::read_to_string(path) {
+        Err(_) => return false,
+        Ok(text) => config::parse(&text, CONFIG, []),
+    };
+    read.is_ok_and(|config| settings(&config) == settings(&Config::default()))
+}
+
+/// From the randomness of the system.
+fn new_password() -> Result<Secret> {
+    let mut password = String::new();
+    while password.len() < PASSWORD_LENGTH {
+        let mut bytes = [0; 64];
+        getrandom::fill(&mut bytes).map_err(std::io::Error::from).context("ask the system for randomness")?;
+        // The 8 bytes above the last multiple of 62 would make some letters likelier.
+        let letters = bytes.iter().filter(|byte| **byte < 248).filter_map(|byte| LETTERS.get(usize::from(byte % 62)));
+        password.extend(letters.take(PASSWORD_LENGTH - password.len()).map(|letter| char::from(*letter)));
+    }
+    Ok(Secret::new(password))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn passwords_are_long_and_of_all_letters_and_never_the_same() {
+        let passwords: BTreeSet<String> = (0..50).map(|_| new_password().unwrap().expose().to_owned()).collect();
+        assert_eq!(passwords.len(), 50);
+        assert!(passwords.iter().all(|password| password.len() == PASSWORD_LENGTH));
+        let letters: BTreeSet<u8> = passwords.iter().flat_map(|password| password.bytes()).collect();
+        assert_eq!(letters, LETTERS.iter().copied().collect());
+    }
+
+    #[test]
+    fn only_a_configuration_that_sets_nothing_makes_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(CONFIG);
+        let free = || check_free(folder.path(), [CONFIG.to_owned()]);
+        free().unwrap();
+        fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml"), &path).unwrap();
+        free().unwrap();
+        for text in ["[amqp]\nurl = \"amqp://other@127.0.0.1:5672/%2f\"\n", "[amqp]\npartitions = 2\n", "no TOML"] {
+            fs::write(&path, text).unwrap();
+            assert!(free().unwrap_err().to_string().contains("is there, and is not overwritten"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The look at the servers, by the probes of `check-config`: as an administrator where there is one, and as the daemon's account otherwise,
+//! which is not there yet. A server that refuses the login is a server that is there. Nothing here changes anything.
+
+use anyhow::{Error, Result};
+
+use super::ask::Addresses;
+use super::plan::{Facts, Server, topology};
+use crate::cli::check::{self, Check, Status, What};
+use crate::cli::exit::fate_of;
+use crate::config::{Config, Mysql, ServerUrl};
+use crate::servers::Servers;
+use tallyd_connect::fate::Fate;
+use tallyd_core::model::Kind;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
+use tallyd_redis::topology::Topology;
+
+/// The checks that do not need what is not made yet: accounts, tables, queues.
+const SHOWN: [What; 10] = [
+    What::MysqlVersion,
+    What::MysqlWritable,
+    What::MysqlDurability,
+    What::MysqlPacket,
+    What::MysqlClock,
+    What::RedisVersion,
+    What::RedisEviction,
+    What::RedisPersistence,
+    What::RedisClock,
+    What::RedisListpack,
+];
+
+pub(super) struct Look {
+    /// As the daemon is to have it.
+    pub daemon: Config,
+    /// The same with the accounts that look.
+    admin: Config,
+    /// Whether an administrator looks at MySQL.
+    sees_tables: bool,
+    pub facts: Facts,
+}
+
+impl Look {
+    pub(super) fn new(daemon: Config) -> Self {
+        Self { admin: daemon.clone(), daemon, sees_tables: false, facts: Facts::default() }
+    }
+
+    /// Looks at a server.
+    ///
+    /// # Errors
+    /// It is away, or it can't be believed to be the one that is meant.
+    pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
+        let Addresses { daemon, admin } = addresses;
+        self.sees_tables |= server == Server::Mysql && admin.is_some();
+        *server.url_mut(&mut self.admin) = admin.unwrap_or_else(|| daemon.clone());
+        *server.url_mut(&mut self.daemon) = daemon;
+        match server {
+            Server::Rabbitmq => self.rabbitmq().await,
+            Server::Mysql => self.mysql().await,
+            Server::Redis => self.redis().await,
+        }
+    }
+
+    /// From now on trusts the authority of that file.
+    pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
+        for config in [&mut self.daemon, &mut self.admin] {
+            let (name, tls) = match server {
+                Server::Rabbitmq => (&mut config.amqp.tls_ca_file, &mut config.amqp.tls),
+                Server::Mysql => (&mut config.mysql.tls_ca_file, &mut config.mysql.tls),
+                Server::Redis => (&mut config.redis.tls_ca_file, &mut config.redis.tls),
+            };
+            *name = Some(file.to_owned());
+            tls.authorities = Some(authorities.to_owned());
+        }
+    }
+
+    async fn rabbitmq(&mut self) -> Result<()> {
+        let broker = Broker::new(&self.admin.amqp)?;
+        if let Some(link) = unless_refused(broker.connect("init").await)? {
+            drop(link);
+            self.facts.plugin = broker.probe_plugin().await.ok();
+        }
+        self.facts.rabbitmq = broker.version().await;
+        Ok(())
+    }
+
+    async fn mysql(&mut self) -> Result<()> {
+        let mut store = Store::new(&self.admin.mysql, 1)?;
+        let mut settings = unless_refused(store.settings().await);
+        if settings.as_ref().is_err_and(is_untrusted) && self.admin.mysql.tls.authorities.is_some() {
+            // The certificate that MySQL makes for itself names no host.
+            let urls = (by_authority(&self.daemon.mysql.url), by_authority(&self.admin.mysql.url));
+            if let (Some(daemon), Some(admin)) = urls {
+                let mysql = Mysql { url: admin, ..self.admin.mysql.clone() };
+                store = Store::new(&mysql, 1)?;
+                let again = unless_refused(store.settings().await);
+                if again.is_ok() {
+                    (settings, self.admin.mysql, self.daemon.mysql.url) = (again, mysql, daemon);
+                }
+            }
+        }
+        if let Some(settings) = settings? {
+            self.facts.mysql = Some(settings.version);
+            self.facts.mysql_tls = store.tls_version().await.ok().flatten();
+        }
+        store.close().await;
+        Ok(())
+    }
+
+    async fn redis(&mut self) -> Result<()> {
+        let Some(found) = unless_refused(Topology::find(&self.admin.redis).await)? else { return Ok(()) };
+        topology(&mut self.daemon, &found).map_err(Error::msg)?;
+        topology(&mut self.admin, &found).map_err(Error::msg)?;
+        self.facts.topology = found;
+        let cache = Cache::new(&self.admin.redis, &self.admin.metrics)?;
+        if unless_refused(cache.ping().await)?.is_some() {
+            self.facts.redis = cache.versions().await.ok().map(|versions| versions.join(", "));
+        }
+        Ok(())
+    }
+
+    /// What the servers had better be set to.
+    pub(super) async fn warnings(&self) -> Result<Vec<Check>> {
+        let servers = Servers::new(&self.admin)?;
+        let checks = check::ask_servers(&self.admin, &servers).await.into_iter();
+        Ok(checks.filter(|check| check.status != Status::Ok && SHOWN.contains(&check.what)).collect())
+    }
+
+    /// The targets of the largest of so many kinds, by MySQL's statistics. `None` where there is no table, or nobody may look.
+    pub(super) async fn targets(&self, kinds: usize) -> Option<u64> {
+        let mut mysql = self.admin.mysql.clone();
+        let mut url = mysql.url.parts().ok().filter(|_| self.sees_tables)?;
+        url.set_path(self.daemon.mysql.url.parts().ok()?.path());
+        mysql.url = url.as_str().into();
+        let store = Store::new(&mysql, 1).ok()?;
+        let mut most = None;
+        for code in (1..=u8::MAX).take(kinds) {
+            most = most.max(store.estimate_targets(Kind(code)).await.ok().flatten());
+        }
+        store.close().await;
+        most.filter(|targets| *targets > 0)
+    }
+}
+
+/// The address by which the authority is checked and the name is not; `None` where it says how.
+fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
+    let mut url = url.parts().ok().filter(|url| url.query_pairs().all(|(key, _)| key != "ssl-mode"))?;
+    url.query_pairs_mut().append_pair("ssl-mode", "VERIFY_CA");
+    Some(url.as_str().into())
+}
+
+/// `None` of a server that refuses the account.
+fn unless_refused<T, E: Into<Error>>(asked: Result<T, E>) -> Result<Option<T>> {
+    match asked.map_err(Into::into) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if fate(&error) == Some(Fate::Refused) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn is_untrusted(error: &Error) -> bool {
+    fate(error) == Some(Fate::Untrusted)
+}
+
+fn fate(error: &Error) -> Option<Fate> {
+    error.chain().find_map(fate_of)
+}

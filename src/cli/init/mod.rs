@@ -1,0 +1,183 @@
+//! `tallyd init`: a first configuration, made of three addresses and a look at the servers behind them. It writes new files alone and
+//! changes nothing on a server: an administrator reads accounts.sh and runs it.
+//!
+//! address.rs, plan.rs, config_text.rs and script.rs are pure: facts become a plan, and the plan the texts of files.
+
+mod address;
+mod ask;
+mod config_text;
+mod files;
+mod look;
+mod plan;
+mod script;
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::{EXIT_DONE, start_runtime};
+use crate::config::{self, Config};
+use address::host_and_port;
+use ask::{Terminal, variable};
+use look::{Look, is_untrusted};
+use plan::{Load, Password, Plan, Server};
+use tallyd_redis::topology::Topology;
+
+/// How much is planned for where nobody says otherwise.
+const TARGETS: u64 = 1_000_000;
+const EVENTS_PER_S: u32 = 1_000;
+
+/// Write a first configuration: look at the three servers, and write config.toml, passwords, and a script that makes the accounts.
+///
+/// Addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or are asked for on the terminal. An administrator's come
+/// from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL; they are used for one look and kept nowhere.
+#[derive(Debug, Args)]
+pub(super) struct InitArgs {
+    /// The folder for the files.
+    #[arg(long, value_name = "DIR", default_value = "/etc/tallyd")]
+    dir: PathBuf,
+    /// Things of one kind that can be liked, in a year or two. Chooses `[redis] bucket_bits`.
+    #[arg(long, value_name = "NUMBER")]
+    targets: Option<u64>,
+    /// Events a second in the busiest hour. Chooses `[amqp] partitions`.
+    #[arg(long, value_name = "NUMBER")]
+    events_per_second: Option<u32>,
+    /// Kinds of things that can be liked, with commas. The first gets the code 1.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    kinds: Vec<String>,
+}
+
+pub(super) fn run(args: &InitArgs) -> Result<u8> {
+    let folder = std::path::absolute(&args.dir).with_context(|| format!("find {}", args.dir.display()))?;
+    let passwords = Server::ALL.map(Password::Daemon).into_iter().chain([Password::Migrate, Password::Api]);
+    files::check_free(&folder, files::names(passwords.map(Password::file)))?;
+    let daemon = config::load_environment()?;
+    start_runtime()?.block_on(async {
+        let asked: Vec<Server> =
+            Server::ALL.into_iter().filter(|it| std::env::var_os(variable(*it)).is_none()).collect();
+        let terminal = if asked.is_empty() { None } else { Some(Terminal::open()?) };
+        let mut look = Look::new(daemon);
+        for server in Server::ALL {
+            see(&mut look, server, terminal.as_ref()).await?;
+        }
+        let load = load(args, &look, terminal.as_ref()).await?;
+        let warnings = look.warnings().await?;
+        let plan = Plan::new(&folder, &look.daemon, look.facts, load).map_err(super::Usage)?;
+        let written = files::write(&plan)?;
+        let mut text = seen(&plan);
+        for warning in warnings {
+            // A String can't fail.
+            let _ = writeln!(text, "{warning}");
+        }
+        text += &next_steps(&plan, &written, terminal.is_none());
+        write!(std::io::stdout(), "{text}").context("print")?;
+        Ok(EXIT_DONE)
+    })
+}
+
+/// Looks at a server; at a terminal asks for its address until one leads to it.
+async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Result<()> {
+    if let Some(addresses) = ask::from_environment(server)? {
+        let key = variable(server).replace("__URL", "__KEY");
+        let action = || format!("look at {} (the environment has a setting as {key})", server.name());
+        return look.at(server, addresses).await.with_context(action);
+    }
+    let terminal = terminal.context("there is no terminal to ask on")?;
+    loop {
+        let error = match look.at(server, terminal.addresses(server)?).await {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        terminal.say(&format!("{error:#}"))?;
+        if is_untrusted(&error) {
+            let file = terminal.ask("A file with the certificate of the server's authority (or nothing)", "")?;
+            match config::read_authorities(&file) {
+                Ok(authorities) => look.trust(server, &file, &authorities),
+                Err(_) if file.is_empty() => {}
+                Err(problem) => terminal.say(&problem)?,
+            }
+        }
+    }
+}
+
+async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Result<Load> {
+    let default: Vec<String> = Config::default().kinds.0.into_keys().collect();
+    let kinds = match (args.kinds.is_empty(), terminal) {
+        (false, _) => args.kinds.clone(),
+        (true, None) => default,
+        (true, Some(terminal)) => {
+            let answer = terminal.ask("What can be liked (names with commas)", &default.join(","))?;
+            answer.split(',').map(|kind| kind.trim().to_owned()).collect()
+        }
+    };
+    let estimate = look.targets(kinds.len()).await.unwrap_or(0).max(TARGETS);
+    Ok(Load {
+        targets: match (args.targets, terminal) {
+            (Some(targets), _) => targets,
+            (None, Some(terminal)) => terminal.number("How many of one kind, in a year or two", estimate)?,
+            (None, None) => estimate,
+        },
+        events_per_s: match (args.events_per_second, terminal) {
+            (Some(events), _) => events,
+            (None, Some(terminal)) => terminal.number("How many likes a second in the busiest hour", EVENTS_PER_S)?,
+            (None, None) => EVENTS_PER_S,
+        },
+        kinds,
+    })
+}
+
+/// A line for each server.
+fn seen(plan: &Plan) -> String {
+    let Plan { config, facts, .. } = plan;
+    let unknown = || "answers; its version needs a login".to_owned();
+    let plugin = match facts.plugin {
+        Some(true) => "; rabbitmq_consistent_hash_exchange is on",
+        Some(false) => "; rabbitmq_consistent_hash_exchange is off",
+        None => "",
+    };
+    let tls = facts.mysql_tls.as_ref().map(|tls| format!(", {tls}")).unwrap_or_default();
+    let topology = match &facts.topology {
+        Topology::Single => String::new(),
+        Topology::Cluster(nodes) => format!(", a Cluster of {} nodes", nodes.len()),
+        Topology::Sentinel(_) => format!(", {} by its sentinels", config.redis.sentinel_master),
+    };
+    [
+        (Server::Rabbitmq, 5_672, facts.rabbitmq.clone().unwrap_or_else(unknown) + plugin),
+        (Server::Mysql, 3_306, facts.mysql.clone().unwrap_or_else(unknown) + &tls),
+        (Server::Redis, 6_379, facts.redis.clone().unwrap_or_else(unknown) + &topology),
+    ]
+    .map(|(server, port, said)| format!("{:<9} {}: {said}\n", server.name(), host_and_port(server.url(config), port)))
+    .concat()
+}
+
+fn next_steps(plan: &Plan, written: &[PathBuf], by_environment: bool) -> String {
+    let names: Vec<String> =
+        written.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
+    let path = |name: &str| plan.folder.join(name).display().to_string();
+    let is_default = plan.folder.join("config.toml") == Path::new(config::DEFAULT_PATH);
+    let option = if is_default { String::new() } else { format!("--config {} ", path("config.toml")) };
+    let start = if is_default {
+        "systemctl enable --now tallyd".to_owned()
+    } else {
+        format!("tallyd {option}").trim().to_owned()
+    };
+    let unset = Server::ALL.map(variable).join(" ");
+    let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
+    let mut steps = vec![
+        format!("sh {}    (read it first; an administrator runs it)", path("accounts.sh")),
+        format!("tallyd --config {} migrate", path("migrate.toml")),
+        format!("tallyd {option}check-config"),
+        start,
+    ];
+    if by_environment {
+        steps.insert(1, format!("unset {unset}    (they would win over the files)"));
+    }
+    for (number, step) in (1..).zip(steps) {
+        // A String can't fail.
+        let _ = writeln!(text, "  {number}. {step}");
+    }
+    text
+}

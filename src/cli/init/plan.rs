@@ -1,0 +1,329 @@
+//! What is to be written, by what was found and asked: pure.
+
+use std::path::{Path, PathBuf};
+
+use url::Url;
+
+use super::address::{ACCOUNT, decoded, host_and_port};
+use crate::config::{Config, Kinds, ServerUrl, is_external, is_name};
+use tallyd_core::partition::suited_partitions;
+use tallyd_rabbitmq::config::PARTITIONS_MAX;
+use tallyd_redis::space::suited_bits;
+use tallyd_redis::topology::{Topology, Watched};
+
+/// MySQL has 32 characters for a name, and `_migrate` follows.
+const ACCOUNT_MAX: usize = 24;
+
+/// What the servers said. `None` where nobody could log in who may ask.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Facts {
+    /// `RabbitMQ 3.10.8`.
+    pub rabbitmq: Option<String>,
+    /// Whether the plugin for several partitions is on.
+    pub plugin: Option<bool>,
+    /// `10.11.14-MariaDB`.
+    pub mysql: Option<String>,
+    /// The version of TLS that MySQL was reached by.
+    pub mysql_tls: Option<String>,
+    /// `Redis 7.0.15`.
+    pub redis: Option<String>,
+    pub topology: Topology,
+}
+
+/// How much there is to count, and of what.
+#[derive(Clone, Debug)]
+pub(super) struct Load {
+    pub targets: u64,
+    pub events_per_s: u32,
+    pub kinds: Vec<String>,
+}
+
+/// An account of the daemon on one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Server {
+    Rabbitmq,
+    Mysql,
+    Redis,
+}
+
+impl Server {
+    pub(super) const ALL: [Self; 3] = [Self::Rabbitmq, Self::Mysql, Self::Redis];
+
+    /// Its section of the configuration.
+    pub(super) fn section(self) -> &'static str {
+        match self {
+            Self::Rabbitmq => "amqp",
+            Self::Mysql => "mysql",
+            Self::Redis => "redis",
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rabbitmq => "RabbitMQ",
+            Self::Mysql => "MySQL",
+            Self::Redis => "Redis",
+        }
+    }
+
+    /// Whom the account's password is for.
+    pub(super) fn url(self, config: &Config) -> &ServerUrl {
+        match self {
+            Self::Rabbitmq => &config.amqp.url,
+            Self::Mysql => &config.mysql.url,
+            Self::Redis => &config.redis.url,
+        }
+    }
+
+    pub(super) fn url_mut(self, config: &mut Config) -> &mut ServerUrl {
+        match self {
+            Self::Rabbitmq => &mut config.amqp.url,
+            Self::Mysql => &mut config.mysql.url,
+            Self::Redis => &mut config.redis.url,
+        }
+    }
+}
+
+/// Who reads a file of a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reader {
+    Daemon,
+    Administrator,
+}
+
+/// A new password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Password {
+    Daemon(Server),
+    /// The account in MySQL for `tallyd migrate`.
+    Migrate,
+    /// The API servers' accounts, on all three.
+    Api,
+}
+
+impl Password {
+    pub(super) fn file(self) -> String {
+        match self {
+            Self::Daemon(server) => format!("tallyd.{}-password", server.section()),
+            Self::Migrate => "tallyd.migrate-password".to_owned(),
+            Self::Api => "tallyd.api-password".to_owned(),
+        }
+    }
+
+    pub(super) fn reader(self) -> Reader {
+        match self {
+            Self::Daemon(_) => Reader::Daemon,
+            Self::Migrate | Self::Api => Reader::Administrator,
+        }
+    }
+}
+
+/// All that is written says this.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub folder: PathBuf,
+    /// With addresses that hold no password.
+    pub config: Config,
+    pub facts: Facts,
+    pub load: Load,
+}
+
+impl Plan {
+    /// # Errors
+    /// A sentence: a name that neither a shell nor a server would take as it is.
+    pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
+        let mut config = daemon.clone();
+        config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
+        config.redis.bucket_bits = config.redis.bucket_bits.max(suited_bits(load.targets));
+        config.kinds = Kinds((1..).zip(&load.kinds).map(|(code, kind)| (kind.clone(), code)).collect());
+        let plan = Self { folder: folder.to_owned(), config, facts, load };
+        plan.check_names()?;
+        Ok(plan)
+    }
+
+    /// The passwords to be made.
+    pub(super) fn passwords(&self) -> Vec<Password> {
+        let of_servers = Server::ALL.into_iter().filter(|server| !self.is_by_certificate(*server));
+        of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
+    }
+
+    /// Whether RabbitMQ takes the user's name from a certificate: then there is no password.
+    pub(super) fn is_by_certificate(&self, server: Server) -> bool {
+        server == Server::Rabbitmq && is_external(&self.config.amqp.url)
+    }
+
+    pub(super) fn account(&self, server: Server) -> String {
+        let url = server.url(&self.config).parts();
+        url.map_or_else(|_| ACCOUNT.to_owned(), |url| decoded(url.username()))
+    }
+
+    pub(super) fn database(&self) -> String {
+        self.config.mysql.url.parts().map(|url| decoded(url.path().trim_start_matches('/'))).unwrap_or_default()
+    }
+
+    pub(super) fn vhost(&self) -> String {
+        let vhost = |url: Url| decoded(url.path().strip_prefix('/').unwrap_or_default());
+        self.config.amqp.url.parts().map(vhost).unwrap_or_default()
+    }
+
+    /// The servers of Redis that have accounts of their own, as `host:port`.
+    pub(super) fn redis_nodes(&self) -> Vec<String> {
+        match &self.facts.topology {
+            Topology::Cluster(nodes) => nodes.clone(),
+            Topology::Sentinel(_) | Topology::Single => {
+                let replicas = chosen(&self.config, &self.facts.topology).ok().flatten();
+                let replicas = replicas.map(|watched| watched.replicas.clone()).unwrap_or_default();
+                std::iter::once(host_and_port(&self.config.redis.url, 6_379)).chain(replicas).collect()
+            }
+        }
+    }
+
+    fn check_names(&self) -> Result<(), String> {
+        let is_plain = |text: &str, others: &str| {
+            !text.is_empty() && text.chars().all(|letter| letter.is_ascii_alphanumeric() || others.contains(letter))
+        };
+        for server in Server::ALL {
+            let account = self.account(server);
+            if !is_plain(&account, "_-.") || account.len() > ACCOUNT_MAX {
+                let section = server.section();
+                return Err(format!(
+                    "[{section}] url: name an account of 1 to {ACCOUNT_MAX} letters, digits, _, - and ., for instance {ACCOUNT}"
+                ));
+            }
+        }
+        let Config { amqp, redis, kinds, .. } = &self.config;
+        if !is_plain(&self.database(), "_") {
+            return Err("[mysql] url: name a database of letters, digits and _, for instance tally".to_owned());
+        }
+        if !is_plain(&self.vhost(), "_-./") {
+            return Err("[amqp] url: name a vhost of letters, digits, _, -, . and /, the default one as %2f".to_owned());
+        }
+        if !is_plain(&amqp.prefix, "_-.") || (!redis.key_prefix.is_empty() && !is_plain(&redis.key_prefix, "_-.:")) {
+            return Err("[amqp] prefix and [redis] key_prefix: use letters, digits, _, -, . and :".to_owned());
+        }
+        match kinds.0.keys().find(|kind| !is_name(kind)) {
+            Some(kind) => Err(format!("the kind \"{kind}\": a name has 1 to 32 of a-z, 0-9, - and _")),
+            None if kinds.0.len() < self.load.kinds.len() => Err("a kind is named twice".to_owned()),
+            None if kinds.0.is_empty() => Err("name what can be liked, for instance video".to_owned()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Writes into the configuration what was found behind `[redis] url`.
+pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), String> {
+    config.redis.cluster = false;
+    config.redis.seeds.clear();
+    config.redis.sentinels.clear();
+    match found {
+        Topology::Single => {}
+        Topology::Cluster(nodes) => {
+            config.redis.cluster = true;
+            let own = host_and_port(&config.redis.url, 6_379);
+            config.redis.seeds = nodes.iter().filter(|node| **node != own).cloned().collect();
+        }
+        Topology::Sentinel(_) => {
+            let watched = chosen(config, found)?.cloned().ok_or("the sentinel watches no master")?;
+            let asked = host_and_port(&config.redis.url, 26_379);
+            config.redis.url = config.redis.url.at(&watched.master)?;
+            config.redis.sentinel_master = watched.name;
+            config.redis.sentinels = std::iter::once(asked).chain(watched.sentinels).collect();
+        }
+    }
+    Ok(())
+}
+
+/// The master that is meant: the only one, or the one that the configuration names.
+pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<&'a Watched>, String> {
+    let Topology::Sentinel(masters) = found else { return Ok(None) };
+    let named = masters.iter().find(|watched| watched.name == config.redis.sentinel_master);
+    match (named, masters.as_slice()) {
+        (Some(named), _) => Ok(Some(named)),
+        (None, [only]) => Ok(Some(only)),
+        (None, _) => {
+            let names: Vec<&str> = masters.iter().map(|watched| watched.name.as_str()).collect();
+            Err(format!(
+                "the sentinel watches {}: set TALLYD__REDIS__SENTINEL_MASTER to the one that is meant",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::address::completed;
+    use super::*;
+
+    pub(in super::super) fn daemon(urls: [&str; 3]) -> Config {
+        let mut config = Config::default();
+        for (server, text) in Server::ALL.into_iter().zip(urls) {
+            *server.url_mut(&mut config) = completed(server, text).unwrap();
+        }
+        config
+    }
+
+    pub(in super::super) fn load() -> Load {
+        Load { targets: 1_000_000, events_per_s: 1_000, kinds: vec!["video".to_owned()] }
+    }
+
+    fn plan(urls: [&str; 3], facts: Facts, load: Load) -> Result<Plan, String> {
+        let mut daemon = daemon(urls);
+        topology(&mut daemon, &facts.topology)?;
+        Plan::new(Path::new("/etc/tallyd"), &daemon, facts, load)
+    }
+
+    #[test]
+    fn what_is_found_behind_redis_is_configured() {
+        let cluster = Topology::Cluster(vec!["a:6379".to_owned(), "b:6379".to_owned()]);
+        let found = plan(["h", "h", "a"], Facts { topology: cluster, ..Facts::default() }, load()).unwrap();
+        assert_eq!((found.config.redis.cluster, &found.config.redis.seeds[..]), (true, &["b:6379".to_owned()][..]));
+        assert_eq!(found.redis_nodes(), ["a:6379", "b:6379"]);
+
+        let watched = Watched {
+            name: "likes".to_owned(),
+            master: "m:6379".to_owned(),
+            replicas: vec!["r:6379".to_owned()],
+            sentinels: vec!["t:26379".to_owned()],
+        };
+        let facts = |masters| Facts { topology: Topology::Sentinel(masters), ..Facts::default() };
+        let found = plan(["h", "h", "s"], facts(vec![watched.clone()]), load()).unwrap();
+        let redis = &found.config.redis;
+        assert_eq!((redis.url.expose(), redis.sentinel_master.as_str()), ("redis://tallyd@m:6379/0", "likes"));
+        assert_eq!(redis.sentinels, ["s:26379", "t:26379"]);
+        assert_eq!(found.redis_nodes(), ["m:6379", "r:6379"]);
+        let two = [watched.clone(), Watched { name: "other".to_owned(), ..watched }];
+        let said = plan(["h", "h", "s"], facts(two.to_vec()), load()).unwrap_err();
+        assert!(said.contains("watches likes, other: set TALLYD__REDIS__SENTINEL_MASTER"), "{said}");
+    }
+
+    #[test]
+    fn buckets_and_partitions_suit_what_is_expected() {
+        for (targets, events_per_s, expected) in
+            [(0, 0, (13, 1)), (1_000_000, 1_000, (13, 1)), (100_000_000, 100_000, (20, 2))]
+        {
+            let load = Load { targets, events_per_s, ..load() };
+            let config = plan(["h", "h", "h"], Facts::default(), load).unwrap().config;
+            assert_eq!((config.redis.bucket_bits, config.amqp.partitions), expected);
+        }
+    }
+
+    #[test]
+    fn names_that_a_shell_or_a_server_could_misread_are_refused() {
+        for (urls, said) in [
+            (["a'b@h", "h", "h"], "[amqp] url: name an account"),
+            (["h", "a%60b@h", "h"], "[mysql] url: name an account"),
+            (["h", "mysql://an_account_of_30_characters_@h/t", "h"], "[mysql] url: name an account of 1 to 24"),
+            (["h", "mysql://u@h/a-b", "h"], "name a database of letters"),
+            (["amqp://u@h/a%27b", "h", "h"], "name a vhost of letters"),
+        ] {
+            let refused = plan(urls, Facts::default(), load()).unwrap_err();
+            assert!(refused.contains(said), "{refused}");
+        }
+        for (kinds, said) in [("a b", "1 to 32 of a-z"), ("a,a", "twice"), ("", "1 to 32 of a-z")] {
+            let kinds = kinds.split(',').map(str::to_owned).collect();
+            let refused = plan(["h", "h", "h"], Facts::default(), Load { kinds, ..load() }).unwrap_err();
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! accounts.sh, by which an administrator makes the accounts: pure. The statements and the rights are those of ops/, with other names.
+//!
+//! It holds no password, and passes none as an argument, where other users of the machine could see it: it reads the files beside it.
+
+use std::fmt::Write;
+
+use super::address::{host_and_port, is_here};
+use super::plan::{Password, Plan, Server};
+use crate::config::Config;
+use tallyd_redis::topology::Topology;
+
+const GRANTS: &str = include_str!("../../../ops/mysql/grants.sql");
+const PERMISSIONS: &str = include_str!("../../../ops/rabbitmq/permissions.sh");
+const ACL: &str = include_str!("../../../ops/redis/accounts.txt");
+const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
+const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
+
+/// The parts that are the same for everybody.
+const FRAME: &str = include_str!("accounts.sh");
+
+/// The whole script.
+pub(super) fn accounts(plan: &Plan) -> String {
+    FRAME
+        .replace("@MYSQL_CLIENT@", &mysql_client(plan))
+        .replace("@REDIS_CLIENT@", &redis_client(&plan.config))
+        .replace("@REDIS_NODES@", &plan.redis_nodes().join(" "))
+        .replace("@SQL@\n", &sql(plan))
+        .replace("@RABBITMQ@\n", &rabbitmq(plan))
+        .replace("@REDIS@\n", &redis(plan))
+}
+
+/// `$(cat FILE)`.
+fn read(password: Password) -> String {
+    format!("$(cat {})", password.file())
+}
+
+fn mysql_client(plan: &Plan) -> String {
+    let url = &plan.config.mysql.url;
+    let program = match &plan.facts.mysql {
+        Some(version) if version.contains("MariaDB") => "mariadb",
+        _ => "mysql",
+    };
+    let address = host_and_port(url, 3_306);
+    let (host, port) = address.rsplit_once(':').unwrap_or((&address, "3306"));
+    match (is_here(url), port) {
+        // By its socket, as the user of the system.
+        (true, "3306") => program.to_owned(),
+        _ => format!("{program} --host={} --port={port} --user=root --password", host.trim_matches(['[', ']'])),
+    }
+}
+
+fn redis_client(config: &Config) -> String {
+    let redis = &config.redis;
+    let mut client = "redis-cli".to_owned();
+    if redis.url.parts().is_ok_and(|url| url.scheme() == "rediss") {
+        client += " --tls";
+        for (option, file) in
+            [("cacert", &redis.tls_ca_file), ("cert", &redis.tls_cert_file), ("key", &redis.tls_key_file)]
+        {
+            if let Some(file) = file {
+                // A String can't fail, here and below.
+                let _ = write!(client, " --{option} {file}");
+            }
+        }
+    }
+    client
+}
+
+/// The account that a name of the files in ops/ stands for, and its password.
+fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
+    let account = plan.account(server);
+    match name {
+        "tallyd_migrate" => (format!("{account}_migrate"), Password::Migrate),
+        "tallyd_api" => (format!("{account}_api"), Password::Api),
+        _ => (account, Password::Daemon(server)),
+    }
+}
+
+fn sql(plan: &Plan) -> String {
+    let mut sql = String::new();
+    for line in GRANTS.lines() {
+        let name = line.split('\'').nth(1).unwrap_or_default();
+        let (account, password) = renamed(plan, Server::Mysql, name);
+        let line = line.replace(&format!("'{name}'"), &format!("'{account}'"));
+        let line = line.replace("CREATE DATABASE tally", &format!("CREATE DATABASE IF NOT EXISTS {}", plan.database()));
+        let line = line.replace(" ON tally.", &format!(" ON {}.", plan.database()));
+        let _ = match line.split_once("IDENTIFIED BY ") {
+            Some(_) => writeln!(
+                sql,
+                "CREATE USER IF NOT EXISTS '{account}'@'%';\nALTER USER '{account}'@'%' IDENTIFIED BY '{}';",
+                read(password)
+            ),
+            None => writeln!(sql, "{line}"),
+        };
+    }
+    sql
+}
+
+fn rabbitmq(plan: &Plan) -> String {
+    let mut lines = String::new();
+    if plan.config.amqp.partitions > 1 && plan.facts.plugin != Some(true) {
+        lines += "    # It spreads events over several partitions.\n";
+        lines += "    $RABBITMQ_PLUGINS enable rabbitmq_consistent_hash_exchange\n";
+    }
+    let vhost = plan.vhost();
+    if vhost != "/" {
+        let _ = writeln!(lines, "    $RABBITMQCTL -q add_vhost '{vhost}'");
+    }
+    let prefix = plan.config.amqp.prefix.replace('.', "\\.");
+    for line in PERMISSIONS.lines().filter_map(|line| line.strip_prefix("rabbitmqctl ")) {
+        let mut words = line.splitn(3, ' ');
+        let (command, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let (account, password) = renamed(plan, Server::Rabbitmq, name);
+        let by_certificate = name == "tallyd" && plan.is_by_certificate(Server::Rabbitmq);
+        let _ = match command {
+            "add_user" if by_certificate => writeln!(lines, "    rabbitmq_account_without_password {account}"),
+            "add_user" => writeln!(lines, "    rabbitmq_account {account} {}", password.file()),
+            _ => {
+                let rights = words.next().unwrap_or_default().replace("tally\\.", &format!("{prefix}\\."));
+                writeln!(lines, "    $RABBITMQCTL -q {command} -p '{vhost}' {account} {rights}")
+            }
+        };
+    }
+    lines
+}
+
+fn redis(plan: &Plan) -> String {
+    let more = match &plan.facts.topology {
+        Topology::Single => "",
+        Topology::Cluster(_) => ACL_CLUSTER,
+        Topology::Sentinel(_) => ACL_SENTINEL,
+    };
+    let (default, prefix) = (Config::default().redis.key_prefix, &plan.config.redis.key_prefix);
+    let mut lines = String::new();
+    for name in ["tallyd", "tallyd_api"] {
+        let (account, password) = renamed(plan, Server::Redis, name);
+        let start = format!("ACL SETUSER {name} ");
+        let rules: Vec<&str> =
+            [ACL, more].into_iter().flat_map(str::lines).filter_map(|line| line.strip_prefix(&start)).collect();
+        let rules = rules.join(" ").replace(&format!("~{default}"), &format!("~{prefix}"));
+        let with_password =
+            |rule| if str::starts_with(rule, '>') { format!(">{}", read(password)) } else { rule.to_owned() };
+        let rules: Vec<String> = rules.split(' ').map(with_password).collect();
+        // In one step: an account that is there has its former rights until it has these.
+        let _ = writeln!(lines, "    redis_account \"$1\" \"ACL SETUSER {account} reset {}\"", rules.join(" "));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use super::super::plan::Facts;
+    use super::super::plan::tests::{daemon, load};
+    use super::*;
+
+    fn plan(config: &Config, facts: Facts) -> Plan {
+        Plan::new(Path::new("/etc/tallyd"), config, facts, load()).unwrap()
+    }
+
+    #[track_caller]
+    fn has(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_site_stand_in_every_statement() {
+        let urls = ["amqp://shop@mq/v1", "mysql://shop@db:3307/likes", "redis://shop@cache:6380"];
+        let mut config = daemon(urls);
+        (config.amqp.prefix, config.redis.key_prefix) = ("like.s".to_owned(), "shop:".to_owned());
+        config.amqp.partitions = 2;
+        let text = accounts(&plan(&config, Facts::default()));
+        has(
+            &text,
+            &[
+                "CREATE DATABASE IF NOT EXISTS likes;\n",
+                "ALTER USER 'shop'@'%' IDENTIFIED BY '$(cat tallyd.mysql-password)';\n",
+                "ALTER USER 'shop_migrate'@'%' IDENTIFIED BY '$(cat tallyd.migrate-password)';\n",
+                "ON likes.applied_event TO 'shop'@'%';\n",
+                "GRANT SELECT ON likes.* TO 'shop_api'@'%';\n",
+                "$RABBITMQ_PLUGINS enable rabbitmq_consistent_hash_exchange\n",
+                "$RABBITMQCTL -q add_vhost 'v1'\n",
+                "rabbitmq_account shop tallyd.amqp-password\n",
+                "set_permissions -p 'v1' shop '^like\\.s\\.' '^(like\\.s\\.|amq\\.default$)' '^like\\.s\\.'\n",
+                "ACL SETUSER shop reset on >$(cat tallyd.redis-password) ~shop:",
+                "ACL SETUSER shop_api reset on >$(cat tallyd.api-password) ~shop:",
+                "MYSQL:=mysql --host=db --port=3307 --user=root --password}",
+                "REDIS_NODES:=cache:6380}",
+            ],
+        );
+        // The names of ops/ are nowhere left.
+        assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
+        let lines = text.lines().map(str::trim);
+        assert!(
+            lines.clone().all(
+                |line| !line.contains("ACL SETUSER") || line.matches('~').count() == line.matches("~shop:").count()
+            )
+        );
+    }
+
+    #[test]
+    fn what_is_there_needs_no_line() {
+        let facts = Facts { mysql: Some("10.11.14-MariaDB".to_owned()), plugin: Some(true), ..Facts::default() };
+        let mut config = daemon(["127.0.0.1", "127.0.0.1", "rediss://h"]);
+        config.amqp.partitions = 2;
+        config.redis.tls_ca_file = Some("/ca.pem".to_owned());
+        let text = accounts(&plan(&config, facts));
+        has(&text, &["MYSQL:=mariadb}", "REDIS_CLI:=redis-cli --tls --cacert /ca.pem}"]);
+        assert!(!text.contains("enable rabbitmq_consistent_hash") && !text.contains("add_vhost"), "{text}");
+    }
+
+    #[test]
+    fn every_node_of_redis_gets_what_its_kind_needs() {
+        let config = daemon(["h", "h", "a:6379"]);
+        let topology = Topology::Cluster(vec!["a:6379".to_owned(), "b:6379".to_owned()]);
+        let text = accounts(&plan(&config, Facts { topology, ..Facts::default() }));
+        has(&text, &["REDIS_NODES:=a:6379 b:6379}", "+cluster|slots +asking\""]);
+    }
+
+    #[test]
+    fn an_account_by_certificate_has_no_password() {
+        let text = accounts(&plan(&daemon(["amqps://h/%2f?auth_mechanism=external", "h", "h"]), Facts::default()));
+        has(
+            &text,
+            &["rabbitmq_account_without_password tallyd\n", "rabbitmq_account tallyd_api tallyd.api-password\n"],
+        );
+        assert!(!text.contains("tallyd.amqp-password"));
+    }
+
+    #[test]
+    fn a_shell_reads_the_script() {
+        let text = accounts(&plan(&daemon(["h", "h", "h"]), Facts::default()));
+        let mut shell = Command::new("sh").arg("-n").stdin(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(&mut shell.stdin.take().unwrap(), text.as_bytes()).unwrap();
+        assert!(shell.wait().unwrap().success());
+    }
+}

@@ -1,0 +1,151 @@
+//! `tallyd init` on stock servers, and at a terminal.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
+use std::time::Instant;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
+
+use crate::common::first_day::FirstDay;
+use crate::common::{DEADLINE, stack, stderr, stdout};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_addresses_are_enough_for_a_first_like() {
+    let day = FirstDay::new("init");
+    let config = day.initialized(&day.environment(), &["--targets", "2000000"]);
+    for said in ["# RabbitMQ ", "# MariaDB ", "# Redis ", "bucket_bits = 14\n", "partitions = 1\n"] {
+        assert!(config.contains(said), "{said}\n{config}");
+    }
+    day.accounts(&[], &stack("MYSQL_URL"), &[]);
+    assert!(day.done("migrate.toml", &["migrate"]).contains("up to date after"));
+    let checked = day.done("config.toml", &["check-config"]);
+    assert!(checked.contains("the configuration is valid"), "{checked}");
+    day.likes(&day.api()).await;
+
+    // Nothing that is there is written again.
+    let before = fs::read_to_string(day.path("tallyd.mysql-password")).unwrap();
+    let again = day.init(&day.environment(), &[]);
+    assert_eq!((again.status.code(), stdout(&again).as_str()), (Some(1), ""));
+    assert!(stderr(&again).contains("config.toml is there, and is not overwritten"), "{}", stderr(&again));
+    assert_eq!(fs::read_to_string(day.path("tallyd.mysql-password")).unwrap(), before);
+    day.close().await;
+}
+
+#[test]
+fn without_a_login_the_servers_are_seen_from_outside() {
+    let day = FirstDay::new("outside");
+    let environment: Vec<_> =
+        day.environment().into_iter().filter(|(name, _)| !name.starts_with("TALLYD_INIT_")).collect();
+    let config = day.initialized(&environment, &["--kinds", "post,video"]);
+    // RabbitMQ tells its version to everybody, and Redis lets everybody in.
+    for said in ["# RabbitMQ ", "# MySQL, whose version was not shown.", "# Redis ", "post = 1\nvideo = 2\n"] {
+        assert!(config.contains(said), "{said}\n{config}");
+    }
+}
+
+#[test]
+fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
+    let day = FirstDay::new("wrong");
+    let of = |name: &str, value: &str| {
+        let mut environment = day.environment();
+        environment.retain(|(found, _)| *found != name);
+        if !value.is_empty() {
+            environment.push((Box::leak(name.to_owned().into_boxed_str()), value.to_owned()));
+        }
+        let output = day.init(&environment, &[]);
+        assert!(!day.path("").exists(), "something was written");
+        (output.status.code(), stderr(&output))
+    };
+    for (name, value, code, said) in [
+        ("TALLYD__AMQP__URL", "", 64, "no terminal to ask on: set TALLYD__AMQP__URL, TALLYD__MYSQL__URL"),
+        ("TALLYD__MYSQL__URL", "mysql://u:s3cr3t@127.0.0.1/t", 64, "leave it out"),
+        (
+            "TALLYD__MYSQL__URL",
+            "mysql://u@127.0.0.1:1/t",
+            75,
+            "look at MySQL (the environment has a setting as TALLYD__MYSQL__KEY)",
+        ),
+        ("TALLYD__REDIS__URL", "http://127.0.0.1", 64, "[redis] url begins with http://"),
+    ] {
+        let (found, text) = of(name, value);
+        assert_eq!(found, Some(code), "{text}");
+        assert!(text.contains(said) && !text.contains("s3cr3t"), "{said}\n{text}");
+    }
+}
+
+/// A terminal that somebody types at.
+struct Terminal {
+    master: OwnedFd,
+    shown: String,
+}
+
+impl Terminal {
+    /// Reads until that was asked; where the answer is secret, until it would not be shown.
+    fn expect(&mut self, question: &str, is_secret: bool) {
+        let until = Instant::now() + DEADLINE;
+        while !self.shown.contains(question) {
+            let mut bytes = [0; 4_096];
+            let read = rustix::io::read(&self.master, &mut bytes).unwrap();
+            self.shown += &String::from_utf8_lossy(&bytes[..read]);
+            assert!(Instant::now() < until, "{question} is not in {}", self.shown);
+        }
+        while is_secret && tcgetattr(&self.master).unwrap().local_modes.contains(LocalModes::ECHO) {
+            assert!(Instant::now() < until, "what is typed would be shown");
+            std::thread::yield_now();
+        }
+    }
+
+    fn answer(&mut self, question: &str, answer: &str, is_secret: bool) {
+        self.expect(question, is_secret);
+        self.shown.clear();
+        rustix::io::write(&self.master, format!("{answer}\n").as_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn at_a_terminal_init_asks_and_shows_no_password() {
+    let day = FirstDay::new("asked");
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let path = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let slave = || fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut command = day.command();
+    command.arg("init").arg("--dir").arg(day.path("")).stdin(slave()).stderr(slave()).stdout(Stdio::piped());
+    for (name, value) in day.environment().iter().filter(|(name, _)| name.ends_with("PREFIX")) {
+        command.env(name, value);
+    }
+    let child = command.spawn().unwrap();
+    let mut terminal = Terminal { master, shown: String::new() };
+    let address = |server: &str| stack(server).trim_end_matches("%2f").trim_end_matches('/').to_owned();
+    let host = |url: &str| url.rsplit(['@', '/']).next().unwrap().to_owned();
+    let mysql = url::Url::parse(&stack("MYSQL_URL")).unwrap();
+    let password = mysql.password().unwrap().to_owned();
+    let mut all = String::new();
+    for (question, answer, is_secret) in [
+        ("RabbitMQ, as tallyd will reach it", "http://x".to_owned(), false),
+        ("RabbitMQ, as tallyd will reach it", host(&address("AMQP_URL")), false),
+        ("An administrator of RabbitMQ", "tally:tally".to_owned(), true),
+        ("MySQL, as tallyd will reach it", host(&address("MYSQL_URL")), false),
+        ("An administrator of MySQL", format!("root:{password}"), true),
+        ("Redis, as tallyd will reach it", host(&address("REDIS_URL")), false),
+        ("An administrator of Redis", String::new(), true),
+        ("What can be liked", "post".to_owned(), false),
+        ("How many of one kind", "many".to_owned(), false),
+        ("How many of one kind", "9_000_000".to_owned(), false),
+        ("How many likes a second", String::new(), false),
+    ] {
+        terminal.expect(question, is_secret);
+        all += &terminal.shown;
+        terminal.answer(question, &answer, is_secret);
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{all}");
+    assert!(!all.contains(&password) && !stdout(&output).contains(&password), "a password is shown");
+    let config = fs::read_to_string(day.path("config.toml")).unwrap();
+    for said in ["url = \"mysql://tallyd@127.0.0.1:", "post = 1\n", "bucket_bits = 17\n", "# MariaDB "] {
+        assert!(config.contains(said), "{said}\n{config}");
+    }
+}

@@ -1,0 +1,54 @@
+//! `tallyd init` where all servers speak TLS alone, and RabbitMQ takes the user from the certificate.
+
+use std::fs;
+
+use tallyd::config::{Amqp, Config};
+
+use super::authority::RunProgress;
+use super::common::first_day::FirstDay;
+use super::common::stderr;
+use super::servers::Servers;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn init_and_all_after_it_go_through_tls_to_every_server() {
+    if !crate::engines::servers::are_here() {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let servers = Servers::start().await;
+    let day = FirstDay::new("tls");
+    let file = |name: &str| servers.files.path(name).display().to_string();
+    let mut environment = vec![
+        ("TALLYD__AMQP__URL", format!("amqps://tallyd@{}/%2f?auth_mechanism=external", servers.amqp_address())),
+        ("TALLYD__MYSQL__URL", format!("mysql://{}/{}", servers.mysql_address(), day.name)),
+        ("TALLYD__REDIS__URL", format!("rediss://{}", servers.redis_address())),
+        ("TALLYD_INIT_MYSQL_URL", servers.mysql_admin_url()),
+        ("TALLYD__AMQP__TLS_CERT_FILE", file("tallyd.pem")),
+        ("TALLYD__AMQP__TLS_KEY_FILE", file("tallyd.key")),
+        ("TALLYD__REDIS__TLS_CERT_FILE", file("tallyd.pem")),
+        ("TALLYD__REDIS__TLS_KEY_FILE", file("tallyd.key")),
+        ("TALLYD__REDIS__TLS_CA_FILE", file("ca.pem")),
+        ("TALLYD__MYSQL__TLS_CA_FILE", file("ca.pem")),
+    ];
+    // The authority is not the system's.
+    let refused = day.init(&environment, &[]);
+    assert!(stderr(&refused).contains("certificate in [amqp] tls_ca_file"), "{}", stderr(&refused));
+    environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
+
+    // A certificate for another name, as MySQL's own is: its authority is trusted all the same.
+    servers.show_mysql(RunProgress::OtherName).await;
+    let other = FirstDay::new("tlsname");
+    assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
+    servers.show_mysql(RunProgress::Right).await;
+
+    let config = day.initialized(&environment, &[]);
+    assert!(!config.contains("ssl-mode"), "{config}");
+    assert_eq!(config.matches("certificate and name are checked.").count(), 3, "{config}");
+    // RabbitMQ has the account already, by its certificate.
+    day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
+    day.done("migrate.toml", &["migrate"]);
+    day.done("config.toml", &["check-config"]);
+    let daemon: Config = tallyd::config::load(&day.path("config.toml")).unwrap();
+    day.likes(&Amqp { ..daemon.amqp }).await;
+    assert!(!fs::read_to_string(day.path("accounts.sh")).unwrap().contains("tallyd.amqp-password"));
+}
