@@ -54,6 +54,7 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
         if !value.is_empty() {
             environment.push((Box::leak(name.to_owned().into_boxed_str()), value.to_owned()));
         }
+        environment.push(("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "500".to_owned()));
         let output = day.init(&environment, &[]);
         assert!(!day.path("").exists(), "something was written");
         (output.status.code(), stderr(&output))

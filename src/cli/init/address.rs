@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_alone_is_made_a_whole_address() {
+    fn a_host_alone_is_made_a_whole_address_of_the_daemon() {
         for (server, text, expected) in [
             (Server::Rabbitmq, "mq.example.com", "amqp://tallyd@mq.example.com/%2f"),
             (Server::Rabbitmq, "amqps://shop@mq:5671/likes", "amqps://shop@mq:5671/likes"),

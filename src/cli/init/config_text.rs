@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_each_server_is_said() {
+    fn the_way_to_each_server_is_said_beside_its_address() {
         let text = config(&plan(["amqps://mq", "mysql://db/t?ssl-mode=VERIFY_CA", "rediss://cache"], Facts::default()));
         assert_eq!(text.matches("TLS: certificate and name are checked.").count(), 2, "{text}");
         assert!(
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_migration_has_an_account_of_its_own() {
+    fn the_migration_has_an_account_of_its_own_in_mysql() {
         let text = migrate(&plan(["mq", "mysql://shop@db:3307/likes", "cache"], Facts::default()));
         let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
         assert_eq!(mysql.url.expose(), "mysql://shop_migrate@db:3307/likes");

@@ -27,7 +27,13 @@ struct NewFile {
     reader: Reader,
 }
 
-/// Fails where one of the files is there, before anybody is asked for anything.
+/// Fails where nobody may write here, before anybody is asked for anything.
+pub(super) fn check_writable(folder: &Path) -> Result<()> {
+    let above = folder.ancestors().find(|path| path.is_dir()).unwrap_or(folder);
+    tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
+}
+
+/// Fails where one of the files is there.
 pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<()> {
     for name in names {
         let path = folder.join(&name);

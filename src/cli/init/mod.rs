@@ -54,6 +54,7 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
     let folder = std::path::absolute(&args.dir).with_context(|| format!("find {}", args.dir.display()))?;
     let passwords = Server::ALL.map(Password::Daemon).into_iter().chain([Password::Migrate, Password::Api]);
     files::check_free(&folder, files::names(passwords.map(Password::file)))?;
+    files::check_writable(&folder)?;
     let daemon = config::load_environment()?;
     start_runtime()?.block_on(async {
         let asked: Vec<Server> =

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_needs_no_line() {
+    fn what_is_there_already_needs_no_line_in_the_script() {
         let facts = Facts { mysql: Some("10.11.14-MariaDB".to_owned()), plugin: Some(true), ..Facts::default() };
         let mut config = daemon(["127.0.0.1", "127.0.0.1", "rediss://h"]);
         config.amqp.partitions = 2;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_reads_the_script() {
+    fn a_shell_reads_the_script_without_complaint() {
         let text = accounts(&plan(&daemon(["h", "h", "h"]), Facts::default()));
         let mut shell = Command::new("sh").arg("-n").stdin(Stdio::piped()).spawn().unwrap();
         std::io::Write::write_all(&mut shell.stdin.take().unwrap(), text.as_bytes()).unwrap();
