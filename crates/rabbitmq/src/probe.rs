@@ -153,7 +153,7 @@ impl Broker {
         }
     }
 
-    /// What the broker calls itself, `RabbitMQ 3.10.8`: it says so before anybody logs in. `None` where it doesn't.
+    /// The broker's product and version, `RabbitMQ 3.10.8`, which it sends before a login. `None` where it does not.
     pub async fn version(&self) -> Option<String> {
         let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
         let read = move || greeting(&uri, tls, limit).ok();

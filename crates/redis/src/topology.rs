@@ -1,4 +1,4 @@
-//! What an address leads to: one server, a node of a Redis Cluster, or a sentinel. For a configuration that is not written yet.
+//! The kind of an unknown Redis: one server, a node of a Redis Cluster, or a sentinel. For a configuration that is not written yet.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a stranger does on the first day: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd check-config`, a daemon, a like.
+//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd check-config`, a daemon, a like.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use tallyd_rabbitmq::Broker;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// Of the accounts, the database, and all that is on the broker and in Redis.
+    /// The name of the accounts and the database, and the prefix on the broker and in Redis.
     pub name: String,
     folder: tempfile::TempDir,
 }

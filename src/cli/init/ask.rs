@@ -26,7 +26,7 @@ pub(super) struct Addresses {
     pub admin: Option<ServerUrl>,
 }
 
-/// What the environment says of a server; `None` where nobody has set it.
+/// The addresses of a server in the environment; `None` where they are not set.
 pub(super) fn from_environment(server: Server) -> Result<Option<Addresses>> {
     let Ok(text) = std::env::var(variable(server)) else { return Ok(None) };
     let daemon = address(server, &text).map_err(Usage)?;

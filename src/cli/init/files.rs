@@ -16,7 +16,7 @@ const CONFIG: &str = "config.toml";
 /// The package's user, as whom systemd runs the daemon.
 const USER: &str = "tallyd";
 
-/// Of letters and digits, which no shell and no server reads as anything else: 238 bits.
+/// 238 bits, as letters and digits: shells and servers read them as they are.
 const PASSWORD_LENGTH: usize = 40;
 const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 

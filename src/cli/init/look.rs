@@ -51,7 +51,9 @@ impl Look {
     /// It is away, or it can't be believed to be the one that is meant.
     pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
         let Addresses { daemon, admin } = addresses;
-        self.sees_tables |= server == Server::Mysql && admin.is_some();
+        if server == Server::Mysql {
+            self.sees_tables = admin.is_some();
+        }
         *server.url_mut(&mut self.admin) = admin.unwrap_or_else(|| daemon.clone());
         *server.url_mut(&mut self.daemon) = daemon;
         match server {
@@ -119,7 +121,7 @@ impl Look {
         Ok(())
     }
 
-    /// What the servers had better be set to.
+    /// The checks that warn of a server's settings.
     pub(super) async fn warnings(&self) -> Result<Vec<Check>> {
         let servers = Servers::new(&self.admin)?;
         let checks = check::ask_servers(&self.admin, &servers).await.into_iter();

@@ -1,4 +1,4 @@
-//! What is to be written, by what was found and asked: pure.
+//! The plan for all files, made of findings and answers: pure.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use tallyd_redis::topology::{Topology, Watched};
 /// MySQL has 32 characters for a name, and `_migrate` follows.
 const ACCOUNT_MAX: usize = 24;
 
-/// What the servers said. `None` where nobody could log in who may ask.
+/// Findings about the servers. `None` where no account could ask.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// `RabbitMQ 3.10.8`.
@@ -38,7 +38,7 @@ pub(super) struct Load {
     pub kinds: Vec<String>,
 }
 
-/// An account of the daemon on one server.
+/// A server on which the daemon has an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Server {
     Rabbitmq,
@@ -66,7 +66,6 @@ impl Server {
         }
     }
 
-    /// Whom the account's password is for.
     pub(super) fn url(self, config: &Config) -> &ServerUrl {
         match self {
             Self::Rabbitmq => &config.amqp.url,
@@ -84,7 +83,7 @@ impl Server {
     }
 }
 
-/// Who reads a file of a password.
+/// The reader of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     Daemon,
