@@ -3,41 +3,40 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::config::{Config, ConfigHandle};
 use crate::jobs::{self, Wakes};
-use crate::runtime::cron::{Schedule, triggers};
+use crate::runtime::cron::{Schedule, Triggers};
 use tallyd_core::job_name::{JobMode, JobName};
 
 pub(super) struct Schedules {
     wakes: Wakes,
-    triggers: JoinSet<()>,
+    triggers: Triggers,
     modes: Vec<JobMode>,
 }
 
 impl Schedules {
-    pub(super) fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
+    pub(super) async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
         let modes = jobs::modes(&live.current());
-        Ok(Self { triggers: start(&modes, &wakes)?, wakes, modes })
+        Ok(Self { triggers: start(&modes, &wakes).await?, wakes, modes })
     }
 
     pub(super) async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
         while stop.run_until_cancelled(live.changed()).await.is_some() {
-            self.follow(&live.current());
+            self.follow(&live.current()).await;
         }
-        self.triggers.shutdown().await;
+        self.triggers.stop().await;
     }
 
-    fn follow(&mut self, config: &Config) {
+    async fn follow(&mut self, config: &Config) {
         let wanted = jobs::modes(config);
         if wanted == self.modes {
             return;
         }
-        match start(&wanted, &self.wakes) {
-            Ok(new) => self.triggers = new,
+        match start(&wanted, &self.wakes).await {
+            Ok(new) => std::mem::replace(&mut self.triggers, new).stop().await,
             Err(error) => {
                 let error = format!("{error:#}");
                 error!(event = "schedules-kept", error, "schedules stay as they were: {error}");
@@ -50,12 +49,12 @@ impl Schedules {
     }
 }
 
-fn start(modes: &[JobMode], wakes: &Wakes) -> Result<JoinSet<()>> {
+async fn start(modes: &[JobMode], wakes: &Wakes) -> Result<Triggers> {
     let mut schedules = Vec::new();
     for mode in modes.iter().filter(|mode| !mode.pattern.is_empty()) {
         let schedule = Schedule::parse(&mode.pattern, &mode.time_zone)
             .with_context(|| format!("schedule \"{}\" in {}", mode.pattern, mode.time_zone))?;
         schedules.push((schedule, Arc::clone(wakes.of(mode.job))));
     }
-    Ok(triggers(schedules))
+    Triggers::start(schedules).await
 }

@@ -120,7 +120,7 @@ impl Tasks {
             self.start_job(job, wakes.of(job), &requests, running);
         }
         // Patterns that can't be used end the start.
-        let schedules = Schedules::start(&self.live, wakes)?;
+        let schedules = Schedules::start(&self.live, wakes).await?;
         running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
         Ok(())
     }

@@ -14,16 +14,13 @@ use croner::parser::{CronParser, Seconds, Year};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use tokio_cron_scheduler::{Job, JobScheduler};
 
 use super::clock;
 use tallyd_core::model::Micros;
 
 /// Instants that are looked at for the longest time between two of them: four weeks of minutes.
 const LOOKED_AT: usize = 40_320;
-
-/// A clock that was set is noticed within this time.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week (0 or 7 is
 /// Sunday). A day of month and a day of week must both match.
@@ -153,21 +150,43 @@ fn micros(seconds: i64) -> Micros {
     Micros(seconds.saturating_mul(1_000_000))
 }
 
-/// Wakes by schedules until the set is dropped.
-pub(crate) fn triggers(schedules: impl IntoIterator<Item = (Schedule, Arc<Notify>)>) -> JoinSet<()> {
-    schedules.into_iter().map(|(schedule, wake)| trigger(schedule, wake)).collect()
+/// Wakes by schedules until it is stopped.
+pub(crate) struct Triggers(JobScheduler);
+
+struct Trigger {
+    schedule: Schedule,
+    wake: Arc<Notify>,
+    next: Option<Micros>,
 }
 
-async fn trigger(schedule: Schedule, wake: Arc<Notify>) {
-    let Some(mut next) = schedule.next(clock::now()) else { return };
-    loop {
-        let left = Duration::from_micros(next.0.saturating_sub(clock::now().0).try_into().unwrap_or(0));
-        if left.is_zero() {
-            wake.notify_one();
-            let Some(after) = schedule.next(clock::now()) else { return };
-            next = after;
-        } else {
-            tokio::time::sleep(left.min(LOOK_EVERY)).await;
+impl Triggers {
+    pub(crate) async fn start(schedules: impl IntoIterator<Item = (Schedule, Arc<Notify>)>) -> Result<Self> {
+        let now = clock::now();
+        let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
+        let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
+        // The library gives the second alone: it counts with the offset that a zone had at the start.
+        let tick = Job::new("* * * * * *", move |_, _| {
+            let now = clock::now();
+            triggers.iter_mut().for_each(|trigger| trigger.look(now));
+        });
+        let scheduler = JobScheduler::new().await.context("make the scheduler")?;
+        scheduler.add(tick?).await.context("schedule the jobs")?;
+        scheduler.start().await.context("start the scheduler")?;
+        Ok(Self(scheduler))
+    }
+
+    pub(crate) async fn stop(mut self) {
+        if let Err(error) = self.0.shutdown().await {
+            tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");
+        }
+    }
+}
+
+impl Trigger {
+    fn look(&mut self, now: Micros) {
+        if self.next.is_some_and(|next| next <= now) {
+            self.wake.notify_one();
+            self.next = self.schedule.next(now);
         }
     }
 }
@@ -295,7 +314,9 @@ mod tests {
     #[tokio::test]
     async fn a_trigger_wakes() {
         let wake = Arc::new(Notify::new());
-        let _triggers = triggers([(Schedule::parse("* * * * * *", "UTC").unwrap(), Arc::clone(&wake))]);
+        let schedule = Schedule::parse("* * * * * *", "UTC").unwrap();
+        let triggers = Triggers::start([(schedule, Arc::clone(&wake))]).await.unwrap();
         tokio::time::timeout(Duration::from_secs(10), wake.notified()).await.unwrap();
+        triggers.stop().await;
     }
 }

@@ -18,7 +18,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 use super::lock::locked;
 
 /// Libraries that log what their callers get as errors too. What the filter says of them wins.
-const QUIET: &str = "lapin=off,sqlx=off";
+const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 

@@ -20,7 +20,7 @@ async fn three_addresses_are_enough_for_a_first_like() {
     }
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
     assert!(day.done("migrate.toml", &["migrate"]).contains("up to date after"));
-    let checked = day.done("config.toml", &["check-config"]);
+    let checked = day.done("config.toml", &["config", "check"]);
     assert!(checked.contains("the configuration is valid"), "{checked}");
     day.likes(&day.api()).await;
 

@@ -1,4 +1,4 @@
-//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd check-config`, a daemon, a like.
+//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd config check`, a daemon, a like.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;

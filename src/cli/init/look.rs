@@ -1,4 +1,4 @@
-//! The look at the servers, by the probes of `check-config`: as an administrator where there is one, and as the daemon's account otherwise,
+//! The look at the servers, by the probes of `tallyd config check`: as an administrator where there is one, and as the daemon's account otherwise,
 //! which is not there yet. A server that refuses the login is a server that is there. Nothing here changes anything.
 
 use anyhow::{Error, Result};

@@ -163,14 +163,14 @@ fn next_steps(plan: &Plan, written: &[PathBuf], by_environment: bool) -> String 
     let start = if is_default {
         "systemctl enable --now tallyd".to_owned()
     } else {
-        format!("tallyd {option}").trim().to_owned()
+        format!("tallyd {option}run")
     };
     let unset = Server::ALL.map(variable).join(" ");
     let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
     let mut steps = vec![
         format!("sh {}    (read it first; an administrator runs it)", path("accounts.sh")),
         format!("tallyd --config {} migrate", path("migrate.toml")),
-        format!("tallyd {option}check-config"),
+        format!("tallyd {option}config check"),
         start,
     ];
     if by_environment {

@@ -227,7 +227,7 @@ async fn events_go_on_while_another_program_has_the_port() {
     let daemon = world.daemon();
     let said = format!("[admin] listen = \\\"{port}\\\": Address already in use");
     daemon.logged(&said).await;
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(checked.status.success(), "{}", stderr(&checked));
     assert!(stdout(&checked).contains("warning  admin-port"), "{}", stdout(&checked));
     let publisher = world.publisher().await;
@@ -241,7 +241,7 @@ async fn events_go_on_while_another_program_has_the_port() {
     let log = daemon.log();
     let lines = |event: &str| log.lines().filter(|line| line.contains(event) && line.contains("admin port")).count();
     assert_eq!((lines("\"outage-begun\""), lines("\"outage-over\""), lines("\"admin-listening\"")), (1, 1, 1), "{log}");
-    let checked = world.tallyd(&["check-config"]);
+    let checked = world.tallyd(&["config", "check"]);
     assert!(stdout(&checked).contains(&format!("answers at {port}")), "{}", stdout(&checked));
     assert!(daemon.stop().success());
     world.close().await;

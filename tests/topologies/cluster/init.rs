@@ -18,7 +18,7 @@ async fn init_finds_a_cluster_and_makes_accounts_on_its_nodes() {
     }
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
     day.done("migrate.toml", &["migrate"]);
-    day.done("config.toml", &["check-config"]);
+    day.done("config.toml", &["config", "check"]);
     day.likes(&day.api()).await;
     day.close().await;
 }

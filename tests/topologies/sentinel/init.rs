@@ -19,7 +19,7 @@ async fn init_finds_what_a_sentinel_watches_and_makes_accounts_there() {
     }
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
     day.done("migrate.toml", &["migrate"]);
-    let checked = day.done("config.toml", &["check-config"]);
+    let checked = day.done("config.toml", &["config", "check"]);
     assert!(checked.contains("is the master tally, as its sentinels say"), "{checked}");
     day.likes(&day.api()).await;
     day.close().await;

@@ -47,7 +47,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     // RabbitMQ has the account already, by its certificate.
     day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
     day.done("migrate.toml", &["migrate"]);
-    day.done("config.toml", &["check-config"]);
+    day.done("config.toml", &["config", "check"]);
     let daemon: Config = tallyd::config::load(&day.path("config.toml")).unwrap();
     day.likes(&Amqp { ..daemon.amqp }).await;
     assert!(!fs::read_to_string(day.path("accounts.sh")).unwrap().contains("tallyd.amqp-password"));
