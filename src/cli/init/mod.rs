@@ -160,11 +160,7 @@ fn next_steps(plan: &Plan, written: &[PathBuf], by_environment: bool) -> String 
     let path = |name: &str| plan.folder.join(name).display().to_string();
     let is_default = plan.folder.join("config.toml") == Path::new(config::DEFAULT_PATH);
     let option = if is_default { String::new() } else { format!("--config {} ", path("config.toml")) };
-    let start = if is_default {
-        "systemctl enable --now tallyd".to_owned()
-    } else {
-        format!("tallyd {option}run")
-    };
+    let start = if is_default { "systemctl enable --now tallyd".to_owned() } else { format!("tallyd {option}run") };
     let unset = Server::ALL.map(variable).join(" ");
     let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
     let mut steps = vec![
