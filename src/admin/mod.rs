@@ -52,7 +52,7 @@ const HEAD_MAX: Duration = Duration::from_secs(3);
 /// Answered without a token, too, as probes of orchestrators have none: then by a status code alone.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
-/// What to do about a port that can't be opened.
+/// Advice for a port that can't be opened.
 pub(crate) const NOT_OPENED: &str =
     "end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address";
 

@@ -107,7 +107,7 @@ pub(crate) fn override_level(level: &'static str) {
     let _ = LEVEL.set(level);
 }
 
-/// What is logged: the command line wins over `RUST_LOG`, and that over the configured `level`.
+/// The filter of the log: the command line wins over `RUST_LOG`, and that over the configured `level`.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
         (Some(level), _) => ((*level).to_owned(), "-v or -q"),

@@ -88,7 +88,7 @@ impl Broker {
     /// A link to each node, or why there is none, beside the node's `host:port`.
     pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
         let asked =
-            self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "check-config").await));
+            self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "config check").await));
         join_all(asked).await
     }
 
@@ -165,7 +165,7 @@ impl Broker {
     /// nobody use: it looks at the kind first.
     pub async fn probe_plugin(&self) -> Result<bool> {
         // Not to know the kind closes the connection.
-        let link = self.connect("check-config").await?;
+        let link = self.connect("config check").await?;
         let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declare = link.channel.exchange_declare("amq.tallyd-check".into(), kind, options, FieldTable::default());

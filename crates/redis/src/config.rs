@@ -45,7 +45,7 @@ pub struct Redis {
     /// What was read from these.
     #[serde(skip)]
     pub tls: Tls,
-    /// What every key starts with.
+    /// Prefix of every key.
     pub key_prefix: String,
     /// How counters are laid out.
     pub layout: Form,

@@ -43,8 +43,8 @@ pub(super) struct Comparer<'a> {
     /// How many rows of `counter` were listed, or targets that were given.
     pub listed: u64,
     pub report: Report,
-    /// What of the report is in the metrics.
-    told: Vec<u64>,
+    /// The part of the report that the metrics have.
+    published: Vec<u64>,
 }
 
 /// By bucket of one kind: how many counters that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
@@ -75,7 +75,7 @@ impl<'a> Comparer<'a> {
             suspects: Suspects::new(),
             listed: 0,
             report: Report::new(&options.mode, options.dry_run),
-            told: vec![0; Verdict::ALL.len()],
+            published: vec![0; Verdict::ALL.len()],
         }
     }
 
@@ -197,10 +197,10 @@ impl<'a> Comparer<'a> {
 
     /// Adds to the metrics what was found since the last call.
     pub(super) fn tell_metrics(&mut self) {
-        for (verdict, told) in Verdict::ALL.iter().zip(&mut self.told) {
+        for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
-            telemetry().repairs.compared(self.report.mode, verdict.as_str(), count.saturating_sub(*told));
-            *told = count;
+            telemetry().repairs.compared(self.report.mode, verdict.as_str(), count.saturating_sub(*published));
+            *published = count;
         }
     }
 
@@ -231,7 +231,7 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // What API servers counted before the first measurement, and published late, has arrived by the second.
+        // Likes that API servers counted before the first measurement, and published late, have arrived by the second.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.early_end.pause(grace).await;
         }

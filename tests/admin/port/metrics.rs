@@ -136,8 +136,9 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_metrics_are_those_that_are_told() {
-    let settings = format!("{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n");
-    let world = World::new("metrics_docs", &settings).await;
+    let settings = "[reconcile]\nwatch_every = \"1s\"\n[archive]\ncron = \"0 0 1 1 *\"\n\
+                    [[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+    let world = World::new("metrics_docs", &format!("{ANY}{settings}")).await;
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let text = || async { get(&address, "/metrics").await.body };

@@ -200,7 +200,7 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
         publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
     }
     eventually("all are set aside", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
-    // What somebody has changed by hand.
+    // As if changed by hand.
     let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
     sqlx::query(changed).execute(&world.pool).await.unwrap();
     let listed = world.report(&["dead", "list"]);

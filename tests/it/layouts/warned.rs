@@ -1,4 +1,4 @@
-//! What `config check` warns about: buckets, and the server that holds them.
+//! Warnings of `config check` about buckets, and the server that holds them.
 
 use serde_json::Value;
 use sqlx::AssertSqlSafe;

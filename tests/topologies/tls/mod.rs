@@ -32,7 +32,7 @@ fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String
     )
 }
 
-/// What `config check` says of each server, whose certificate, or ours, is wrong: a mistake, not an outage.
+/// A wrong certificate, the server's or ours, is a mistake and not an outage: `config check` says so of each server.
 fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
     let checked = world.tallyd(&["config", "check"]);
     let said = stderr(&checked);
@@ -119,7 +119,7 @@ async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, server
     let system = [("SSL_CERT_FILE", servers.files.path("other-ca.pem").display().to_string())];
     let said = |settings: &str| {
         world.write(settings);
-        let checked = world.command().arg("check-config").envs(system.clone()).output().unwrap();
+        let checked = world.command().args(["config", "check"]).envs(system.clone()).output().unwrap();
         format!("{}{}", stdout(&checked), stderr(&checked))
     };
     let (right, own_ca) =

@@ -18,7 +18,7 @@ pub struct Letter {
     pub bytes: u64,
     /// Its headers as JSON; empty in a list.
     pub headers: String,
-    /// What its header `traceparent` says, unchecked.
+    /// Its header `traceparent`, unchecked.
     pub traceparent: Option<String>,
     /// The reason's code.
     pub reason: String,
