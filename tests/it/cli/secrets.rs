@@ -126,10 +126,10 @@ fn in_container(alone: &Alone, arguments: &str) -> Output {
 #[test]
 fn the_secrets_of_a_container_are_read_from_the_files_that_variables_name() {
     let alone = Alone::new("");
-    let checked = in_container(&alone, "check-config --offline");
+    let checked = in_container(&alone, "config check --offline");
     assert_exits(&checked, 0, "");
     assert_silent(&checked);
-    let shown = in_container(&alone, "show-config --origin");
+    let shown = in_container(&alone, "config show --origin");
     assert_silent(&shown);
     for (url, variable) in [
         ("amqp://of-a-file:***@rabbit.example/%2f", "TALLYD__AMQP__URL_FILE"),
@@ -150,7 +150,7 @@ fn a_file_of_an_address_that_can_not_be_used_is_said_with_its_variable() {
     let alone = Alone::new("");
     let said = |variables: &[(&str, &str)], expected: &str| {
         let output =
-            alone.command().args(["check-config", "--offline"]).envs(variables.iter().copied()).output().unwrap();
+            alone.command().args(["config", "check", "--offline"]).envs(variables.iter().copied()).output().unwrap();
         assert_exits(&output, 78, expected);
         assert_silent(&output);
     };
