@@ -9,8 +9,8 @@ use std::{env, fs};
 
 const ARCHIVED: &str = "packaging/revision";
 
-/// What the program is made of. A change here compiles it again in any case.
-const SOURCES: [&str; 6] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "migrations"];
+/// Files that the program is made of: cargo compiles it again after a change of one.
+const SOURCES: [&str; 8] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "lua", "migrations", "ops"];
 
 fn main() {
     println!("cargo:rerun-if-env-changed=TALLYD_REVISION");

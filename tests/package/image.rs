@@ -53,7 +53,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         assert!(source == "." || context().iter().any(|path| path == source), "{source} is not in the context");
     }
     // Whatever is compiled in.
-    for included in ["crates", "lua", "migrations", "src"] {
+    for included in ["crates", "lua", "migrations", "ops", "src"] {
         assert!(context().iter().any(|path| path == included), "{included}");
     }
 }
