@@ -56,7 +56,7 @@ pub use tallyd_core::writers::Writers;
 pub use tallyd_mysql::config::Mysql;
 pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
-pub use tls::{is_external, read_authorities};
+pub use tls::{is_external, read_authorities, ssl_mode};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;

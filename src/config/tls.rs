@@ -119,7 +119,7 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(mysql, found);
-    let has_tls = option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled");
+    let has_tls = ssl_mode(&mysql.url).is_none_or(|mode| mode != "disabled");
     let asks = [
         (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
         (&mysql.url, has_tls, "take ssl-mode=DISABLED out of url"),
@@ -183,6 +183,11 @@ fn mysql_options(mysql: &Mysql, found: &mut Faults) {
         );
         found.between(&["mysql.url".into(), "mysql.tls_ca_file".into()], text);
     }
+}
+
+/// How an address of MySQL asks for TLS, in small letters; `None` where it leaves that to tallyd.
+pub fn ssl_mode(url: &ServerUrl) -> Option<String> {
+    option(url, "ssl-mode")
 }
 
 /// The value of an option of an address, in small letters: the first, where it comes more than once.

@@ -54,8 +54,11 @@ static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
 
 /// A server that can't be believed to be the one that is meant, or that doesn't believe us.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct TlsFault(String);
+#[error("{said}")]
+pub struct TlsFault {
+    said: String,
+    is_nameless: bool,
+}
 
 /// A server, as sentences name it.
 #[derive(Clone, Copy)]
@@ -79,7 +82,8 @@ impl TlsFault {
     /// What is wrong; none where the connection failed for another reason.
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
-        let said = match within(error)? {
+        let error = within(error)?;
+        let said = match error {
             rustls::Error::InvalidCertificate(wrong) => {
                 format!("{name} at {address} shows a certificate {}", of_certificate(wrong, server))
             }
@@ -95,14 +99,28 @@ impl TlsFault {
             }
             other => format!("{name} at {address}: no TLS: {other}"),
         };
-        Some(Self(said))
+        Some(Self { said, is_nameless: is_nameless(error) })
+    }
+
+    /// Whether the certificate is trusted and names no server, as the one that MySQL makes for itself.
+    pub fn is_nameless(&self) -> bool {
+        self.is_nameless
     }
 
     /// The server has no TLS at all.
     pub fn without_tls(server: Server<'_>, plain: &str) -> Self {
         let Server { name, address, section, .. } = server;
-        Self(format!("{name} at {address} has no TLS: set it up there, or {plain} in [{section}] url for plain text"))
+        let said =
+            format!("{name} at {address} has no TLS: set it up there, or {plain} in [{section}] url for plain text");
+        Self { said, is_nameless: false }
     }
+}
+
+fn is_nameless(error: &rustls::Error) -> bool {
+    matches!(
+        error,
+        rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }) if presented.is_empty()
+    )
 }
 
 /// What follows "shows a certificate".
@@ -206,5 +224,15 @@ mod tests {
                 .contains("set [redis] tls_cert_file")
         );
         assert!(TlsFault::of(&io::Error::other("no"), server).is_none());
+    }
+
+    #[test]
+    fn a_certificate_for_another_name_is_not_nameless() {
+        for (presented, expected) in [(vec![], true), (vec!["DnsName(\"other\")".to_owned()], false)] {
+            let expected_name = rustls::pki_types::ServerName::try_from("db").unwrap().to_owned();
+            let error = CertificateError::NotValidForNameContext { expected: expected_name, presented };
+            assert_eq!(is_nameless(&error.into()), expected);
+        }
+        assert!(!is_nameless(&CertificateError::UnknownIssuer.into()));
     }
 }

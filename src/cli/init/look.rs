@@ -7,11 +7,11 @@ use super::ask::Addresses;
 use super::plan::{Facts, Server, topology};
 use crate::cli::check::{self, Check, Status, What};
 use crate::cli::exit::fate_of;
-use crate::config::{Config, Mysql, ServerUrl};
+use crate::config::{Config, Mysql, ServerUrl, ssl_mode};
 use crate::servers::Servers;
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Kind;
-use tallyd_mysql::Store;
+use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::topology::Topology;
@@ -89,7 +89,7 @@ impl Look {
     async fn mysql(&mut self) -> Result<()> {
         let mut store = Store::new(&self.admin.mysql, 1)?;
         let mut settings = unless_refused(store.settings().await);
-        if settings.as_ref().is_err_and(is_untrusted) && self.admin.mysql.tls.authorities.is_some() {
+        if settings.as_ref().is_err_and(is_nameless) && self.admin.mysql.tls.authorities.is_some() {
             // The certificate that MySQL makes for itself names no host.
             let urls = (by_authority(&self.daemon.mysql.url), by_authority(&self.admin.mysql.url));
             if let (Some(daemon), Some(admin)) = urls {
@@ -144,9 +144,12 @@ impl Look {
     }
 }
 
-/// The address by which the authority is checked and the name is not; `None` where it says how.
+/// The address by which the authority is checked and the name is not; `None` where the address has a mode already.
 fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
-    let mut url = url.parts().ok().filter(|url| url.query_pairs().all(|(key, _)| key != "ssl-mode"))?;
+    if ssl_mode(url).is_some() {
+        return None;
+    }
+    let mut url = url.parts().ok()?;
     url.query_pairs_mut().append_pair("ssl-mode", "VERIFY_CA");
     Some(url.as_str().into())
 }
@@ -160,10 +163,30 @@ fn unless_refused<T, E: Into<Error>>(asked: Result<T, E>) -> Result<Option<T>> {
     }
 }
 
+/// Only then is there no name to check. With any other name it could be another server, which must not get the password.
+fn is_nameless(error: &Error) -> bool {
+    let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
+    error.chain().any(is_nameless)
+}
+
 pub(super) fn is_untrusted(error: &Error) -> bool {
     fate(error) == Some(Fate::Untrusted)
 }
 
 fn fate(error: &Error) -> Option<Fate> {
     error.chain().find_map(fate_of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_has_a_mode_for_tls_keeps_it() {
+        let of = |url: &str| by_authority(&ServerUrl::from(url)).map(|url| url.expose().to_owned());
+        assert_eq!(of("mysql://u@h/t").as_deref(), Some("mysql://u@h/t?ssl-mode=VERIFY_CA"));
+        for mode in ["ssl-mode=VERIFY_IDENTITY", "sslmode=verify_identity"] {
+            assert_eq!(of(&format!("mysql://u@h/t?{mode}")), None);
+        }
+    }
 }

@@ -35,8 +35,16 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     assert!(stderr(&refused).contains("certificate in [amqp] tls_ca_file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
-    // A certificate for another name, as MySQL's own is: its authority is trusted all the same.
+    // With another name it could be another server, whatever authority signs.
     servers.show_mysql(RunProgress::OtherName).await;
+    let refused = stderr(&day.init(&environment, &[]));
+    assert!(
+        refused.contains("for other names (elsewhere.example), not for 127.0.0.1: write one of those"),
+        "{refused}"
+    );
+
+    // MySQL's own certificate has no name: its authority is enough.
+    servers.show_mysql(RunProgress::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
     servers.show_mysql(RunProgress::Right).await;
