@@ -15,15 +15,45 @@
 set -eu
 cd -- "$(dirname -- "$0")"
 
+# password FILE: prints it. Statements hold it between quotes, so a quote, a backslash or a space would break them.
+password() {
+    LC_ALL=C
+    [ -r "$1" ] && [ -s "$1" ] || {
+        echo "accounts.sh: $PWD/$1 is missing, empty or not readable: put it there and run this again. No account was changed" >&2
+        exit 1
+    }
+    text=$(cat "$1")
+    case $text in
+    '' | *[!A-Za-z0-9._~-]*)
+        echo "accounts.sh: $PWD/$1: write a password of letters, digits and . _ ~ - and run this again. No account was changed" >&2
+        exit 1
+        ;;
+    esac
+    printf '%s\n' "$text"
+}
+
+read_mysql() {
+@MYSQL_PASSWORDS@
+}
+
+read_rabbitmq() {
+@RABBITMQ_PASSWORDS@
+}
+
+read_redis() {
+@REDIS_PASSWORDS@
+}
+
 make_mysql() {
     $MYSQL <<SQL
 @SQL@
 SQL
 }
 
-# rabbitmq_account NAME FILE: makes it, or gives it the password again.
+# rabbitmq_account NAME PASSWORD: makes it, or sets its password again. The shell itself has printf: no other user sees the password.
 rabbitmq_account() {
-    $RABBITMQCTL -q add_user "$1" <"$2" >/dev/null 2>&1 || $RABBITMQCTL -q change_password "$1" <"$2" >/dev/null
+    printf '%s\n' "$2" | $RABBITMQCTL -q add_user "$1" >/dev/null 2>&1 ||
+        printf '%s\n' "$2" | $RABBITMQCTL -q change_password "$1" >/dev/null
 }
 
 # One that logs in by its certificate.
@@ -70,6 +100,9 @@ for server in ${*:-mysql rabbitmq redis}; do
         exit 64
         ;;
     esac
+    "read_$server"
+done
+for server in ${*:-mysql rabbitmq redis}; do
     "make_$server"
     echo "accounts.sh: $server: done"
 done

@@ -179,7 +179,9 @@ impl Plan {
 
     fn check_names(&self) -> Result<(), String> {
         let is_plain = |text: &str, others: &str| {
-            !text.is_empty() && text.chars().all(|letter| letter.is_ascii_alphanumeric() || others.contains(letter))
+            !text.is_empty()
+                && !text.starts_with('-')
+                && text.chars().all(|letter| letter.is_ascii_alphanumeric() || others.contains(letter))
         };
         for server in Server::ALL {
             let account = self.account(server);
@@ -190,7 +192,19 @@ impl Plan {
                 ));
             }
         }
+        let addresses = Server::ALL.map(|server| host_and_port(server.url(&self.config), 0));
+        if let Some(odd) = addresses.into_iter().chain(self.redis_nodes()).find(|it| !is_plain(it, ".:_-[]")) {
+            return Err(format!(
+                "the address {odd:?}: accounts.sh can only use a host of letters, digits, ., :, - and _. Give the server another name"
+            ));
+        }
         let Config { amqp, redis, kinds, .. } = &self.config;
+        let mut files = [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file].into_iter().flatten();
+        if let Some(odd) = files.find(|file| !is_plain(file, "/._-+@:,=")) {
+            return Err(format!(
+                "the file {odd:?} of [redis]: accounts.sh can only use a path of letters, digits and / . _ - + @ : , =. Copy the file to such a path"
+            ));
+        }
         if !is_plain(&self.database(), "_") {
             return Err("[mysql] url: name a database of letters, digits and _, for instance tally".to_owned());
         }
@@ -319,6 +333,24 @@ pub(super) mod tests {
             let refused = plan(urls, Facts::default(), load()).unwrap_err();
             assert!(refused.contains(said), "{refused}");
         }
+        let odd = "$(id):6379".to_owned();
+        let watched =
+            Watched { name: "m".to_owned(), master: odd.clone(), replicas: Vec::new(), sentinels: Vec::new() };
+        let replica = Watched { master: "m:6379".to_owned(), replicas: vec![odd.clone()], ..watched.clone() };
+        for topology in
+            [Topology::Cluster(vec![odd]), Topology::Sentinel(vec![watched]), Topology::Sentinel(vec![replica])]
+        {
+            let refused = plan(["h", "h", "h"], Facts { topology, ..Facts::default() }, load()).unwrap_err();
+            assert!(refused.contains("the address \"$(id):6379\""), "{refused}");
+        }
+        for urls in [["$(id)", "h", "h"], ["h", "`id`", "h"], ["h", "h", "a;b"]] {
+            let refused = plan(urls, Facts::default(), load()).unwrap_err();
+            assert!(refused.contains("can only use a host of letters"), "{refused}");
+        }
+        let mut config = daemon(["h", "h", "rediss://h"]);
+        config.redis.tls_key_file = Some("/etc/$(id).key".to_owned());
+        let refused = Plan::new(Path::new("/etc/tallyd"), &config, Facts::default(), load()).unwrap_err();
+        assert!(refused.contains("the file \"/etc/$(id).key\" of [redis]"), "{refused}");
         for (kinds, said) in [("a b", "1 to 32 of a-z"), ("a,a", "twice"), ("", "1 to 32 of a-z")] {
             let kinds = kinds.split(',').map(str::to_owned).collect();
             let refused = plan(["h", "h", "h"], Facts::default(), Load { kinds, ..load() }).unwrap_err();

@@ -15,6 +15,9 @@ const ACL: &str = include_str!("../../../ops/redis/accounts.txt");
 const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
 const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
 
+/// The keys of an empty `[redis] key_prefix`: its pattern would give every key.
+const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:*";
+
 /// The parts that are the same for everybody.
 const FRAME: &str = include_str!("accounts.sh");
 
@@ -24,14 +27,28 @@ pub(super) fn accounts(plan: &Plan) -> String {
         .replace("@MYSQL_CLIENT@", &mysql_client(plan))
         .replace("@REDIS_CLIENT@", &redis_client(&plan.config))
         .replace("@REDIS_NODES@", &plan.redis_nodes().join(" "))
+        .replace("@MYSQL_PASSWORDS@\n", &passwords(plan, Server::Mysql))
+        .replace("@RABBITMQ_PASSWORDS@\n", &passwords(plan, Server::Rabbitmq))
+        .replace("@REDIS_PASSWORDS@\n", &passwords(plan, Server::Redis))
         .replace("@SQL@\n", &sql(plan))
         .replace("@RABBITMQ@\n", &rabbitmq(plan))
         .replace("@REDIS@\n", &redis(plan))
 }
 
-/// `$(cat FILE)`.
-fn read(password: Password) -> String {
-    format!("$(cat {})", password.file())
+/// The variable of the script that holds a password.
+fn variable(password: Password) -> String {
+    password.file().trim_start_matches("tallyd.").replace('-', "_")
+}
+
+/// Reads the passwords that a server's accounts need. An assignment stops the script where the file can't be used.
+fn passwords(plan: &Plan, server: Server) -> String {
+    let is_needed = |password: &Password| match password {
+        Password::Daemon(of) => *of == server,
+        Password::Migrate => server == Server::Mysql,
+        Password::Api => true,
+    };
+    let needed = plan.passwords().into_iter().filter(is_needed);
+    needed.map(|it| format!("    {}=$(password {})\n", variable(it), it.file())).collect()
 }
 
 fn mysql_client(plan: &Plan) -> String {
@@ -66,7 +83,7 @@ fn redis_client(config: &Config) -> String {
     client
 }
 
-/// The account that a name of the files in ops/ stands for, and its password.
+/// The site's account in place of a name in ops/, and its password.
 fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
     let account = plan.account(server);
     match name {
@@ -87,8 +104,8 @@ fn sql(plan: &Plan) -> String {
         let _ = match line.split_once("IDENTIFIED BY ") {
             Some(_) => writeln!(
                 sql,
-                "CREATE USER IF NOT EXISTS '{account}'@'%';\nALTER USER '{account}'@'%' IDENTIFIED BY '{}';",
-                read(password)
+                "CREATE USER IF NOT EXISTS '{account}'@'%' IDENTIFIED BY '${0}';\nALTER USER '{account}'@'%' IDENTIFIED BY '${0}';",
+                variable(password)
             ),
             None => writeln!(sql, "{line}"),
         };
@@ -114,7 +131,7 @@ fn rabbitmq(plan: &Plan) -> String {
         let by_certificate = name == "tallyd" && plan.is_by_certificate(Server::Rabbitmq);
         let _ = match command {
             "add_user" if by_certificate => writeln!(lines, "    rabbitmq_account_without_password {account}"),
-            "add_user" => writeln!(lines, "    rabbitmq_account {account} {}", password.file()),
+            "add_user" => writeln!(lines, "    rabbitmq_account {account} \"${}\"", variable(password)),
             _ => {
                 let rights = words.next().unwrap_or_default().replace("tally\\.", &format!("{prefix}\\."));
                 writeln!(lines, "    $RABBITMQCTL -q {command} -p '{vhost}' {account} {rights}")
@@ -130,16 +147,20 @@ fn redis(plan: &Plan) -> String {
         Topology::Cluster(_) => ACL_CLUSTER,
         Topology::Sentinel(_) => ACL_SENTINEL,
     };
-    let (default, prefix) = (Config::default().redis.key_prefix, &plan.config.redis.key_prefix);
+    let default = format!("~{}*", Config::default().redis.key_prefix);
+    let patterns = match plan.config.redis.key_prefix.as_str() {
+        "" => WITHOUT_PREFIX.to_owned(),
+        prefix => format!("~{prefix}*"),
+    };
     let mut lines = String::new();
     for name in ["tallyd", "tallyd_api"] {
         let (account, password) = renamed(plan, Server::Redis, name);
         let start = format!("ACL SETUSER {name} ");
         let rules: Vec<&str> =
             [ACL, more].into_iter().flat_map(str::lines).filter_map(|line| line.strip_prefix(&start)).collect();
-        let rules = rules.join(" ").replace(&format!("~{default}"), &format!("~{prefix}"));
+        let rules = rules.join(" ").replace(&default, &patterns);
         let with_password =
-            |rule| if str::starts_with(rule, '>') { format!(">{}", read(password)) } else { rule.to_owned() };
+            |rule| if str::starts_with(rule, '>') { format!(">${}", variable(password)) } else { rule.to_owned() };
         let rules: Vec<String> = rules.split(' ').map(with_password).collect();
         // In one step: an account that is there has its former rights until it has these.
         let _ = writeln!(lines, "    redis_account \"$1\" \"ACL SETUSER {account} reset {}\"", rules.join(" "));
@@ -149,6 +170,7 @@ fn redis(plan: &Plan) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::Path;
     use std::process::{Command, Stdio};
 
@@ -178,16 +200,17 @@ mod tests {
             &text,
             &[
                 "CREATE DATABASE IF NOT EXISTS likes;\n",
-                "ALTER USER 'shop'@'%' IDENTIFIED BY '$(cat tallyd.mysql-password)';\n",
-                "ALTER USER 'shop_migrate'@'%' IDENTIFIED BY '$(cat tallyd.migrate-password)';\n",
+                "CREATE USER IF NOT EXISTS 'shop'@'%' IDENTIFIED BY '$mysql_password';\n",
+                "ALTER USER 'shop'@'%' IDENTIFIED BY '$mysql_password';\n",
+                "ALTER USER 'shop_migrate'@'%' IDENTIFIED BY '$migrate_password';\n",
                 "ON likes.applied_event TO 'shop'@'%';\n",
                 "GRANT SELECT ON likes.* TO 'shop_api'@'%';\n",
                 "$RABBITMQ_PLUGINS enable rabbitmq_consistent_hash_exchange\n",
                 "$RABBITMQCTL -q add_vhost 'v1'\n",
-                "rabbitmq_account shop tallyd.amqp-password\n",
+                "rabbitmq_account shop \"$amqp_password\"\n",
                 "set_permissions -p 'v1' shop '^like\\.s\\.' '^(like\\.s\\.|amq\\.default$)' '^like\\.s\\.'\n",
-                "ACL SETUSER shop reset on >$(cat tallyd.redis-password) ~shop:",
-                "ACL SETUSER shop_api reset on >$(cat tallyd.api-password) ~shop:",
+                "ACL SETUSER shop reset on >$redis_password ~shop:",
+                "ACL SETUSER shop_api reset on >$api_password ~shop:",
                 "MYSQL:=mysql --host=db --port=3307 --user=root --password}",
                 "REDIS_NODES:=cache:6380}",
             ],
@@ -224,11 +247,58 @@ mod tests {
     #[test]
     fn an_account_by_certificate_has_no_password() {
         let text = accounts(&plan(&daemon(["amqps://h/%2f?auth_mechanism=external", "h", "h"]), Facts::default()));
-        has(
-            &text,
-            &["rabbitmq_account_without_password tallyd\n", "rabbitmq_account tallyd_api tallyd.api-password\n"],
-        );
-        assert!(!text.contains("tallyd.amqp-password"));
+        has(&text, &["rabbitmq_account_without_password tallyd\n", "rabbitmq_account tallyd_api \"$api_password\"\n"]);
+        assert!(!text.contains("tallyd.amqp-password") && !text.contains("amqp_password"));
+    }
+
+    #[test]
+    fn without_a_prefix_redis_gives_its_own_keys_alone() {
+        let mut config = daemon(["h", "h", "h"]);
+        config.redis.key_prefix = String::new();
+        let text = accounts(&plan(&config, Facts::default()));
+        has(&text, &["reset on >$redis_password ~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:* +ping"]);
+        assert!(!text.contains("~*"), "{text}");
+    }
+
+    /// Runs accounts.sh for MySQL with that password of the daemon, none where it is `None`: whether it succeeded, what it said, and the SQL.
+    fn run(password: Option<&str>) -> (bool, String, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("accounts.sh"), accounts(&plan(&daemon(["h", "h", "h"]), Facts::default()))).unwrap();
+        for name in ["tallyd.migrate-password", "tallyd.api-password"] {
+            fs::write(path(name), "Ab1._~-\n").unwrap();
+        }
+        if let Some(password) = password {
+            fs::write(path("tallyd.mysql-password"), password).unwrap();
+        }
+        let mut script = Command::new("sh");
+        script.arg(path("accounts.sh")).arg("mysql").env("MYSQL", "tee sql");
+        let output = script.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said, fs::read_to_string(path("sql")).unwrap_or_default())
+    }
+
+    #[test]
+    fn a_password_that_is_missing_or_unsafe_stops_the_script() {
+        for (password, expected) in [
+            (None, "is missing, empty or not readable"),
+            (Some(""), "is missing, empty or not readable"),
+            (Some("\n"), "write a password of letters"),
+            (Some("it's"), "write a password of letters"),
+            (Some("a\\b"), "write a password of letters"),
+            (Some("a b"), "write a password of letters"),
+            (Some("a\nb\n"), "write a password of letters"),
+        ] {
+            let (is_done, said, sql) = run(password);
+            assert!(
+                !is_done && said.contains("tallyd.mysql-password") && said.contains(expected),
+                "{password:?}: {said}"
+            );
+            assert_eq!(sql, "", "{password:?}");
+        }
+        let (is_done, said, sql) = run(Some("Secret-1\n"));
+        assert!(is_done, "{said}");
+        has(&sql, &["ALTER USER 'tallyd'@'%' IDENTIFIED BY 'Secret-1';\n", "IDENTIFIED BY 'Ab1._~-';\n"]);
     }
 
     #[test]
