@@ -82,14 +82,20 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
+/// Writes a file; a config.toml that sets nothing becomes config.toml.example.
 fn create(path: &Path, file: &NewFile) -> Result<()> {
-    if file.name == CONFIG && sets_nothing(path) {
-        let kept = path.with_extension("toml.example");
-        if kept.symlink_metadata().is_ok() {
-            bail!("{} is there, and is not overwritten", kept.display());
-        }
-        fs::rename(path, &kept).with_context(|| format!("rename {}", path.display()))?;
+    if file.name != CONFIG || !sets_nothing(path) {
+        return write_new(path, file);
     }
+    let kept = path.with_extension("toml.example");
+    if kept.symlink_metadata().is_ok() {
+        bail!("{} is there, and is not overwritten", kept.display());
+    }
+    fs::rename(path, &kept).with_context(|| format!("rename {}", path.display()))?;
+    write_new(path, file).inspect_err(|_| drop(fs::rename(&kept, path)))
+}
+
+fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let action = || format!("write {}", path.display());
     let mut opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(action)?;
     let mut whole = || -> std::io::Result<()> {
