@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::address::is_here;
 use super::plan::{Password, Plan, Server};
-use crate::config::{Config, ServerUrl};
+use crate::config::{Config, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
 /// A file of settings.
@@ -19,6 +19,8 @@ impl Text {
     }
 
     fn set(&mut self, reason: &str, key: &str, value: impl Into<Value>) {
+        // Servers say their versions: a line break in one would begin a setting.
+        let reason = reason.replace(char::is_control, " ");
         let _ = writeln!(self.0, "# {reason}\n{key} = {}", value.into());
     }
 
@@ -49,7 +51,8 @@ pub(super) fn config(plan: &Plan) -> String {
     mysql(plan, Server::Mysql.url(&plan.config).expose(), Password::Daemon(Server::Mysql), &mut text);
     redis(plan, &mut text);
     text.section("kinds");
-    let _ = writeln!(text.0, "# What can be liked, each with its code in MySQL. A code must never change its meaning.");
+    let _ =
+        writeln!(text.0, "# Kinds that can be liked, each with its code in MySQL. Never change the meaning of a code.");
     for kind in &plan.load.kinds {
         let _ = writeln!(text.0, "{kind} = {}", plan.config.kinds.0.get(kind).copied().unwrap_or_default());
     }
@@ -106,16 +109,10 @@ fn mysql(plan: &Plan, url: &str, account: Password, text: &mut Text) {
 }
 
 fn mysql_way(plan: &Plan) -> String {
-    let mode = |url: &ServerUrl| {
-        let parts = url.parts().ok()?;
-        parts.query_pairs().find(|(key, _)| key == "ssl-mode").map(|(_, mode)| mode.to_uppercase())
-    };
     let mysql = &plan.config.mysql;
-    match (mode(&mysql.url).as_deref(), &plan.facts.mysql_tls) {
-        (Some("DISABLED"), _) => PLAIN.to_owned(),
-        (Some("VERIFY_CA"), _) => {
-            "TLS: the certificate is not for this name, so its authority alone is checked.".to_owned()
-        }
+    match (ssl_mode(&mysql.url).as_deref(), &plan.facts.mysql_tls) {
+        (Some("disabled"), _) => PLAIN.to_owned(),
+        (Some("verify_ca"), _) => "TLS: the certificate's authority is checked, its name is not.".to_owned(),
         (None, Some(tls)) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
             format!("{tls}, unchecked: it is on this machine.")
         }
@@ -220,13 +217,17 @@ mod tests {
     }
 
     #[test]
+    fn a_version_of_a_server_can_not_begin_a_setting() {
+        let version = Some("Redis 7\n[amqp]\r\u{1b}[2J".to_owned());
+        let text = config(&plan(["h", "h", "h"], Facts { redis: version, ..Facts::default() }));
+        assert!(text.contains("# Redis 7 [amqp]  [2J. Plain text"), "{text}");
+    }
+
+    #[test]
     fn the_way_to_each_server_is_said_beside_its_address() {
         let text = config(&plan(["amqps://mq", "mysql://db/t?ssl-mode=VERIFY_CA", "rediss://cache"], Facts::default()));
         assert_eq!(text.matches("TLS: certificate and name are checked.").count(), 2, "{text}");
-        assert!(
-            text.contains("TLS: the certificate is not for this name, so its authority alone is checked."),
-            "{text}"
-        );
+        assert!(text.contains("TLS: the certificate's authority is checked, its name is not."), "{text}");
         let text = config(&plan(["amqp://mq", "mysql://db/t?ssl-mode=DISABLED", "redis://cache"], Facts::default()));
         assert_eq!(text.matches("Plain text: for a network that nobody else is on.").count(), 3, "{text}");
         assert!(text.contains("With TLS it begins with rediss://."), "{text}");
