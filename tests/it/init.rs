@@ -1,7 +1,8 @@
 //! `tallyd init` on stock servers, and at a terminal.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -46,6 +47,22 @@ fn without_a_login_the_servers_are_seen_from_outside() {
 }
 
 #[test]
+fn an_address_in_a_file_is_read_and_unset_afterwards() {
+    let day = FirstDay::new("file");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("amqp-url");
+    let mut environment = day.environment();
+    let (name, url) = environment.iter_mut().find(|(name, _)| *name == "TALLYD__AMQP__URL").unwrap();
+    fs::write(&path, format!("{url}\n")).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
+    (*name, *url) = ("TALLYD__AMQP__URL_FILE", path.display().to_string());
+    let output = day.init(&environment, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let unset = "unset TALLYD__AMQP__URL_FILE TALLYD__MYSQL__URL TALLYD__REDIS__URL ";
+    assert!(stdout(&output).contains(unset), "{}", stdout(&output));
+}
+
+#[test]
 fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     let day = FirstDay::new("wrong");
     let of = |name: &str, value: &str| {
@@ -66,7 +83,7 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
             "TALLYD__MYSQL__URL",
             "mysql://u@127.0.0.1:1/t",
             75,
-            "look at MySQL (the environment has a setting as TALLYD__MYSQL__KEY)",
+            "look at MySQL (its settings come from TALLYD__MYSQL__* in the environment)",
         ),
         ("TALLYD__REDIS__URL", "http://127.0.0.1", 64, "[redis] url begins with http://"),
     ] {

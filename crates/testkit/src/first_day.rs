@@ -129,7 +129,7 @@ impl FirstDay {
         let log_path = self.folder.path().join("daemon.log");
         let log = File::create(&log_path).unwrap();
         let mut command = self.command();
-        command.arg("--config").arg(self.path("config.toml")).env("TALLYD__ADMIN__LISTEN", "");
+        command.arg("--config").arg(self.path("config.toml")).arg("run").env("TALLYD__ADMIN__LISTEN", "");
         let daemon = Daemon { child: command.stderr(log).spawn().unwrap(), log_path };
         daemon.logged("\"consuming\"").await;
         let broker = Broker::new(amqp).unwrap();

@@ -26,10 +26,18 @@ pub(super) struct Addresses {
     pub admin: Option<ServerUrl>,
 }
 
-/// The addresses of a server in the environment; `None` where they are not set.
-pub(super) fn from_environment(server: Server) -> Result<Option<Addresses>> {
-    let Ok(text) = std::env::var(variable(server)) else { return Ok(None) };
-    let daemon = address(server, &text).map_err(Usage)?;
+/// The variable that gives the address, or names a file with it; `None` where neither is set.
+pub(super) fn given(server: Server) -> Option<String> {
+    let name = variable(server);
+    [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
+}
+
+/// The addresses of a server where the environment gives them; `loaded` is its configuration.
+pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option<Addresses>> {
+    if given(server).is_none() {
+        return Ok(None);
+    }
+    let daemon = address(server, server.url(loaded).expose()).map_err(Usage)?;
     let admin = std::env::var(admin_variable(server)).ok().filter(|text| !text.is_empty());
     let admin = admin.map(|text| administrator(server, &daemon, &text)).transpose().map_err(Usage)?;
     Ok(Some(Addresses { daemon, admin }))
@@ -40,7 +48,7 @@ fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     let url = completed(server, text)?;
     if has_password(&url) {
         return Err(format!(
-            "[{}] url has a password: leave it out, because tallyd gets an account of its own; an administrator's address goes into {}",
+            "[{}] url or a variable beside it gives a password: leave it out, because tallyd gets an account of its own; an administrator's address goes into {}",
             server.section(),
             admin_variable(server)
         ));

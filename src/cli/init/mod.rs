@@ -36,16 +36,16 @@ const EVENTS_PER_S: u32 = 1_000;
 /// from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL; they are used for one look and kept nowhere.
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// The folder for the files.
+    /// Write the files into this folder.
     #[arg(long, value_name = "DIR", default_value = "/etc/tallyd")]
     dir: PathBuf,
-    /// Things of one kind that can be liked, in a year or two. Chooses `[redis] bucket_bits`.
+    /// Plan for this many things of one kind, in a year or two. Chooses `[redis] bucket_bits`.
     #[arg(long, value_name = "NUMBER")]
     targets: Option<u64>,
-    /// Events a second in the busiest hour. Chooses `[amqp] partitions`.
+    /// Plan for this many events a second in the busiest hour. Chooses `[amqp] partitions`.
     #[arg(long, value_name = "NUMBER")]
     events_per_second: Option<u32>,
-    /// Kinds of things that can be liked, with commas. The first gets the code 1.
+    /// Count likes of these kinds, separated by commas. The first gets the code 1.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     kinds: Vec<String>,
 }
@@ -57,9 +57,8 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
     files::check_writable(&folder)?;
     let daemon = config::load_environment()?;
     start_runtime()?.block_on(async {
-        let asked: Vec<Server> =
-            Server::ALL.into_iter().filter(|it| std::env::var_os(variable(*it)).is_none()).collect();
-        let terminal = if asked.is_empty() { None } else { Some(Terminal::open()?) };
+        let given: Vec<String> = Server::ALL.into_iter().filter_map(ask::given).collect();
+        let terminal = if given.len() == Server::ALL.len() { None } else { Some(Terminal::open()?) };
         let mut look = Look::new(daemon);
         for server in Server::ALL {
             see(&mut look, server, terminal.as_ref()).await?;
@@ -73,7 +72,7 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
             // A String can't fail.
             let _ = writeln!(text, "{warning}");
         }
-        text += &next_steps(&plan, &written, terminal.is_none());
+        text += &next_steps(&plan, &written, &given);
         write!(std::io::stdout(), "{text}").context("print")?;
         Ok(EXIT_DONE)
     })
@@ -81,9 +80,9 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
 
 /// Looks at a server; at a terminal asks for its address until one leads to it.
 async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Result<()> {
-    if let Some(addresses) = ask::from_environment(server)? {
-        let key = variable(server).replace("__URL", "__KEY");
-        let action = || format!("look at {} (the environment has a setting as {key})", server.name());
+    if let Some(addresses) = ask::from_environment(server, &look.daemon)? {
+        let settings = variable(server).replace("__URL", "__*");
+        let action = || format!("look at {} (its settings come from {settings} in the environment)", server.name());
         return look.at(server, addresses).await.with_context(action);
     }
     let terminal = terminal.context("there is no terminal to ask on")?;
@@ -150,18 +149,20 @@ fn seen(plan: &Plan) -> String {
         (Server::Mysql, 3_306, facts.mysql.clone().unwrap_or_else(unknown) + &tls),
         (Server::Redis, 6_379, facts.redis.clone().unwrap_or_else(unknown) + &topology),
     ]
-    .map(|(server, port, said)| format!("{:<9} {}: {said}\n", server.name(), host_and_port(server.url(config), port)))
+    .map(|(server, port, said)| {
+        let said = said.replace(char::is_control, " ");
+        format!("{:<9} {}: {said}\n", server.name(), host_and_port(server.url(config), port))
+    })
     .concat()
 }
 
-fn next_steps(plan: &Plan, written: &[PathBuf], by_environment: bool) -> String {
+fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
     let names: Vec<String> =
         written.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
     let path = |name: &str| plan.folder.join(name).display().to_string();
     let is_default = plan.folder.join("config.toml") == Path::new(config::DEFAULT_PATH);
     let option = if is_default { String::new() } else { format!("--config {} ", path("config.toml")) };
     let start = if is_default { "systemctl enable --now tallyd".to_owned() } else { format!("tallyd {option}run") };
-    let unset = Server::ALL.map(variable).join(" ");
     let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
     let mut steps = vec![
         format!("sh {}    (read it first; an administrator runs it)", path("accounts.sh")),
@@ -169,8 +170,8 @@ fn next_steps(plan: &Plan, written: &[PathBuf], by_environment: bool) -> String 
         format!("tallyd {option}config check"),
         start,
     ];
-    if by_environment {
-        steps.insert(1, format!("unset {unset}    (they would win over the files)"));
+    if !given.is_empty() {
+        steps.insert(1, format!("unset {}    (they would win over the files)", given.join(" ")));
     }
     for (number, step) in (1..).zip(steps) {
         // A String can't fail.
