@@ -1,5 +1,6 @@
 //! What becomes of events that are posted.
 
+use futures_util::StreamExt;
 use serde_json::json;
 use tallyd_core::model::UserId;
 
@@ -141,9 +142,12 @@ async fn messages_name_the_trace_of_the_request_that_made_them() {
     client.like(target(42), UserId(9), &[]).await.unwrap();
     let (link, queue) = (world.broker.connect("test").await.unwrap(), world.broker.queue(0));
     assert_eq!(publisher.depth(&queue).await.unwrap().messages, 4);
+    let consume = link.channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());
+    let mut consumer = consume.await.unwrap();
     let mut named = Vec::new();
-    while let Some(message) = link.get(&queue).await.unwrap() {
-        named.push(tallyd::letter::headers(&message.delivery.properties).traceparent);
+    for _ in 0..4 {
+        let delivery = consumer.next().await.unwrap().unwrap();
+        named.push(tallyd::letter::headers(&delivery.properties).traceparent);
     }
     let [first, second] = traces;
     assert_eq!(named, [Some(first), None, Some(second), None]);
