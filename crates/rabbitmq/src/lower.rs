@@ -29,17 +29,19 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Takes the queues `to..from` out of the topology, and returns those that hold messages after they were unbound: these stay. Every event
-    /// reaches a queue meanwhile. A call that was interrupted can be repeated.
+    /// Takes the queues `to..from` out of the topology, and returns those that hold messages or have consumers after they were unbound: these
+    /// stay. Every event reaches a queue meanwhile. A call that was interrupted can be repeated.
     pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
         if to == 1 {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
             self.unbind_spread(link).await?;
         }
         let depths = self.depths(link, from).await?;
-        let there = |depths: &[Option<Depth>]| -> Vec<(String, u32)> {
+        let there = |depths: &[Option<Depth>]| -> Vec<(String, bool)> {
+            // Messages that a consumer has not acknowledged are not counted.
+            let is_used = |depth: &Depth| depth.messages > 0 || depth.consumers > 0;
             let numbered = (0..).zip(depths).skip(usize::from(to));
-            numbered.filter_map(|(partition, depth)| Some((self.queue(partition), depth.as_ref()?.messages))).collect()
+            numbered.filter_map(|(partition, depth)| Some((self.queue(partition), is_used(depth.as_ref()?)))).collect()
         };
         for (queue, _) in there(&depths) {
             let unbind = link.channel.queue_unbind(
@@ -51,10 +53,11 @@ impl Broker {
             link.call("unbind the queue", unbind).await?;
         }
         let mut kept = Vec::new();
-        for (queue, messages) in there(&self.depths(link, from).await?) {
-            if messages > 0 {
+        for (queue, is_used) in there(&self.depths(link, from).await?) {
+            if is_used {
                 kept.push(queue);
             } else {
+                // RabbitMQ refuses `if_unused` and `if_empty` of quorum queues.
                 let delete = link.channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default());
                 link.call("delete the queue", delete).await?;
             }
