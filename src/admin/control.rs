@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
+use axum::{Extension, Router};
 use prometheus_client::metrics::gauge::Gauge;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 use super::{LIMITS, busy, refused};
 use crate::config::Listen;
-use crate::http::{Listener, Port, json};
+use crate::http::{Listener, PeerUid, Port, json};
 use crate::runtime::liveness::Heartbeat;
 use crate::servers::Servers;
 use crate::servers::control::Control;
@@ -34,6 +34,9 @@ pub(crate) const ORDERS: &str = "/v1/orders";
 /// The owner and the group can connect.
 const MODE: u32 = 0o660;
 
+/// Characters of `control.ordered_by`.
+const BY_MAX: usize = 255;
+
 /// Delay after the socket could not be made: another daemon has it, or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
@@ -44,7 +47,7 @@ pub(crate) struct Wanted {
     pub command: Command,
     /// `None` ends the order.
     pub lasts_s: Option<u64>,
-    /// The user.
+    /// The user, as the client names it.
     pub by: String,
     pub reason: String,
 }
@@ -109,7 +112,7 @@ impl ControlSocket {
     }
 }
 
-async fn order(State(desk): State<Desk>, body: Bytes) -> Response {
+async fn order(State(desk): State<Desk>, Extension(uid): Extension<PeerUid>, body: Bytes) -> Response {
     let wanted = match serde_json::from_slice::<Wanted>(&body) {
         Ok(wanted) => wanted,
         Err(error) => return refused(StatusCode::BAD_REQUEST, &format!("this version knows no such order: {error}")),
@@ -117,7 +120,7 @@ async fn order(State(desk): State<Desk>, body: Bytes) -> Response {
     if let Some(problem) = wanted.problem() {
         return refused(StatusCode::BAD_REQUEST, &problem);
     }
-    match desk.order(&wanted).await {
+    match desk.order(&wanted, uid).await {
         Ok(done) => json(StatusCode::OK, &done),
         Err(error) => busy(&format!("{:#}", anyhow::Error::from(error))),
     }
@@ -138,14 +141,14 @@ impl Wanted {
 }
 
 impl Desk {
-    async fn order(&self, wanted: &Wanted) -> Result<Done, StoreError> {
+    async fn order(&self, wanted: &Wanted, uid: PeerUid) -> Result<Done, StoreError> {
         let Wanted { task, command, lasts_s, by, reason } = wanted;
         let before = self.find(*task, *command).await?;
         match lasts_s {
             Some(lasts_s) => {
                 // Both are shown on terminals and written to logs.
                 let plain = |text: &str| text.replace(char::is_control, " ");
-                let by = format!("{} on {}", plain(by), self.host);
+                let by = ordered_by(&plain(by), uid, &self.host);
                 let lasts = Duration::from_secs(*lasts_s);
                 self.store.give_order(*task, *command, lasts, &by, &plain(reason)).await?;
             }
@@ -159,5 +162,26 @@ impl Desk {
     async fn find(&self, task: Task, command: Command) -> Result<Option<Order>, StoreError> {
         let mut orders = self.store.orders().await?.into_iter().map(|(order, _)| order);
         Ok(orders.find(|it| it.task == task && it.command.name() == command.name()))
+    }
+}
+
+/// `anna (uid 1000) on db1`. A long name loses its end.
+fn ordered_by(name: &str, PeerUid(uid): PeerUid, host: &str) -> String {
+    let known: String = format!(" (uid {uid}) on {host}").chars().take(BY_MAX).collect();
+    let name: String = name.chars().take(BY_MAX - known.chars().count()).collect();
+    name + &known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_is_cut_to_what_the_column_takes() {
+        assert_eq!(ordered_by("anna", PeerUid(1000), "db1"), "anna (uid 1000) on db1");
+        let long = ordered_by(&"ä".repeat(REASON_MAX), PeerUid(u32::MAX), &"h".repeat(64));
+        assert_eq!(long.chars().count(), BY_MAX);
+        assert!(long.starts_with("ää") && long.contains("ä (uid 4294967295) on h") && long.ends_with('h'), "{long}");
+        assert_eq!(ordered_by("anna", PeerUid(0), &"h".repeat(300)).chars().count(), BY_MAX);
     }
 }

@@ -110,7 +110,7 @@ pub(super) async fn run(config: &Path, command: ControlCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// The user who gives the order.
+/// The user's name; the socket adds the uid, which the client can't choose.
 fn user() -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
     named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "somebody".to_owned())

@@ -11,10 +11,10 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -90,7 +90,15 @@ impl Port {
     }
 }
 
+/// The uid of the process at the other end of a socket, by the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerUid(pub u32);
+
 async fn serve(stream: Stream, routes: Router, limits: Limits, end: CancellationToken) {
+    let routes = match peer(&stream) {
+        Some(uid) => routes.layer(Extension(uid)),
+        None => routes,
+    };
     let routes = TowerToHyperService::new(routes);
     let mut connection = pin!(
         http1::Builder::new()
@@ -110,6 +118,13 @@ async fn serve(stream: Stream, routes: Router, limits: Limits, end: Cancellation
     match limits.connection_max {
         Some(connection_max) => drop(tokio::time::timeout(connection_max, served).await),
         None => served.await,
+    }
+}
+
+fn peer(stream: &Stream) -> Option<PeerUid> {
+    match stream {
+        Stream::Left(_) => None,
+        Stream::Right(socket) => Some(PeerUid(socket.peer_cred().ok()?.uid())),
     }
 }
 

@@ -1,6 +1,6 @@
 //! An operator pauses consumers and outbox: all daemons obey, nothing is lost, and each count is applied once.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
 
 use sqlx::Row;
@@ -45,6 +45,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         eventually("some are written", || async { !in_mysql(&world).await.is_empty() }).await;
         let said = ordered(&world, &["pause", "consumer", "--for", "10m", "--reason", "MySQL moves"]);
         assert!(said.contains("consumer is paused until") && said.contains(": MySQL moves\n"), "{said}");
+        assert!(said.contains(&format!(" (uid {}) on ", control.uid())), "{said}");
     });
     let began = Instant::now();
     // Between two sessions a daemon has no consumer, either.
