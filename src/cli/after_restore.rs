@@ -3,9 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 
-use super::Format;
 use super::consent::Consent;
 use super::reconcile::{self, ReconcileArgs};
+use super::{EXIT_TRY_LATER, Format};
 use crate::config::Config;
 use crate::jobs::filters;
 use crate::servers::Servers;
@@ -33,9 +33,11 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    if config.filter.is_on() {
+    let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
+    // A refusal changes nothing.
+    if config.filter.is_on() && code != EXIT_TRY_LATER {
         // A filter lacks users who unliked after the backup, and like again.
         servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
-    reconcile::run(config, &ReconcileArgs::forced(false, *format)).await
+    Ok(code)
 }
