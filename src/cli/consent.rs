@@ -1,4 +1,4 @@
-//! What commands check and ask before they change what no reconcile would bring back.
+//! Checks and questions before a command changes what no reconcile would bring back.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -8,6 +8,8 @@ use clap::Args;
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::jobs::JobError;
 use crate::servers::Servers;
+use tallyd_core::control::{Command, Task};
+use tallyd_mysql::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct Consent {
@@ -52,12 +54,25 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
+/// Checks that consumers are not paused: then no sign shows whether daemons run.
+///
+/// # Errors
+/// [`JobError::NotNow`] where they are; MySQL fails.
+pub(super) async fn not_paused(store: &Store) -> Result<()> {
+    let mut orders = store.orders().await?.into_iter().map(|(order, _)| order);
+    match orders.find(|order| order.task == Task::Consumer && order.command == Command::Pause) {
+        Some(order) => Err(JobError::NotNow(format!("{order}: run `{}`, then try again", order.undo())).into()),
+        None => Ok(()),
+    }
+}
+
 /// Checks that no daemon and no job runs.
 ///
 /// # Errors
 /// [`JobError::NotNow`] where one does; a server fails.
 pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
     let Servers { store, broker, .. } = servers;
+    not_paused(store).await?;
     let noted = store.noted_partitions().await?.map_or(0, |noted| noted.partitions);
     let link = broker.connect("operator").await?;
     let depths = broker.depths(&link, noted.max(broker.partitions())).await?;
@@ -70,6 +85,11 @@ pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
         let text =
             format!("{} runs {} {}: wait until it ends, then try again", running.owner, running.job, running.mode);
         return Err(JobError::NotNow(text).into());
+    }
+    // A daemon that waits for a server consumes nothing, but reads its orders.
+    if !store.is_used_alone().await? {
+        let text = "a daemon or a command uses MySQL with this account: stop all daemons, then try again";
+        return Err(JobError::NotNow(text.to_owned()).into());
     }
     Ok(())
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use super::consent::Consent;
+use super::consent::{Consent, not_paused};
 use super::{EXIT_DONE, Usage};
-use crate::config::Config;
+use crate::config::{Config, FILTER_GAP_MAX};
 use crate::jobs::{JobError, filters};
-use crate::runtime::clock;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
@@ -22,8 +21,8 @@ pub(super) enum FiltersCommand {
     Drop(Consent),
 }
 
-/// A daemon with filters starts a run every minute.
-const IDLE_MIN: Duration = Duration::from_mins(2);
+/// A daemon with filters has ended a run within this time. The runs themselves take part of it.
+const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
     match command {
@@ -49,12 +48,15 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
         return Err(Usage(format!("[filter] likes_min is {}: {advice}", config.filter.likes_min)).into());
     }
     let servers = Servers::checked(config).await?;
-    let (job, since) = (JobName::Filters.name(), clock::now().before(IDLE_MIN));
+    not_paused(&servers.store).await?;
+    let (job, (now, _)) = (JobName::Filters.name(), servers.store.clock().await?);
+    let since = now.before(IDLE_MIN);
     let last = servers.store.ended_runs(job, filters::MODE, since, 1).await?;
     let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);
     if let Some(owner) = running.map(|run| run.owner).or_else(|| Some(last.first()?.owner.clone())) {
         let text = format!(
-            "{owner} has kept filters within the last two minutes: restart it without [filter], then try again"
+            "{owner} has kept filters within the last {} minutes: restart it without [filter], then try again after that time",
+            IDLE_MIN.as_secs() / 60
         );
         return Err(JobError::NotNow(text).into());
     }
@@ -62,7 +64,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
-    // Whoever switches filters on again must not trust them.
+    // A daemon that has filters again must not trust these.
     servers.store.forget_marks(job, filters::MODE).await?;
     let deleted = servers.cache.drop_all_filters(false).await?;
     writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;

@@ -60,6 +60,8 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
+    // The question may have waited for hours.
+    all_stopped(&servers).await?;
     if !servers.store.rename_code(of, code, from, to).await? {
         return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());
     }

@@ -67,6 +67,8 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
+    // The question may have waited for hours.
+    all_stopped(servers).await?;
     if declares {
         are_empty(&broker.lower_partitions(&link, from, to).await?)?;
     }
@@ -85,5 +87,5 @@ fn are_empty(queues: &[String]) -> Result<(), JobError> {
         return Ok(());
     }
     let advice = "pause the producers, start the daemons with the former number until the queues are empty, stop them, then try again";
-    Err(JobError::NotNow(format!("not empty: {}: {advice}", queues.join(", "))))
+    Err(JobError::NotNow(format!("not empty or still consumed: {}: {advice}", queues.join(", "))))
 }

@@ -10,7 +10,7 @@ use super::problem::Faults;
 use crate::runtime::cron;
 
 /// Half of the time after which filters are not trusted any more.
-const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
+pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 
 /// `[filter]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -31,6 +31,7 @@ use tallyd_core::event::Terms;
 pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use check::is_name;
+pub(crate) use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
 pub use gateway::Gateway;
 pub use handle::{ConfigHandle, Derived};

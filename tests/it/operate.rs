@@ -86,7 +86,7 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     publisher.publish_behind(&world.broker.queue(3), b"{}").await.unwrap();
     eventually("it is queued", || async { queued(&world).await[3] == Some(1) }).await;
-    assert_exits(&world.tallyd(&command), 75, &format!("not empty: {}", world.broker.queue(3)));
+    assert_exits(&world.tallyd(&command), 75, &format!("not empty or still consumed: {}", world.broker.queue(3)));
     let link = world.broker.connect("test").await.unwrap();
     link.channel.queue_purge(world.broker.queue(3).into(), Default::default()).await.unwrap();
     let job =
@@ -103,6 +103,36 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let mut more = world.command();
     more.args(["partitions", "lower", "--to", "8"]).env("TALLYD__AMQP__PARTITIONS", "8");
     assert_exits(&more.output().unwrap(), 64, "4 partitions are in use");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
+    let world = World::new("lower_unseen", &format!("[amqp]\npartitions = 4\n{SEARCHED}")).await;
+    let daemon = consuming(&world).await;
+    let refused = |world: &World, said: &str| {
+        world.write(&format!("[amqp]\npartitions = 2\n{SEARCHED}"));
+        assert_exits(&world.tallyd(&["partitions", "lower", "--to", "2"]), 75, said);
+        world.write(&format!("[amqp]\npartitions = 4\n{FOUND}"));
+        assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find"]), 75, said);
+    };
+    assert_exits(&world.tallyd(&["pause", "consumer", "--for", "10m"]), 0, "consumer is paused until");
+    let consumed = async || {
+        let link = world.broker.connect("test").await.unwrap();
+        world.broker.depths(&link, 4).await.unwrap().into_iter().flatten().any(|depth| depth.consumers > 0)
+    };
+    eventually("no queue has a consumer", || async { !consumed().await }).await;
+    refused(&world, "consumer is paused until");
+    assert_exits(&world.tallyd(&["resume", "consumer"]), 0, "consumer resumes");
+    assert!(daemon.stop().success());
+
+    world.write(&format!("[amqp]\npartitions = 4\n{SEARCHED}"));
+    let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", "amqp://tally:tally@127.0.0.1:1/%2f")]);
+    daemon.logged("control-listening").await;
+    refused(&world, "a daemon or a command uses MySQL");
+    assert_eq!(world.count(IN_USE).await, 4);
+    assert!(daemon.stop().success());
+    assert_exits(&world.tallyd(&["names", "rename", "metric", "search", "find"]), 0, "renamed: start the daemons");
     world.close().await;
 }
 
@@ -191,6 +221,10 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     let marks = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (30, 1));
 
+    assert_exits(&world.tallyd(&["pause", "consumer"]), 0, "consumer is paused until");
+    assert_exits(&world.tallyd(&["after-restore", "--yes"]), 75, "consumer is paused until");
+    assert_eq!(world.count(marks).await, 1, "a refusal changes nothing");
+    assert_exits(&world.tallyd(&["resume", "consumer"]), 0, "consumer resumes");
     assert_exits(&typed(&world, "after-restore", "y"), 0, "a full reconcile without limits");
     world.outbox_added().await;
     assert_eq!((world.redis_counters().await[&target(42)], world.count(marks).await), (10, 0));

@@ -7,7 +7,14 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tallyd_core::control::{Command, Order, Task};
 
-use super::{Context, Result, Store, micros};
+use super::{CLOSE_MAX, Context, Result, Store, micros};
+
+/// A daemon reads its orders once a second, so one of its connections was used more recently.
+const USED_WITHIN_S: u32 = 3;
+
+/// A daemon or a command that has just ended leaves connections that no longer count after five seconds.
+const LOOKS: u32 = 25;
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// An order, and how long it still lasts by MySQL's clock.
 pub type InForce = (Order, Duration);
@@ -83,6 +90,33 @@ impl Store {
             Ok(())
         })
         .await
+    }
+}
+
+impl Store {
+    /// Whether no other process uses this database with this account. Behind a proxy, or on another node of a cluster, a daemon can be missed.
+    pub async fn is_used_alone(&self) -> Result<bool> {
+        const ACTION: &str = "look for connections of daemons";
+        // The own statement is left out by its text, because a proxy gives other numbers to connections.
+        const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() \
+                           AND user = SUBSTRING_INDEX(USER(), '@', 1) AND time < ? \
+                           AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
+        let mut conn = self.acquire().await?;
+        for _ in 0..LOOKS {
+            // This process' other connections would count. An error means that one is closed already.
+            while let Some(idle) = self.pool.try_acquire() {
+                let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
+            }
+            let look = |connection| async move {
+                let others = sqlx::query_scalar::<_, i64>(SQL).bind(USED_WITHIN_S).fetch_one(connection);
+                others.await.context(ACTION)
+            };
+            if conn.limit(ACTION, look).await? == 0 {
+                return Ok(true);
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        Ok(false)
     }
 }
 
