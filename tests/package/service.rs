@@ -2,6 +2,7 @@
 
 use std::process::{Child, Command, Stdio};
 
+use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
@@ -97,30 +98,19 @@ async fn lack_a_migration(world: &World) {
     sqlx::query("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").execute(&world.pool).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_the_first_installation_prints_leads_to_a_daemon_that_can_run() {
-    let world = World::new("package_first", "").await;
-    lack_a_migration(&world).await;
+#[test]
+fn what_the_first_installation_prints_leads_to_a_configuration() {
     let package = Package::new();
     let machine = Machine::new(package.folder.path());
     let said = machine.install(&package.file);
-    configure(&machine, &world);
-    stand_for_systemd(&machine);
-
-    let lines: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-    let manual = machine.run("cat /usr/share/doc/tallyd/docs/operations.md");
-    assert!(lines.len() == 3 && lines.iter().all(|line| manual.contains(&format!("   {line}\n"))), "{lines:?}");
-    let mut url: url::Url = world.config.mysql.url.expose().parse().unwrap();
-    let password = url.password().unwrap().to_owned();
-    url.set_password(None).unwrap();
-    let own = |line: &str| {
-        line.replace("mysql://tallyd_migrate@db.example.com/tally", &format!("'{url}'"))
-            .replace("choose-another", &password)
-    };
-    let script: Vec<String> = lines.into_iter().map(own).collect();
-    machine.run(&format!("set -e\n{}", script.join("\n")));
-    assert_eq!(told(&machine), "systemctl enable --now tallyd\n");
-    world.close().await;
+    let printed: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    assert_eq!(printed, ["tallyd init"]);
+    let environment = FirstDay::new("package").environment();
+    let variables: Vec<String> = environment.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
+    let said = machine.run(&format!("{} {}", variables.join(" "), printed[0]));
+    assert!(said.contains("systemctl enable --now tallyd"), "{said}");
+    // The user of the daemon can read what was written.
+    machine.run("setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline");
 }
 
 #[tokio::test(flavor = "multi_thread")]
