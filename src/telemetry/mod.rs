@@ -14,6 +14,7 @@ mod quantile;
 mod repairs;
 pub(crate) mod status;
 mod systemd;
+mod verdict;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -32,10 +33,9 @@ pub(crate) use labels::{Close, EventType, Label, Named, Reload, Server, Step, Wa
 pub(crate) use process::Process;
 pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
 pub(crate) use repairs::RepairMetrics;
-#[cfg(test)]
-pub(crate) use repairs::VERDICTS;
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
+pub use verdict::Verdict;
 
 use crate::runtime::clock;
 use crate::runtime::lock::locked;

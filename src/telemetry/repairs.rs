@@ -5,14 +5,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 use super::labels::Named;
-use super::registered;
+use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
+use tallyd_redis::counters::Repaired;
 
 /// A daemon runs no others.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
-
-/// The verdicts of the reports.
-pub(crate) const VERDICTS: [&str; 7] = ["exact", "repaired", "drifted", "transient", "undecided", "unknown", "left"];
 
 #[derive(Debug)]
 pub(crate) struct RepairMetrics {
@@ -29,21 +27,21 @@ impl RepairMetrics {
             repairs: registered(to, "tallyd_repairs", repairs, Family::default()),
         };
         for mode in MODES {
-            VERDICTS.iter().for_each(|verdict| metrics.compared(mode, verdict, 0));
+            Verdict::ALL.iter().for_each(|verdict| metrics.compared(mode, *verdict, 0));
         }
-        ["done", "below-zero", "stale"].iter().for_each(|outcome| metrics.in_redis(outcome, 0));
+        Repaired::ALL.into_iter().for_each(|outcome| metrics.in_redis(outcome, 0));
         [JobName::Reconcile, JobName::Recount].iter().for_each(|job| metrics.in_mysql(*job, 0));
         metrics
     }
 
-    pub(crate) fn compared(&self, mode: &str, verdict: &str, more: u64) {
-        let labels = [("mode", mode.to_owned()), ("verdict", verdict.to_owned())];
+    pub(crate) fn compared(&self, mode: &str, verdict: Verdict, more: u64) {
+        let labels = [("mode", mode.to_owned()), ("verdict", verdict.as_str().to_owned())];
         self.targets.get_or_create(&labels).inc_by(more);
     }
 
     /// A reconcile's additions to Redis.
-    pub(crate) fn in_redis(&self, outcome: &str, more: u64) {
-        self.repaired(JobName::Reconcile, "redis", outcome, more);
+    pub(crate) fn in_redis(&self, outcome: Repaired, more: u64) {
+        self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
     /// Corrections of `counter`, which MySQL makes or fails as a whole.

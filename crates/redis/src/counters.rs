@@ -64,6 +64,9 @@ impl Repair {
 }
 
 impl Repaired {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Done, Self::BelowZero, Self::Stale];
+
     /// Its name in the table `repair`.
     pub fn name(self) -> &'static str {
         match self {

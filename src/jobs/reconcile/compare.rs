@@ -199,7 +199,7 @@ impl<'a> Comparer<'a> {
     pub(super) fn tell_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
-            telemetry().repairs.compared(self.report.mode, verdict.as_str(), count.saturating_sub(*published));
+            telemetry().repairs.compared(self.report.mode, *verdict, count.saturating_sub(*published));
             *published = count;
         }
     }

@@ -221,7 +221,7 @@ impl<'a> Repairer<'a> {
         fault::point("reconcile:noted");
         let done = servers.cache.repair(&servers.names, pass, &repairs).await?;
         fault::point("reconcile:repaired");
-        done.iter().for_each(|(_, repaired)| telemetry().repairs.in_redis(repaired.name(), 1));
+        done.iter().for_each(|(_, repaired)| telemetry().repairs.in_redis(*repaired, 1));
         let outcomes: Vec<(CounterKey, &str)> = done.iter().map(|(key, repaired)| (*key, repaired.name())).collect();
         servers.store.note_outcomes(pass, &outcomes).await?;
         Steps::add(&mut report.steps_ms.repair, began.elapsed());
