@@ -23,6 +23,13 @@ export LC_ALL=C.UTF-8
 ALL_SERVICES=(mysql redis rabbitmq)
 EX_USAGE=64
 
+# Where Debian's packages are from.
+debian_mirror() {
+    if [[ ${TALLYD_LAB_MIRROR:-} ]]; then echo "$TALLYD_LAB_MIRROR" && return; fi
+    # shellcheck disable=SC2016 # Not a variable of the shell's.
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -m 1 -E '/debian/?$'
+}
+
 say() { printf '%s\n' "$*" >&2; }
 
 die() {
