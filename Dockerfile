@@ -5,7 +5,7 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-# What --version says, as there is no repository in the context.
+# The commit for --version: the context has no repository.
 ARG TALLYD_REVISION
 # The compiled dependencies stay in the cache from one build to the next.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \

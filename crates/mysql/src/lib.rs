@@ -242,7 +242,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
         false => MySqlSslMode::VerifyIdentity,
     };
     let authorities = match (mode, &tls.authorities) {
-        // The name is not checked: whoever has a certificate of any of these authorities is the server.
+        // The name is not checked: any certificate of these authorities passes.
         (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
         (MySqlSslMode::VerifyCa, _) => {
             let text = "ssl-mode=VERIFY_CA needs tls_ca_file, and a build in which sqlx trusts no other authorities";

@@ -83,7 +83,7 @@ async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
     Err(refused.unwrap_or_else(|| CacheError::wrong(ACTION, "no account".to_owned())))
 }
 
-/// `host:port` of a line of CLUSTER NODES; none of a node that is away for good or not known yet.
+/// `host:port` of a line of CLUSTER NODES; `None` for a node that has failed or is not known yet.
 fn node(line: &str) -> Option<String> {
     let mut words = line.split(' ').skip(1);
     let (address, flags) = (words.next()?, words.next()?);

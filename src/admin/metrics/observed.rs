@@ -61,7 +61,7 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
             seen.jobs.iter().filter_map(|job| Some(([("job_name", &job.job), ("mode", &job.mode)], value(job)?)));
         page.gauges(name, help, values);
     };
-    of("tallyd_job_running", "1 while a run is under way, whoever runs it", |job| Some(flag(job.running.is_some())));
+    of("tallyd_job_running", "1 while a run is under way, in any process", |job| Some(flag(job.running.is_some())));
     of("tallyd_job_progress_ratio", "How much of a run in this process is done", |job| {
         Some(job.running.as_ref().and_then(|run| run.progress).unwrap_or(0.0))
     });

@@ -20,7 +20,7 @@ class Slider {
     });
   }
 
-  /** What is chosen, out of so many. */
+  /** Tells screen readers the chosen point, the number of points, and the words for it. */
   say(place, many, words) {
     this.last = Math.max(many - 1, 0);
     this.place = Math.max(place ?? this.last, 0);

@@ -1,4 +1,4 @@
-//! The admin port: a daemon of this configuration answers there, or nobody listens yet.
+//! The admin port: it is free, or a daemon of this configuration answers there.
 
 use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};

@@ -1,4 +1,4 @@
-//! One thing that `config check` looked at, and how well it stands.
+//! The checks of `config check`, and their results.
 
 use std::fmt;
 

@@ -163,7 +163,7 @@ fn found(version: Option<&str>, server: Server) -> String {
     version.map_or_else(|| format!("{}, whose version was not shown", server.name()), str::to_owned)
 }
 
-const PLAIN: &str = "Plain text: for a network that nobody else is on.";
+const PLAIN: &str = "Plain text: for a private network only.";
 
 /// How RabbitMQ or Redis is reached.
 fn way(url: &ServerUrl, tls: &str) -> String {
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(text.matches("TLS: certificate and name are checked.").count(), 2, "{text}");
         assert!(text.contains("TLS: the certificate's authority is checked, its name is not."), "{text}");
         let text = config(&plan(["amqp://mq", "mysql://db/t?ssl-mode=DISABLED", "redis://cache"], Facts::default()));
-        assert_eq!(text.matches("Plain text: for a network that nobody else is on.").count(), 3, "{text}");
+        assert_eq!(text.matches("Plain text: for a private network only.").count(), 3, "{text}");
         assert!(text.contains("With TLS it begins with rediss://."), "{text}");
     }
 

@@ -27,7 +27,7 @@ struct NewFile {
     reader: Reader,
 }
 
-/// Fails where nobody may write here, before anybody is asked for anything.
+/// Fails before the questions, if the folder is not writable.
 pub(super) fn check_writable(folder: &Path) -> Result<()> {
     let above = folder.ancestors().find(|path| path.is_dir()).unwrap_or(folder);
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
@@ -122,7 +122,7 @@ pub(super) fn daemon_user() -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Whether a config.toml is as the package brings it: every setting has its default, so that nobody loses anything.
+/// Whether a config.toml is as the package brings it: every setting has its default, so that no setting is lost.
 fn sets_nothing(path: &Path) -> bool {
     let settings = |config: &Config| {
         let urls = [&config.amqp.url, &config.mysql.url, &config.redis.url].map(|url| url.expose().to_owned());

@@ -128,7 +128,7 @@ impl Look {
         Ok(checks.filter(|check| check.status != Status::Ok && SHOWN.contains(&check.what)).collect())
     }
 
-    /// The targets of the largest of so many kinds, by MySQL's statistics. `None` where there is no table, or nobody may look.
+    /// The targets of the largest of `kinds` kinds, by MySQL's statistics. `None` if there is no table or no right to read.
     pub(super) async fn targets(&self, kinds: usize) -> Option<u64> {
         let mut mysql = self.admin.mysql.clone();
         let mut url = mysql.url.parts().ok().filter(|_| self.sees_tables)?;

@@ -26,7 +26,7 @@ use look::{Look, is_untrusted};
 use plan::{Load, Password, Plan, Server};
 use tallyd_redis::topology::Topology;
 
-/// How much is planned for where nobody says otherwise.
+/// The default plan.
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
