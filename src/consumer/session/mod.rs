@@ -7,6 +7,7 @@
 mod writing;
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -167,6 +168,7 @@ impl Session<'_> {
     async fn consume(&mut self) -> Result<Infallible, SessionEnd> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
+        let mut paused = pin!(control.until_paused(PAUSED_BY));
         // Until then messages gather.
         let mut gather: Option<Instant> = None;
         loop {
@@ -186,7 +188,7 @@ impl Session<'_> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Err(SessionEnd::Stopped),
-                () = control.until_paused(PAUSED_BY) => return Err(SessionEnd::Paused),
+                () = &mut paused => return Err(SessionEnd::Paused),
                 written = join(&mut self.writing) => {
                     if let Some(last) = self.committed(written?)? {
                         self.acknowledge_until(&last).await?;
