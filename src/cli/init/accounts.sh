@@ -50,15 +50,21 @@ make_mysql() {
 SQL
 }
 
-# rabbitmq_account NAME PASSWORD: makes it, or sets its password again. The shell itself has printf: no other user sees the password.
+# rabbitmq_account NAME PASSWORD: makes it, or sets its password again. Other users would see an argument, and Debian's rabbitmqctl 4 does
+# not read a piped password: hence a file of definitions, which change nothing else.
 rabbitmq_account() {
-    printf '%s\n' "$2" | $RABBITMQCTL -q add_user "$1" >/dev/null 2>&1 ||
-        printf '%s\n' "$2" | $RABBITMQCTL -q change_password "$1" >/dev/null
+    file=$(mktemp)
+    printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"
+    # Debian's rabbitmqctl becomes this user. As its input the file reaches a rabbitmqctl in a container, too.
+    chown rabbitmq "$file" 2>/dev/null || true
+    $RABBITMQCTL -q import_definitions /dev/stdin <"$file" >/dev/null && failed='' || failed=1
+    rm -f -- "$file"
+    [ ! "$failed" ]
 }
 
 # One that logs in by its certificate.
 rabbitmq_account_without_password() {
-    od -An -N32 -tx1 /dev/urandom | tr -d ' \n' | $RABBITMQCTL -q add_user "$1" >/dev/null 2>&1 || true
+    rabbitmq_account "$1" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
     $RABBITMQCTL -q clear_password "$1"
 }
 
