@@ -74,14 +74,13 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
 
 /// tallyd's transaction, with counters and without what guards it against rivals: the owner's row, fence, dead letters.
 async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
-    let sql = |action| move |source| StoreError::Sql { action, source };
-    let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
+    let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);
     let before = likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
     let mut text = Text::default();
     likes::add_differences(&mut text, 0, &differences(Metric(1), &winners, &before));
     text.run(&mut tx, "add to counters").await?;
-    tx.commit().await.map_err(sql("commit a batch"))
+    tx.commit().await.map_err(StoreError::sql("commit a batch"))
 }
 
 fn say_consuming() {

@@ -211,13 +211,12 @@ impl BatchWriter {
         let mut conn = self.store.acquire().await?;
         self.transaction.steps.end(Step::Lend);
         self.heartbeat.beat();
-        let sql = |action| move |source| StoreError::Sql { action, source };
         let work = async |connection: &mut MySqlConnection| {
-            let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
+            let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
             let committed = self.transaction.run(&mut tx, batch).await?;
             fault::point("consumer:before-commit");
             // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
-            tx.commit().await.map_err(sql("commit a batch"))?;
+            tx.commit().await.map_err(StoreError::sql("commit a batch"))?;
             fault::point("consumer:after-commit");
             Ok(committed)
         };

@@ -8,3 +8,4 @@ pub mod fate;
 pub mod fault;
 pub mod secret;
 pub mod tls;
+pub mod whole;

@@ -6,6 +6,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use tallyd_connect::fate::Fate;
 use tallyd_connect::tls::TlsFault;
+use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 
 /// An error of MySQL, or on the way to it.
@@ -18,7 +19,7 @@ pub enum StoreError {
         action: &'static str,
         /// Why it failed.
         #[source]
-        source: sqlx::Error,
+        source: Whole<sqlx::Error>,
     },
     /// Longer than `[mysql] transaction_timeout_ms`: the connection was dropped, the outcome is unknown.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
@@ -52,6 +53,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The library's error while `action` was tried.
+    pub fn sql(action: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
+        move |source| Self::Sql { action, source: Whole(source) }
+    }
+
     /// What becomes of the work.
     pub fn fate(&self) -> Fate {
         match self {
@@ -108,7 +114,7 @@ impl StoreError {
             Self::Timeout { .. } => "timeout",
             _ if self.is_lock_timeout() => "1205",
             _ if self.number() == Some(1213) => "1213",
-            Self::Sql { source: sqlx::Error::Database(_), .. } => "other",
+            Self::Sql { source: Whole(sqlx::Error::Database(_)), .. } => "other",
             Self::Sql { .. } | Self::TlsFault(_) => "connection",
             _ => "other",
         }
@@ -117,7 +123,7 @@ impl StoreError {
     /// MySQL's number of the error, where it is MySQL's.
     pub fn number(&self) -> Option<u16> {
         match self {
-            Self::Sql { source: sqlx::Error::Database(error), .. } => {
+            Self::Sql { source: Whole(sqlx::Error::Database(error)), .. } => {
                 error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
             }
             _ => None,
@@ -153,6 +159,6 @@ pub(super) trait Context<T> {
 
 impl<T> Context<T> for std::result::Result<T, sqlx::Error> {
     fn context(self, action: &'static str) -> Result<T> {
-        self.map_err(|source| StoreError::Sql { action, source })
+        self.map_err(StoreError::sql(action))
     }
 }

@@ -167,7 +167,7 @@ impl Store {
         match TlsFault::of(&source, server) {
             Some(fault) => fault.into(),
             None if lacks_tls => TlsFault::without_tls(server, "write ?ssl-mode=DISABLED").into(),
-            None => StoreError::Sql { action: "connect to MySQL", source },
+            None => StoreError::sql("connect to MySQL")(source),
         }
     }
 

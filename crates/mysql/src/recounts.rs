@@ -127,7 +127,7 @@ fn too_long(query_max: Duration) -> RecountError {
 /// Whose fault an error of the query's own statement is.
 fn of_query(error: sqlx::Error, query_max: Duration) -> RecountError {
     let sqlx::Error::Database(database) = &error else {
-        return StoreError::Sql { action: "run the query", source: error }.into();
+        return StoreError::sql("run the query")(error).into();
     };
     let number = database.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number);
     let said = database.message();
@@ -139,7 +139,7 @@ fn of_query(error: sqlx::Error, query_max: Duration) -> RecountError {
         )),
         // A server that stops, is full of connections or read over a broken one; rivals; a connection that somebody ended.
         1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
-            StoreError::Sql { action: "run the query", source: error }.into()
+            StoreError::sql("run the query")(error).into()
         }
         _ => wrong(format!("MySQL does not run the query ({said})")),
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lapin::ErrorKind;
 use tallyd_connect::fate::Fate;
 use tallyd_connect::tls::TlsFault;
+use tallyd_connect::whole::Whole;
 
 use super::probe::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED};
 
@@ -18,7 +19,7 @@ pub enum BrokerError {
         action: &'static str,
         /// Why it failed.
         #[source]
-        source: lapin::Error,
+        source: Whole<lapin::Error>,
     },
     /// The broker accepted a call and didn't answer within `[amqp] timeout_ms`.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
@@ -85,7 +86,7 @@ impl BrokerError {
     /// AMQP's code of a refusal, and the broker's words.
     pub(crate) fn code(&self) -> Option<(u16, String)> {
         let Self::Call { source, .. } = self.root() else { return None };
-        match source.kind() {
+        match source.0.kind() {
             ErrorKind::ProtocolError(error) => Some((error.get_id(), error.get_message().to_string())),
             _ => None,
         }

@@ -32,6 +32,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_connect::whole::Whole;
 use tallyd_core::traceparent::HEADER;
 
 pub use self::error::{BrokerError, Result};
@@ -141,7 +142,7 @@ impl Broker {
 
     /// Says what is wrong with a certificate, in place of the library.
     fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
-        let BrokerError::Call { source, .. } = &error else { return error };
+        let BrokerError::Call { source: Whole(source), .. } = &error else { return error };
         let has_certificate = self.config.tls.identity.is_some();
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
         match TlsFault::of(source, server) {
@@ -321,7 +322,7 @@ fn was_ended(error: &lapin::Error) -> bool {
 
 async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
     match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer.map_err(|source| BrokerError::Call { action, source }),
+        Ok(answer) => answer.map_err(|source| BrokerError::Call { action, source: Whole(source) }),
         Err(_) => Err(BrokerError::NoAnswer { action, limit }),
     }
 }

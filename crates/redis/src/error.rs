@@ -3,6 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tallyd_connect::fate::Fate;
 use tallyd_connect::tls::TlsFault;
+use tallyd_connect::whole::Whole;
 
 use super::link::NO_REPLICAS;
 use super::login::tls_fault;
@@ -17,7 +18,7 @@ pub enum CacheError {
         action: &'static str,
         /// Why it failed.
         #[source]
-        source: RedisError,
+        source: Whole<RedisError>,
     },
     /// The server can't be believed to be the one that is meant, or doesn't believe us.
     #[error(transparent)]
@@ -28,19 +29,19 @@ impl CacheError {
     /// A setting can't be used.
     pub(crate) fn wrong(action: &'static str, error: String) -> Self {
         let source = RedisError::from((ErrorKind::InvalidClientConfig, "wrong", error));
-        Self::Command { action, source }
+        Self::Command { action, source: Whole(source) }
     }
 
     /// An answer that isn't what the script returns.
     pub(crate) fn unexpected(action: &'static str, answer: &Value) -> Self {
         let shown = format!("{answer:?}").chars().take(200).collect();
         let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
-        Self::Command { action, source }
+        Self::Command { action, source: Whole(source) }
     }
 
     /// What becomes of the work.
     pub fn fate(&self) -> Fate {
-        let Self::Command { source, .. } = self else { return Fate::Untrusted };
+        let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
             // A Cluster where the configuration says one server, or the other way round; no such sentinel, or master.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
@@ -66,7 +67,7 @@ impl CacheError {
 
     fn code(&self) -> Option<&str> {
         match self {
-            Self::Command { source, .. } => source.code(),
+            Self::Command { source, .. } => source.0.code(),
             Self::TlsFault(_) => None,
         }
     }
@@ -91,7 +92,7 @@ impl<T, E: Into<RedisError>> Context<T> for std::result::Result<T, E> {
     fn context(self, action: &'static str) -> Result<T> {
         self.map_err(|error| {
             let source = error.into();
-            tls_fault(&source).map_or(CacheError::Command { action, source }, CacheError::from)
+            tls_fault(&source).map_or(CacheError::Command { action, source: Whole(source) }, CacheError::from)
         })
     }
 }
