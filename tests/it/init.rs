@@ -39,6 +39,10 @@ async fn three_addresses_are_enough_for_a_first_like() {
         assert!(config.contains(said), "{said}\n{config}");
     }
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
+    let denied = day.command().arg("--config").arg(day.path("config.toml")).arg("migrate").output().unwrap();
+    let said = stderr(&denied);
+    assert!(said.contains("use the one for migrations"), "{said}");
+    assert_eq!(said.matches("command denied").count(), 1, "{said}");
     assert!(day.done("migrate.toml", &["migrate"]).contains("up to date after"));
     let checked = day.done("config.toml", &["config", "check"]);
     assert!(checked.contains("the configuration is valid"), "{checked}");

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use sqlx::MySqlConnection;
 use sqlx::migrate::{MigrateError as Sqlx, Migrator};
+use sqlx::mysql::MySqlDatabaseError;
+use tallyd_connect::whole::Whole;
 use tracing::warn;
 
 use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
@@ -25,6 +27,15 @@ const TABLE_REST: Duration = Duration::from_secs(3);
 /// How often a step is tried: five minutes in all.
 const TABLE_TRIES: u32 = 60;
 
+/// A lock was not had in time.
+const LOCK_TIMEOUT: u16 = 1205;
+
+/// The account has no right to the database.
+const NO_DATABASE_RIGHT: u16 = 1044;
+
+/// It has no right to the table.
+const NO_TABLE_RIGHT: u16 = 1142;
+
 /// Why the schema could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
@@ -41,10 +52,15 @@ pub enum MigrateError {
     #[error(
         "another session has kept a table of tallyd's for minutes: end it (information_schema.innodb_trx has it), then run `tallyd migrate` again"
     )]
-    TableBusy(#[source] Sqlx),
+    TableBusy(#[source] Whole<Sqlx>),
+    /// The account is not the one for migrations.
+    #[error(
+        "this account may not change tables: use the one for migrations, for instance tallyd --config /etc/tallyd/migrate.toml migrate after `tallyd init`"
+    )]
+    Denied(#[source] Whole<Sqlx>),
     /// A step failed.
     #[error("make the schema")]
-    Step(#[from] Sqlx),
+    Step(#[source] Whole<Sqlx>),
 }
 
 impl Store {
@@ -94,18 +110,20 @@ async fn make(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
         forget_interrupted(connection).await?;
         match migrator.run(&mut *connection).await {
             Ok(()) => break,
-            Err(error) if !is_busy(&error) => return Err(error.into()),
-            Err(error) if tries == TABLE_TRIES => return Err(MigrateError::TableBusy(error)),
-            Err(_) => {
-                warn!(
-                    event = "migrate-waits",
-                    tries,
-                    "another session keeps a table: trying again in {} s",
-                    TABLE_REST.as_secs()
-                );
-                tokio::time::sleep(TABLE_REST).await;
-            }
+            Err(error) => match number(&error) {
+                Some(LOCK_TIMEOUT) if tries < TABLE_TRIES => {}
+                Some(LOCK_TIMEOUT) => return Err(MigrateError::TableBusy(Whole(error))),
+                Some(NO_DATABASE_RIGHT | NO_TABLE_RIGHT) => return Err(MigrateError::Denied(Whole(error))),
+                _ => return Err(MigrateError::Step(Whole(error))),
+            },
         }
+        warn!(
+            event = "migrate-waits",
+            tries,
+            "another session keeps a table: trying again in {} s",
+            TABLE_REST.as_secs()
+        );
+        tokio::time::sleep(TABLE_REST).await;
     }
     Ok(())
 }
@@ -122,9 +140,8 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     Ok(())
 }
 
-/// Error 1205, a lock that was not had in time.
-fn is_busy(error: &Sqlx) -> bool {
-    let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return false };
-    let Some(error) = error.as_database_error() else { return false };
-    error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some_and(|error| error.number() == 1205)
+/// MySQL's number of what stopped a step.
+fn number(error: &Sqlx) -> Option<u16> {
+    let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return None };
+    Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }
