@@ -63,6 +63,9 @@ const PORT: u16 = 3_306;
 /// How long the connections may take to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
+/// How long the server is asked why there was no connection.
+const REFUSAL_MAX: Duration = Duration::from_millis(500);
+
 /// A connection is closed when it has been there for so long and nobody uses it. Who only reads, as API servers do, learns of a failover in no
 /// other way where nobody cuts the connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
@@ -154,8 +157,20 @@ impl Store {
     /// # Errors
     /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
     pub async fn acquire(&self) -> Result<Conn> {
-        let connection = self.pool.acquire().await.map_err(|source| self.explain(source))?;
+        let connection = match self.pool.acquire().await {
+            Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),
+            lent => lent,
+        };
+        let connection = connection.map_err(|source| self.explain(source))?;
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Why no connection was had. Where the server refuses them the pool tries again until its time is over, and does not say so.
+    async fn refusal(&self) -> sqlx::Error {
+        match tokio::time::timeout(REFUSAL_MAX, self.pool.connect_options().connect()).await {
+            Ok(Err(error)) => error,
+            _ => sqlx::Error::PoolTimedOut,
+        }
     }
 
     /// Says what is wrong with a certificate, in place of the library.
