@@ -106,7 +106,14 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
             "TALLYD__MYSQL__URL",
             "mysql://u@127.0.0.1:1/t",
             75,
-            "look at MySQL (its settings come from TALLYD__MYSQL__* in the environment)",
+            "look at MySQL (its settings come from TALLYD__MYSQL__* in the environment): connect to MySQL: error communicating with \
+             database: Connection refused (os error 111)\n",
+        ),
+        (
+            "TALLYD_INIT_AMQP_URL",
+            &stack("AMQP_URL").replace("tally:tally@", "tally:s3cr3t@"),
+            75,
+            "in the environment): the administrator's login is refused: connect to RabbitMQ: ",
         ),
         ("TALLYD__REDIS__URL", "http://127.0.0.1", 64, "[redis] url begins with http://"),
     ] {

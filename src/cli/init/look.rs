@@ -37,22 +37,25 @@ pub(super) struct Look {
     admin: Config,
     /// Whether an administrator looks at MySQL.
     sees_tables: bool,
+    /// Whether one looks at this server: then a refused login is a mistake.
+    is_admin: bool,
     pub facts: Facts,
 }
 
 impl Look {
     pub(super) fn new(daemon: Config) -> Self {
-        Self { admin: daemon.clone(), daemon, sees_tables: false, facts: Facts::default() }
+        Self { admin: daemon.clone(), daemon, sees_tables: false, is_admin: false, facts: Facts::default() }
     }
 
     /// Looks at a server.
     ///
     /// # Errors
-    /// It is away, or it can't be believed to be the one that is meant.
+    /// It is away, it can't be believed to be the one that is meant, or it refuses the administrator.
     pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
         let Addresses { daemon, admin } = addresses;
+        self.is_admin = admin.is_some();
         if server == Server::Mysql {
-            self.sees_tables = admin.is_some();
+            self.sees_tables = self.is_admin;
         }
         *server.url_mut(&mut self.admin) = admin.unwrap_or_else(|| daemon.clone());
         *server.url_mut(&mut self.daemon) = daemon;
@@ -78,7 +81,7 @@ impl Look {
 
     async fn rabbitmq(&mut self) -> Result<()> {
         let broker = Broker::new(&self.admin.amqp)?;
-        if let Some(link) = unless_refused(broker.connect("init").await)? {
+        if let Some(link) = self.unless_refused(broker.connect("init").await)? {
             drop(link);
             self.facts.plugin = broker.probe_plugin().await.ok();
         }
@@ -88,14 +91,14 @@ impl Look {
 
     async fn mysql(&mut self) -> Result<()> {
         let mut store = Store::new(&self.admin.mysql, 1)?;
-        let mut settings = unless_refused(store.settings().await);
+        let mut settings = self.unless_refused(store.settings().await);
         if settings.as_ref().is_err_and(is_nameless) && self.admin.mysql.tls.authorities.is_some() {
             // The certificate that MySQL makes for itself names no host.
             let urls = (by_authority(&self.daemon.mysql.url), by_authority(&self.admin.mysql.url));
             if let (Some(daemon), Some(admin)) = urls {
                 let mysql = Mysql { url: admin, ..self.admin.mysql.clone() };
                 store = Store::new(&mysql, 1)?;
-                let again = unless_refused(store.settings().await);
+                let again = self.unless_refused(store.settings().await);
                 if again.is_ok() {
                     (settings, self.admin.mysql, self.daemon.mysql.url) = (again, mysql, daemon);
                 }
@@ -110,15 +113,25 @@ impl Look {
     }
 
     async fn redis(&mut self) -> Result<()> {
-        let Some(found) = unless_refused(Topology::find(&self.admin.redis).await)? else { return Ok(()) };
+        let Some(found) = self.unless_refused(Topology::find(&self.admin.redis).await)? else { return Ok(()) };
         topology(&mut self.daemon, &found).map_err(Error::msg)?;
         topology(&mut self.admin, &found).map_err(Error::msg)?;
         self.facts.topology = found;
         let cache = Cache::new(&self.admin.redis, &self.admin.metrics)?;
-        if unless_refused(cache.ping().await)?.is_some() {
+        if self.unless_refused(cache.ping().await)?.is_some() {
             self.facts.redis = cache.versions().await.ok().map(|versions| versions.join(", "));
         }
         Ok(())
+    }
+
+    /// `None` of a server that refuses the daemon's account, which may not be there yet.
+    fn unless_refused<T, E: Into<Error>>(&self, asked: Result<T, E>) -> Result<Option<T>> {
+        match asked.map_err(Into::into) {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if fate(&error) != Some(Fate::Refused) => Err(error),
+            Err(error) if self.is_admin => Err(error.context("the administrator's login is refused")),
+            Err(_) => Ok(None),
+        }
     }
 
     /// The checks that warn of a server's settings.
@@ -152,15 +165,6 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     let mut url = url.parts().ok()?;
     url.query_pairs_mut().append_pair("ssl-mode", "VERIFY_CA");
     Some(url.as_str().into())
-}
-
-/// `None` of a server that refuses the account.
-fn unless_refused<T, E: Into<Error>>(asked: Result<T, E>) -> Result<Option<T>> {
-    match asked.map_err(Into::into) {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if fate(&error) == Some(Fate::Refused) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Only then is there no name to check. With any other name it could be another server, which must not get the password.
