@@ -18,7 +18,7 @@ const AWAY: &str = "start MySQL, or mend [mysql] url; the daemon waits for it me
 /// What to do about a server that answered before.
 const SILENT: &str = "see what MySQL has to do (SHOW FULL PROCESSLIST), and check again";
 
-const REFUSED: &str = "make the database and the account, and give it its rights, as docs/operations.md says: CREATE DATABASE, CREATE USER, GRANT";
+const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER, GRANT as docs/operations.md says";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -58,7 +58,7 @@ fn version(version: &str) -> Check {
 async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let advice = match servers.store.schema().await {
         Ok(Schema::TooNew) => "install the version that made it, or a later one",
-        _ => "tallyd migrate, with an account that may create tables",
+        _ => "tallyd --config /etc/tallyd/migrate.toml migrate, or with another account that may create tables",
     };
     match servers.check_schema().await {
         Err(error) => {

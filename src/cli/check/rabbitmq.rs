@@ -13,8 +13,8 @@ const SILENT: &str = "see how RabbitMQ is (rabbitmqctl status), and check again"
 
 const ALARM: &str = "look for a memory or disk alarm (rabbitmqctl status), and free memory or disk: nobody can publish meanwhile; then check again";
 
-const REFUSED: &str = "make the vhost and the account, and give it its rights, as docs/operations.md says: rabbitmqctl add_vhost, \
-                       add_user, set_permissions";
+const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or rabbitmqctl add_vhost, \
+                       add_user, set_permissions as docs/operations.md says";
 
 pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     let (link, mut checks) = match nodes(broker).await {

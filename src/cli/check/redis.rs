@@ -27,8 +27,7 @@ const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL me
 
 const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
 
-const REFUSED: &str =
-    "make the account and give it its rights, as docs/operations.md says: ACL SETUSER; or mend [redis]";
+const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations.md says; or mend [redis]";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let cache = &servers.cache;
