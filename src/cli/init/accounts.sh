@@ -15,19 +15,19 @@
 set -eu
 cd -- "$(dirname -- "$0")"
 
+stop() {
+    echo "accounts.sh: $1" >&2
+    exit 1
+}
+
 # password FILE: prints it. Statements hold it between quotes, so a quote, a backslash or a space would break them.
 password() {
     LC_ALL=C
-    [ -r "$1" ] && [ -s "$1" ] || {
-        echo "accounts.sh: $PWD/$1 is missing, empty or not readable: put it there and run this again. No account was changed" >&2
-        exit 1
-    }
+    [ -r "$1" ] && [ -s "$1" ] ||
+        stop "$PWD/$1 is missing, empty or not readable: put it there and run this again. No account was changed"
     text=$(cat "$1")
     case $text in
-    '' | *[!A-Za-z0-9._~-]*)
-        echo "accounts.sh: $PWD/$1: write a password of letters, digits and . _ ~ - and run this again. No account was changed" >&2
-        exit 1
-        ;;
+    '' | *[!A-Za-z0-9._~-]*) stop "$PWD/$1: write a password of letters, digits and . _ ~ - and run this again. No account was changed" ;;
     esac
     printf '%s\n' "$text"
 }
@@ -45,7 +45,7 @@ read_redis() {
 }
 
 make_mysql() {
-    $MYSQL <<SQL
+    $MYSQL <<SQL || stop "mysql: run this as root on the machine of the server, or set MYSQL, as in MYSQL='mysql --user=me --password'"
 @SQL@
 SQL
 }
@@ -81,10 +81,8 @@ redis_ask() {
 
 redis_account() {
     answer=$(redis_ask "$1" "$2")
-    [ "$answer" = OK ] || {
-        echo "accounts.sh: Redis at $1: $answer" >&2
-        exit 1
-    }
+    [ "$answer" = OK ] ||
+        stop "redis: $1 answers '$answer'. An administrator's password is read from REDISCLI_AUTH"
 }
 
 redis_node() {
@@ -109,6 +107,7 @@ for server in ${*:-mysql rabbitmq redis}; do
     "read_$server"
 done
 for server in ${*:-mysql rabbitmq redis}; do
+    echo "accounts.sh: $server ..."
     "make_$server"
-    echo "accounts.sh: $server: done"
 done
+echo "accounts.sh: done"
