@@ -94,7 +94,7 @@ fn rabbitmqctl(arguments: &[&str]) {
 }
 
 /// An address with another user and password.
-fn logged_in(url: &str, user: &str, password: &str) -> String {
+pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_username(user).unwrap();
     url.set_password(Some(password)).unwrap();

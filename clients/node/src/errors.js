@@ -38,6 +38,9 @@ export class NackedError extends RejectedError {}
 // No queue takes the event: exchange or queues do not exist.
 export class ReturnedError extends RejectedError {}
 
+// RabbitMQ refused user and password. The event was not sent.
+export class LoginError extends RejectedError {}
+
 // The user clicks too often, by the gateway's limit. `waitMs` says when the event can be published.
 export class LimitedError extends RejectedError {
   constructor(message, event, waitMs) {

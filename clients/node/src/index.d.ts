@@ -110,6 +110,8 @@ export class RejectedError extends PublishError {}
 export class NackedError extends RejectedError {}
 /** No queue takes the event: exchange or queues do not exist. */
 export class ReturnedError extends RejectedError {}
+/** RabbitMQ refused user and password. The event was not sent. */
+export class LoginError extends RejectedError {}
 /** The user clicks too often, by the gateway's limit. */
 export class LimitedError extends RejectedError {
   /** After how many milliseconds the event can be published. */

@@ -5,7 +5,7 @@
 // the next session, until its deadline.
 
 import amqp from 'amqplib';
-import { NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
+import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
@@ -15,6 +15,8 @@ const CLOSE_MS = 1_000;
 
 class Nack extends Error {}
 class Return extends Error {}
+// The broker refused user and password.
+class LoginRefused extends Error {}
 // The session ended: the message can have arrived.
 class Lost extends Error {}
 
@@ -180,6 +182,10 @@ export class Publisher {
         this.#lastError = await session.ended();
       } catch (error) {
         this.#lastError = error;
+        // Those that begin to wait now wait for the next try.
+        if (error.message.startsWith('Handshake terminated by server: 403 ')) {
+          for (const entry of taken(this.#waiting)) entry.reject(new LoginRefused(error.message));
+        }
       }
       this.#session = null;
       // It keeps no process alive: who waits for a confirm has a timer that does.
@@ -203,8 +209,15 @@ export class Publisher {
   async #untilConfirmed(call, routingKey, body, traceparent) {
     await this.#limit.enter(call);
     try {
+      let wasSent = false;
       while (true) {
-        while (!this.#session) await call.wait(this.#waiting);
+        while (!this.#session) {
+          await call.wait(this.#waiting).catch((error) => {
+            // What an earlier session sent can have arrived.
+            if (!(error instanceof LoginRefused) || !wasSent) throw error;
+          });
+        }
+        wasSent = true;
         const error = await this.#tried(this.#session, call, routingKey, body, traceparent);
         if (!error) return;
         this.#lastError = error;
@@ -234,6 +247,10 @@ export class Publisher {
       const why = blocked ? `RabbitMQ blocks publishers: ${blocked}` : (this.#lastError?.message ?? 'no answer');
       const message = `RabbitMQ did not confirm the event in ${deadlineMs} ms (${why}). It can have arrived: publish \`event\` again, which is safe`;
       return new UnconfirmedError(message, event, { cause: this.#lastError });
+    }
+    if (error instanceof LoginRefused) {
+      const message = `RabbitMQ refused the login (${error.message}): check user and password in \`amqpUrl\`, then publish \`event\` again`;
+      return new LoginError(message, event);
     }
     if (error instanceof Nack) {
       const message = 'RabbitMQ rejected the event (nack): a queue is full or failed. Look at the queues, then publish `event` again';

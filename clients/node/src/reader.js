@@ -29,7 +29,9 @@ export class Reader {
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
       this.#failed(error);
-      const message = `Redis did not answer (${error.message}): treat the numbers as unknown, and check that it runs`;
+      const isLogin = /^(WRONGPASS|NOAUTH)/.test(error.message);
+      const [fault, check] = isLogin ? ['refused the login', 'user and password in `redisUrl`'] : ['did not answer', 'that it runs'];
+      const message = `Redis ${fault} (${error.message}): treat the numbers as unknown, and check ${check}`;
       throw new ReadError(message, { cause: error });
     }
   }

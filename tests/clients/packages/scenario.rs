@@ -15,6 +15,7 @@ use sqlx::Row;
 use super::{Driver, Failure, Package};
 use crate::common::proxy::Proxy;
 use crate::common::{World, eventually, lose};
+use crate::quickstart::logged_in;
 use crate::stalling::{Stall, Stalling};
 
 /// For calls that must work, on a loaded machine too. Half of it finds a broker that has stalled.
@@ -92,8 +93,9 @@ async fn from_the_first_event_to_the_last(package: Package) {
     let settings = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"";
     let world = World::new(&format!("package_{}", package.name()), settings).await;
     let mut site = Site { driver: package.start(folder.path()), world, likes: BTreeSet::new() };
+    let mut rejected = refused_logins(&site).await;
     site.open(site.amqp(), site.redis(), DEADLINE_S).await;
-    let rejected = rejected(&site).await;
+    rejected.extend(self::rejected(&site).await);
 
     let daemon = site.world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -116,6 +118,20 @@ async fn from_the_first_event_to_the_last(package: Package) {
     site.driver.close().await;
     assert!(daemon.stop().success());
     site.world.close().await;
+}
+
+/// A wrong password is reported immediately: a retry can't help.
+async fn refused_logins(site: &Site) -> Vec<Failure> {
+    let [amqp, redis] = [site.amqp(), site.redis()].map(|url| logged_in(url, "tallyd_api", "wrong"));
+    site.open(&amqp, &redis, DEADLINE_S).await;
+    let began = Instant::now();
+    let like = site.driver.fails("like", json!(["video", 1, 1])).await;
+    assert_is(&like, "LoginError", "refused the login");
+    let list = site.driver.fails("publish_many", json!([likes(1, 2..=3)])).await;
+    assert_is(&list, "PublishManyError", "(LoginError 2)");
+    assert!(began.elapsed() < Duration::from_secs(DEADLINE_S), "{:?}", began.elapsed());
+    assert_is(&site.driver.fails("counts", json!(["video", [1]])).await, "ReadError", "Redis refused the login");
+    vec![like, list]
 }
 
 /// No exchange, no queue, and a queue that is full.

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from .counters import Answer
-from .errors import Event, ReadError
+from .counters import Answer, read_error
+from .errors import Event
 from .events import Id
 from .sender import Sender
 from .settings import Base, all_of, as_given, board_query, one_of
@@ -102,7 +102,7 @@ class AsyncTallyd(Base):
                 pipeline.hmget(key, ["_", field])
             answers: List[Answer] = await pipeline.execute()
         except (RedisError, OSError, asyncio.TimeoutError) as error:
-            raise ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that it runs") from error
+            raise read_error(error) from error
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from redis.exceptions import AuthenticationError
+
+from .errors import ReadError
+
 Answer = Sequence[Union[bytes, str, None]]
 
 
@@ -46,6 +50,13 @@ class Layout(NamedTuple):
 
 def _text(value: Union[bytes, str, None]) -> Optional[str]:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def read_error(error: BaseException) -> ReadError:
+    # Older versions of redis-py have no class for WRONGPASS.
+    if isinstance(error, AuthenticationError) or str(error).startswith("WRONGPASS"):
+        return ReadError(f"Redis refused the login ({error}): treat the numbers as unknown, and check user and password in `redis_url`")
+    return ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that it runs")
 
 
 def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:

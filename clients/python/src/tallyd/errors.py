@@ -51,6 +51,10 @@ class ReturnedError(RejectedError):
     """No queue takes the event: exchange or queues do not exist."""
 
 
+class LoginError(RejectedError):
+    """RabbitMQ refused user and password. The event was not sent."""
+
+
 class LimitedError(RejectedError):
     """The user clicks too often, by the gateway's limit. `wait_s` says when the event can be published."""
 

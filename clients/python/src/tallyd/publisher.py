@@ -16,7 +16,7 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import ChannelClosedByBroker
 
-from .errors import Event, NackedError, RejectedError, ReturnedError, UnconfirmedError
+from .errors import Event, LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError
 
 LOG = logging.getLogger("tallyd")
 
@@ -40,6 +40,10 @@ class _Return(Exception):
 
 class _Refused(Exception):
     """The broker closed the channel, and would do it again."""
+
+
+class _LoginRefused(Exception):
+    """The broker refused user and password."""
 
 
 class _Pending:
@@ -245,6 +249,9 @@ class Publisher:
                 pause_s, logged = PAUSE_MIN_S, ""
             except Exception as failed:
                 error = failed
+                # pika has one class for this and for a connection that is lost during the login.
+                if _named(failed).startswith("ConnectionClosedByBroker: (403)"):
+                    self._refuse_login(_named(failed))
             self._last_error = error
             # Once for each failure, not for each try.
             if logged != _named(error):
@@ -252,6 +259,13 @@ class Publisher:
                 LOG.warning("RabbitMQ: %s. The client connects again.", logged)
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    def _refuse_login(self, why: str) -> None:
+        """Tells all that wait for a session. The next ones wait for the next try."""
+        self._session.set_exception(_LoginRefused(why))
+        # Perhaps nobody waits.
+        self._session.exception()
+        self._session = self._loop.create_future()
 
     async def _one_session(self) -> Exception:
         """Gives the error that ended it. Raises what kept it from opening."""
@@ -285,6 +299,10 @@ class Publisher:
                 "which is safe",
                 event,
             ) from self._last_error
+        except _LoginRefused as refused:
+            raise LoginError(
+                f"RabbitMQ refused the login ({refused}): check user and password in `amqp_url`, then publish `event` again", event
+            ) from None
         except _Nack:
             raise NackedError(
                 "RabbitMQ rejected the event (nack): a queue is full or failed. Look at the queues, then publish `event` again", event
@@ -310,9 +328,17 @@ class Publisher:
         )
 
     async def _until_confirmed(self, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
+        was_sent = False
         async with self._in_flight:
             while True:
-                session = await asyncio.shield(self._session)
+                try:
+                    session = await asyncio.shield(self._session)
+                except _LoginRefused:
+                    # What an earlier session sent can have arrived.
+                    if was_sent:
+                        continue
+                    raise
+                was_sent = True
                 try:
                     return await session.publish(self._exchange, routing_key, body, traceparent)
                 except _Lost as lost:

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import redis
 from redis.exceptions import RedisError
 
-from .counters import Answer
-from .errors import Event, ReadError
+from .counters import Answer, read_error
+from .errors import Event
 from .events import Id
 from .publisher import CLOSE_S
 from .sender import Sender
@@ -152,7 +152,7 @@ class Tallyd(Base):
                 pipeline.hmget(key, ["_", field])
             answers: List[Answer] = pipeline.execute()
         except (RedisError, OSError) as error:
-            raise ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that it runs") from error
+            raise read_error(error) from error
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:
