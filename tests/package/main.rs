@@ -74,6 +74,8 @@ fn the_package_brings_all_files_with_their_owners_and_starts_nothing() {
         ("/usr/share/doc/tallyd/docs/operations.md", "644 root:root"),
         ("/usr/share/doc/tallyd/ops/prometheus/tallyd.rules.yml", "644 root:root"),
         ("/usr/share/doc/tallyd/ops/grafana/tallyd.json", "644 root:root"),
+        ("/usr/share/doc/tallyd/clients/python/pyproject.toml", "644 root:root"),
+        ("/usr/share/doc/tallyd/clients/python/src/tallyd/py.typed", "644 root:root"),
         ("/usr/share/doc/tallyd/copyright", "644 root:root"),
     ] {
         assert_eq!(stat(&machine, path), expected, "{path}");
@@ -146,7 +148,6 @@ fn documents_lead_somewhere(machine: &Machine) {
         "migrations",
         "systemd/",
         "examples/",
-        "clients/",
         "packaging/",
     ];
     let mut paths = String::new();
