@@ -31,6 +31,7 @@ async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
     // As in config.toml: the daemon loads what a new Redis lacks.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "5s")]);
     daemon.logged("\"consuming\"").await;
+    daemon.logged("redis-loaded").await;
     let folder = Package::Threads.install();
     let program = folder.path().join("first.py");
     fs::write(&program, first_event(&world)).unwrap();
