@@ -145,6 +145,9 @@ pub(crate) async fn run(config: &Config) -> Result<()> {
     let mut serving = tokio::spawn(port.run(liveness.register("gateway"), end.clone()));
     systemd::ready();
     started(&address);
+    for server in ready::Server::ALL {
+        tokio::spawn(ready::watch(Arc::clone(&gate), server));
+    }
     tokio::select! {
         () = stop.cancelled() => {}
         ended = &mut serving => return Err(ended_early(ended)),

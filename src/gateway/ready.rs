@@ -1,19 +1,111 @@
-//! `GET /livez` says whether the process works, `GET /readyz` whether it can publish events.
+//! `GET /livez` says whether the process works, `GET /readyz` whether it can publish events. The log says it, too, with the causes.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use super::Shared;
+use super::{Gate, Shared};
 use crate::http::json;
+use crate::runtime::retry::Outage;
+use tallyd_client::{Client, ClientError};
+use tallyd_connect::fate::Fate;
+use tallyd_core::chain::Chain;
 
 /// How long each server may take.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// How often a server that answers is asked again.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// A server without which events are not published, or not limited and remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Server {
+    Rabbitmq,
+    Redis,
+}
+
+impl Server {
+    pub(super) const ALL: [Self; 2] = [Self::Rabbitmq, Self::Redis];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rabbitmq => "RabbitMQ",
+            Self::Redis => "Redis",
+        }
+    }
+
+    fn asking(self) -> &'static str {
+        match self {
+            Self::Rabbitmq => "asking RabbitMQ",
+            Self::Redis => "asking Redis",
+        }
+    }
+
+    async fn answers(self, client: &Client) -> Result<(), Problem> {
+        let asked = async {
+            match self {
+                Self::Rabbitmq => client.broker_answers().await,
+                Self::Redis => client.redis_answers().await,
+            }
+        };
+        timeout(ANSWER_MAX, asked).await.map_err(|_| Problem::Late)?.map_err(Problem::Failed)
+    }
+}
+
+#[derive(Debug)]
+enum Problem {
+    Failed(ClientError),
+    Late,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => Chain(error).fmt(f),
+            Self::Late => write!(f, "no answer within {} s", ANSWER_MAX.as_secs()),
+        }
+    }
+}
+
+impl Problem {
+    /// For callers that have not shown the token: causes can name an address.
+    fn without_causes(&self) -> String {
+        let fate = match self {
+            Self::Failed(ClientError::Broker(error)) => error.fate(),
+            Self::Failed(ClientError::Redis(error)) => error.fate(),
+            Self::Failed(_) => Fate::Passing,
+            Self::Late => return self.to_string(),
+        };
+        let text = if fate == Fate::Refused { "it refuses the account, see the log" } else { "see the log" };
+        text.to_owned()
+    }
+}
+
+/// Tells the log when a server does not answer, or refuses the account, and when it answers again.
+pub(super) async fn watch(gate: Arc<Gate>, server: Server) {
+    let mut outage = Outage::new(server.asking());
+    loop {
+        let pause = match server.answers(&gate.client).await {
+            Ok(()) => {
+                outage.over();
+                LOOK_EVERY
+            }
+            Err(problem) => outage.failed(&problem),
+        };
+        tokio::select! {
+            () = gate.stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
 
 /// Whether requests should be sent here.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -39,21 +131,16 @@ pub(super) async fn livez() -> Response {
     json(StatusCode::OK, &Live { live: true, stuck: Vec::new() })
 }
 
-pub(super) async fn readyz(State(gate): Shared) -> Response {
+pub(super) async fn readyz(State(gate): Shared, headers: HeaderMap) -> Response {
     if gate.stop.is_cancelled() {
         return answer("draining", vec!["it was told to stop".to_owned()]);
     }
-    let (broker, redis) = tokio::join!(
-        timeout(ANSWER_MAX, gate.client.broker_answers()),
-        timeout(ANSWER_MAX, gate.client.redis_answers())
-    );
-    let reasons = [("RabbitMQ", broker), ("Redis", redis)].into_iter().filter_map(|(server, answered)| {
-        let problem = match answered {
-            Ok(Ok(())) => return None,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {} s", ANSWER_MAX.as_secs()),
-        };
-        Some(format!("{server} is unavailable: {problem}"))
+    let (broker, redis) = tokio::join!(Server::Rabbitmq.answers(&gate.client), Server::Redis.answers(&gate.client));
+    let may_know = gate.token.as_ref().is_none_or(|token| token.is_in(headers.get(AUTHORIZATION)));
+    let reasons = [(Server::Rabbitmq, broker), (Server::Redis, redis)].into_iter().filter_map(|(server, answered)| {
+        let problem = answered.err()?;
+        let problem = if may_know { problem.to_string() } else { problem.without_causes() };
+        Some(format!("{} is unavailable: {problem}", server.name()))
     });
     answer("running", reasons.collect())
 }

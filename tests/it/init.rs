@@ -47,6 +47,7 @@ async fn three_addresses_are_enough_for_a_first_like() {
     let checked = day.done("config.toml", &["config", "check"]);
     assert!(checked.contains("the configuration is valid"), "{checked}");
     day.likes(&day.api()).await;
+    day.likes_over_http().await;
 
     // Nothing that is there is written again.
     let before = fs::read_to_string(day.path("tallyd.mysql-password")).unwrap();

@@ -1,4 +1,4 @@
-//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd config check`, a daemon, a like.
+//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd config check`, a daemon, a like, a gateway.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -11,6 +11,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Broker;
 
+use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
@@ -124,14 +125,49 @@ impl FirstDay {
         said
     }
 
+    /// Starts a command that ends at a signal.
+    fn started(&self, command: &str, environment: Vec<(String, String)>) -> Daemon {
+        let log_path = self.folder.path().join(format!("{command}.log"));
+        let log = File::create(&log_path).unwrap();
+        let mut process = self.command();
+        process.arg("--config").arg(self.path("config.toml")).arg(command).envs(environment);
+        Daemon { child: process.stderr(log).spawn().unwrap(), log_path }
+    }
+
+    async fn daemon(&self) -> Daemon {
+        let daemon = self.started("run", vec![("TALLYD__ADMIN__LISTEN".to_owned(), String::new())]);
+        daemon.logged("\"consuming\"").await;
+        daemon
+    }
+
+    /// Starts the daemon and, with what gateway.env says, a gateway, which takes a like and reads it from every server.
+    pub async fn likes_over_http(&self) {
+        let daemon = self.daemon().await;
+        let text = fs::read_to_string(self.path("gateway.env")).unwrap();
+        let assignments = text.lines().filter_map(|line| line.split_once('='));
+        let mut environment: Vec<_> = assignments.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        assert_eq!(environment.len(), 6, "{text}");
+        environment.push(("TALLYD__GATEWAY__LISTEN".to_owned(), "127.0.0.1:0".to_owned()));
+        let gateway = Gateway::started(self.started("gateway", environment)).await;
+        let answer = gateway.post(r#"{"type":"like","kind":"video","target_id":"43","user_id":"7"}"#).await;
+        assert_eq!((answer.status, answer.verdicts()), (202, vec!["confirmed".to_owned()]), "{answer:?}");
+        eventually("the gateway is ready", || async { gateway.get("/readyz").await.status == 200 }).await;
+        eventually("the like is in MySQL and in Redis", || async {
+            let likes = gateway.get("/v1/likes?user=7&kind=video&ids=43").await;
+            let counters = gateway.get("/v1/counters?kind=video&ids=43").await;
+            likes.body.contains(r#""liked":true,"source":"mysql""#)
+                && counters.body.contains(r#""source":"redis","like":1"#)
+        })
+        .await;
+        for process in [gateway.process, daemon] {
+            let log = process.log();
+            assert!(process.stop().success(), "{log}");
+        }
+    }
+
     /// Starts the daemon, which writes and counts one like, and stops it.
     pub async fn likes(&self, amqp: &Amqp) {
-        let log_path = self.folder.path().join("daemon.log");
-        let log = File::create(&log_path).unwrap();
-        let mut command = self.command();
-        command.arg("--config").arg(self.path("config.toml")).arg("run").env("TALLYD__ADMIN__LISTEN", "");
-        let daemon = Daemon { child: command.stderr(log).spawn().unwrap(), log_path };
-        daemon.logged("\"consuming\"").await;
+        let daemon = self.daemon().await;
         let broker = Broker::new(amqp).unwrap();
         let publisher = broker.connect_publisher("test").await.unwrap();
         let like = LikeEvent { target: target(42), user: UserId(7), at: Micros(1_700_000_000_000_000), liked: true };

@@ -56,12 +56,7 @@ impl World {
         for (name, value) in environment {
             command.env(name, self.as_api(name, value));
         }
-        let process = Daemon { child: command.spawn().unwrap(), log_path };
-        process.logged("\"gateway-started\"").await;
-        let log = process.log();
-        let line = log.lines().find(|line| line.contains("\"gateway-started\"")).unwrap();
-        let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
-        Gateway { process, address }
+        Gateway::started(Daemon { child: command.spawn().unwrap(), log_path }).await
     }
 
     pub async fn gateway(&self) -> Gateway {
@@ -70,6 +65,15 @@ impl World {
 }
 
 impl Gateway {
+    /// Waits until the process takes requests.
+    pub async fn started(process: Daemon) -> Self {
+        process.logged("\"gateway-started\"").await;
+        let log = process.log();
+        let line = log.lines().find(|line| line.contains("\"gateway-started\"")).unwrap();
+        let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
+        Self { process, address }
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
     }

@@ -1,4 +1,4 @@
-//! The texts of config.toml and migrate.toml, each setting with its reason: pure.
+//! The texts of config.toml, migrate.toml and gateway.env, each setting with its reason: pure.
 
 use std::fmt::Write;
 
@@ -70,6 +70,45 @@ pub(super) fn migrate(plan: &Plan) -> String {
     }
     mysql(plan, &url, Password::Migrate, &mut text);
     text.0
+}
+
+/// gateway.env: the API servers' accounts, for the gateway's unit.
+pub(super) fn gateway(plan: &Plan) -> String {
+    let mut text =
+        "# Written by `tallyd init`, for `tallyd gateway` alone: its accounts, in place of the daemon's.\n".to_owned();
+    let file = plan.folder.join(Password::Api.file()).display().to_string();
+    for server in Server::ALL {
+        let name = server.section().to_uppercase();
+        let url = api_url(plan, server);
+        // A String can't fail.
+        let _ =
+            write!(text, "TALLYD__{name}__URL={}\nTALLYD__{name}__PASSWORD_FILE={}\n", assigned(&url), assigned(&file));
+    }
+    text
+}
+
+/// The address with the API servers' account, which has a password even where the daemon's has a certificate.
+fn api_url(plan: &Plan, server: Server) -> String {
+    let url = server.url(&plan.config);
+    let Ok(mut parts) = url.parts() else { return url.expose().to_owned() };
+    // Can't fail where there is a host.
+    let _ = parts.set_username(&format!("{}_api", plan.account(server)));
+    if plan.is_by_certificate(server) {
+        let query = parts.query().unwrap_or_default().split('&').filter(|pair| !pair.starts_with("auth_mechanism="));
+        let query = query.collect::<Vec<_>>().join("&");
+        parts.set_query((!query.is_empty()).then_some(&query));
+    }
+    parts.to_string()
+}
+
+/// A value as systemd and shells read it.
+fn assigned(value: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/:@%?=.,_~+-[]".contains(letter);
+    if value.chars().all(is_plain) {
+        return value.to_owned();
+    }
+    let escape = |letter| if "\"\\`$".contains(letter) { format!("\\{letter}") } else { String::from(letter) };
+    format!("\"{}\"", value.chars().map(escape).collect::<String>())
 }
 
 fn rabbitmq(plan: &Plan, text: &mut Text) {
@@ -239,6 +278,44 @@ mod tests {
         let mysql = parse(&text, "migrate.toml", []).unwrap().mysql;
         assert_eq!(mysql.url.expose(), "mysql://shop_migrate@db:3307/likes");
         assert_eq!(mysql.password_file.as_deref(), Some("/etc/tallyd/tallyd.migrate-password"));
+    }
+
+    fn assignments(text: &str) -> Vec<(String, String)> {
+        let assignments = text.lines().filter_map(|line| line.split_once('='));
+        assignments.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_gateway_has_accounts_of_its_own_on_every_server() {
+        let urls = ["amqps://shop@mq/%2f?auth_mechanism=external&frame_max=9000", "shop@db:3307", "shop@cache"];
+        let plan = plan(urls, Facts::default());
+        let text = gateway(&plan);
+        let folder = "/etc/tallyd/tallyd.api-password";
+        assert_eq!(
+            assignments(&text).iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>(),
+            [
+                ("TALLYD__AMQP__URL", "amqps://shop_api@mq/%2f?frame_max=9000"),
+                ("TALLYD__AMQP__PASSWORD_FILE", folder),
+                ("TALLYD__MYSQL__URL", "mysql://shop_api@db:3307/tally"),
+                ("TALLYD__MYSQL__PASSWORD_FILE", folder),
+                ("TALLYD__REDIS__URL", "redis://shop_api@cache/0"),
+                ("TALLYD__REDIS__PASSWORD_FILE", folder),
+            ],
+            "{text}"
+        );
+        let read = parse(&config(&plan), "config.toml", assignments(&text)).unwrap();
+        assert_eq!(read.amqp.password_file.as_deref(), Some(folder));
+    }
+
+    #[test]
+    fn a_value_is_quoted_where_a_shell_could_misread_it() {
+        for (value, expected) in [
+            ("amqp://a@[::1]:5672/%2f", "amqp://a@[::1]:5672/%2f"),
+            ("mysql://a@h/t?x=1&y=2", "\"mysql://a@h/t?x=1&y=2\""),
+            ("/a b/$c\"\\`", "\"/a b/\\$c\\\"\\\\\\`\""),
+        ] {
+            assert_eq!(assigned(value), expected);
+        }
     }
 
     proptest! {

@@ -13,6 +13,9 @@ use crate::config::{self, Config, Secret};
 
 const CONFIG: &str = "config.toml";
 
+/// systemd reads it, as root.
+const GATEWAY: &str = "gateway.env";
+
 /// The package's user, as whom systemd runs the daemon.
 const USER: &str = "tallyd";
 
@@ -50,7 +53,7 @@ pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>)
 
 /// The names of all files that may be written.
 pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
-    [CONFIG, "migrate.toml", "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
+    [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
 }
 
 /// Writes all files. Where one can't be written, those before it are taken away again.
@@ -66,6 +69,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     }
     files.push(file("accounts.sh", script::accounts(plan), 0o700));
     files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
+    files.push(file(GATEWAY, config_text::gateway(plan), 0o600));
     // The last one: where it is there, all of them are.
     files.push(file(CONFIG, config_text::config(plan), 0o640));
     check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;

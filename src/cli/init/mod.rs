@@ -170,6 +170,9 @@ fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
         format!("tallyd {option}config check"),
         start,
     ];
+    if is_default {
+        steps.push("systemctl enable --now tallyd-gateway    (where events come over HTTP)".to_owned());
+    }
     if !given.is_empty() {
         steps.insert(1, format!("unset {}    (they would win over the files)", given.join(" ")));
     }

@@ -111,8 +111,9 @@ impl Password {
 
     pub(super) fn reader(self) -> Reader {
         match self {
-            Self::Daemon(_) => Reader::Daemon,
-            Self::Migrate | Self::Api => Reader::Administrator,
+            // The gateway runs as the daemon's user.
+            Self::Daemon(_) | Self::Api => Reader::Daemon,
+            Self::Migrate => Reader::Administrator,
         }
     }
 }

@@ -51,6 +51,37 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refused_login_is_told_at_once_and_shows_no_password() {
+    const SECRET: &str = "hunter2-b64-Zm9v";
+    let world = World::new("gw_refused", &format!("{PLAIN}{SHORT}")).await;
+    drop(world.publisher().await);
+    for (section, server, words) in [("AMQP", "RabbitMQ", "ACCESS_REFUSED"), ("REDIS", "Redis", "WRONGPASS")] {
+        let variable = format!("TALLYD__{section}__PASSWORD");
+        let gateway = world.gateway_with(&[(variable.as_str(), SECRET), ("RUST_LOG", "trace")]).await;
+        gateway.process.logged("\"outage-begun\"").await;
+        let ready = gateway.get("/readyz").await;
+        assert_eq!(ready.status, 503, "{ready:?}");
+        let unavailable = format!("{server} is unavailable: ");
+        assert!(ready.body.contains(&unavailable) && ready.body.contains(words), "{ready:?}");
+        let posted = gateway.post(&count(1, section)).await;
+        let log = gateway.process.log();
+        let begun = log.lines().find(|line| line.contains("\"outage-begun\"")).unwrap();
+        assert!(begun.contains(&format!("asking {server} failed")) && begun.contains(words), "{begun}");
+        for text in [&ready.body, &posted.body, &log] {
+            assert!(!text.contains(SECRET), "the password is shown: {text}");
+        }
+        assert!(!posted.body.contains(words), "callers do not get the cause: {posted:?}");
+        let token = [(variable.as_str(), SECRET), ("TALLYD__GATEWAY__TOKEN", "0123456789-of-a-test")];
+        let guarded = world.gateway_with(&token).await;
+        let ready = guarded.get("/readyz").await;
+        assert!(ready.body.contains(&format!("{unavailable}it refuses the account")), "{ready:?}");
+        assert!(!ready.body.contains(words), "the token was not shown: {ready:?}");
+        assert!(gateway.process.stop().success() && guarded.process.stop().success());
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_no_queue_takes_is_not_confirmed() {
     let world = World::new("gw_unbound", &format!("{PLAIN}{SHORT}")).await;
     let publisher = world.publisher().await;

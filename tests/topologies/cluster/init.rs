@@ -20,5 +20,6 @@ async fn init_finds_a_cluster_and_makes_accounts_on_its_nodes() {
     day.done("migrate.toml", &["migrate"]);
     day.done("config.toml", &["config", "check"]);
     day.likes(&day.api()).await;
+    day.likes_over_http().await;
     day.close().await;
 }

@@ -22,5 +22,6 @@ async fn init_finds_what_a_sentinel_watches_and_makes_accounts_there() {
     let checked = day.done("config.toml", &["config", "check"]);
     assert!(checked.contains("is the master tally, as its sentinels say"), "{checked}");
     day.likes(&day.api()).await;
+    day.likes_over_http().await;
     day.close().await;
 }
