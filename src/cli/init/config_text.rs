@@ -308,6 +308,14 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_shows_the_gateways_accounts_as_they_are_written() {
+        let text = gateway(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], Facts::default()));
+        let (_, assignments) = text.split_once('\n').unwrap();
+        let manual = include_str!("../../../docs/gateway.md");
+        assert!(manual.contains(&format!("```sh\n{assignments}```\n")), "{assignments}");
+    }
+
+    #[test]
     fn a_value_is_quoted_where_a_shell_could_misread_it() {
         for (value, expected) in [
             ("amqp://a@[::1]:5672/%2f", "amqp://a@[::1]:5672/%2f"),
