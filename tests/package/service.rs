@@ -110,7 +110,11 @@ fn what_the_first_installation_prints_leads_to_a_configuration() {
     let said = machine.run(&format!("{} {}", variables.join(" "), printed[0]));
     assert!(said.contains("systemctl enable --now tallyd"), "{said}");
     // The user of the daemon can read what was written.
-    machine.run("setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline");
+    let check = "exec setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline";
+    machine.run(check);
+    // So can the gateway's, to whom systemd passes a file that root alone can read.
+    machine.run(&format!("set -a && . /etc/tallyd/gateway.env && {check}"));
+    assert_eq!(machine.run("stat --format '%U %a' /etc/tallyd/gateway.env").trim(), "root 600");
 }
 
 #[tokio::test(flavor = "multi_thread")]

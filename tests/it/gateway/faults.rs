@@ -55,7 +55,8 @@ async fn a_refused_login_is_told_at_once_and_shows_no_password() {
     const SECRET: &str = "hunter2-b64-Zm9v";
     let world = World::new("gw_refused", &format!("{PLAIN}{SHORT}")).await;
     drop(world.publisher().await);
-    for (section, server, words) in [("AMQP", "RabbitMQ", "ACCESS_REFUSED"), ("REDIS", "Redis", "WRONGPASS")] {
+    for (section, server, words) in [("AMQP", "RabbitMQ", "ACCESS_REFUSED"), ("REDIS", "Redis", "AuthenticationFailed")]
+    {
         let variable = format!("TALLYD__{section}__PASSWORD");
         let gateway = world.gateway_with(&[(variable.as_str(), SECRET), ("RUST_LOG", "trace")]).await;
         gateway.process.logged("\"outage-begun\"").await;
