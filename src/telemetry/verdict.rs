@@ -4,7 +4,7 @@ use serde::Serialize;
 
 macro_rules! verdicts {
     ($($(#[$about:meta])* $verdict:ident = $word:literal, $why:literal;)+) => {
-        /// What a report says of one target.
+        /// A report's verdict on one target.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
         pub enum Verdict { $($(#[$about])* #[serde(rename = $word)] $verdict),+ }
 
@@ -17,7 +17,7 @@ macro_rules! verdicts {
                 match self { $(Self::$verdict => $word),+ }
             }
 
-            /// What it means, for a person.
+            /// Its meaning, in words.
             pub(crate) fn why(self) -> &'static str {
                 match self { $(Self::$verdict => $why),+ }
             }
@@ -35,8 +35,8 @@ verdicts! {
     /// Off at one cut only.
     Transient = "transient", "Redis was off at one cut only: an event was on its way; nothing was added";
     /// No cut could be judged.
-    Undecided = "undecided", "events came so close to each cut that nobody knows which was first; the next run looks again";
-    /// What Redis should hold is unknown.
+    Undecided = "undecided", "events came so close to each cut that their order is unknown; the next run looks again";
+    /// The right number is unknown.
     Unknown = "unknown", "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it";
     /// Off at two cuts, and not repaired.
     Left = "left", "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again";

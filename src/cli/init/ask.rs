@@ -48,7 +48,7 @@ fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     let url = completed(server, text)?;
     if has_password(&url) {
         return Err(format!(
-            "[{}] url or a variable beside it gives a password: leave it out, because tallyd gets an account of its own; an administrator's address goes into {}",
+            "[{}] url or a variable beside it gives a password: leave it out. tallyd gets an account of its own; {} takes an administrator's address",
             server.section(),
             admin_variable(server)
         ));
