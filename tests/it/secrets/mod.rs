@@ -29,9 +29,9 @@ const TOKEN: &str = "s3cr3t-token-of-a-test";
 
 /// Everything that was shown, with where.
 #[derive(Default)]
-struct RunProgress(Vec<(String, String)>);
+struct Shown(Vec<(String, String)>);
 
-impl RunProgress {
+impl Shown {
     fn note(&mut self, place: impl Into<String>, text: impl AsRef<[u8]>) {
         self.0.push((place.into(), String::from_utf8_lossy(text.as_ref()).into_owned()));
     }
@@ -114,7 +114,7 @@ async fn get(address: &str, path: &str, token: &str) -> String {
 }
 
 /// Asks all that the admin port has.
-async fn look(shown: &mut RunProgress, daemon: &Daemon) {
+async fn look(shown: &mut Shown, daemon: &Daemon) {
     daemon.logged("the admin port is ").await;
     let log = daemon.log();
     let address = log.split("the admin port is ").nth(1).unwrap().split(['"', ' ', '\n']).next().unwrap().to_owned();
@@ -126,7 +126,7 @@ async fn look(shown: &mut RunProgress, daemon: &Daemon) {
 }
 
 /// A daemon at work, and all commands, with passwords from one place.
-async fn work(shown: &mut RunProgress, world: &World, environment: &[(&str, &str)], likes: i64) {
+async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], likes: i64) {
     let trace =
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
     let daemon = world.daemon_with(&trace);
@@ -158,7 +158,7 @@ async fn work(shown: &mut RunProgress, world: &World, environment: &[(&str, &str
 }
 
 /// What is said of passwords that are wrong, of servers that are away, and of settings that can't be used.
-async fn fail(shown: &mut RunProgress, world: &World) {
+async fn fail(shown: &mut Shown, world: &World) {
     let closed = "127.0.0.1:1";
     let wrong = ["AMQP", "MYSQL", "REDIS"].map(|section| format!("TALLYD__{section}__PASSWORD"));
     let wrong: Vec<(&str, &str)> = wrong.iter().map(|name| (name.as_str(), "s3cr3t-but-wrong%/@#")).collect();
@@ -212,7 +212,7 @@ fn loaded(path: &Path) -> Config {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
     let world = World::new("secrets", "").await;
-    let mut shown = RunProgress::default();
+    let mut shown = Shown::default();
     let (token, password) = (file(&world, "token", TOKEN), file(&world, "password", PASSWORD));
     let rest = |format: &str| {
         format!(

@@ -9,7 +9,6 @@ async fn init_finds_a_cluster_and_makes_accounts_on_its_nodes() {
     let nodes = Nodes::start().await;
     let day = FirstDay::new("clu");
     let mut environment = day.environment();
-    environment.retain(|(name, _)| *name != "TALLYD__REDIS__URL");
     environment.push(("TALLYD__REDIS__URL", nodes.url(1)));
     let config = day.initialized(&environment, &[]);
     assert!(config.contains("cluster = true\n"), "{config}");

@@ -9,7 +9,6 @@ async fn init_finds_what_a_sentinel_watches_and_makes_accounts_there() {
     let group = Group::start().await;
     let day = FirstDay::new("sen");
     let mut environment = day.environment();
-    environment.retain(|(name, _)| *name != "TALLYD__REDIS__URL");
     environment.push(("TALLYD__REDIS__URL", group.sentinels()[0].clone()));
     environment.push(("TALLYD__REDIS__SENTINEL_PASSWORD_FILE", group.password_file()));
     let config = day.initialized(&environment, &[]);

@@ -11,7 +11,7 @@ use rcgen::{
 
 /// What a server shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunProgress {
+pub enum Certificate {
     /// A certificate of the authority that is known, for the name that is asked for.
     Right,
     /// For another name.
@@ -26,7 +26,7 @@ pub enum RunProgress {
     Early,
 }
 
-impl RunProgress {
+impl Certificate {
     pub const ALL: [Self; 6] =
         [Self::Right, Self::OtherName, Self::NoName, Self::OtherAuthority, Self::Expired, Self::Early];
 
@@ -46,16 +46,16 @@ impl Files {
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
         let (authority, other) = (authority("Private authority"), authority("Another authority"));
         let key = KeyPair::generate().unwrap();
-        for shown in RunProgress::ALL {
-            let name = if shown == RunProgress::OtherName { "elsewhere.example" } else { "127.0.0.1" };
-            let names: &[&str] = if shown == RunProgress::NoName { &[] } else { &[name] };
+        for shown in Certificate::ALL {
+            let name = if shown == Certificate::OtherName { "elsewhere.example" } else { "127.0.0.1" };
+            let names: &[&str] = if shown == Certificate::NoName { &[] } else { &[name] };
             let mut params = named(names, name);
             match shown {
-                RunProgress::Expired => params.not_after = date_time_ymd(2021, 5, 4),
-                RunProgress::Early => params.not_before = date_time_ymd(2091, 5, 4),
-                RunProgress::Right | RunProgress::OtherName | RunProgress::NoName | RunProgress::OtherAuthority => {}
+                Certificate::Expired => params.not_after = date_time_ymd(2021, 5, 4),
+                Certificate::Early => params.not_before = date_time_ymd(2091, 5, 4),
+                Certificate::Right | Certificate::OtherName | Certificate::NoName | Certificate::OtherAuthority => {}
             }
-            let signs = if shown == RunProgress::OtherAuthority { &other.1 } else { &authority.1 };
+            let signs = if shown == Certificate::OtherAuthority { &other.1 } else { &authority.1 };
             files.write(&shown.file(), &params.signed_by(&key, signs).unwrap().pem());
         }
         files.write("server.key", &key.serialize_pem());

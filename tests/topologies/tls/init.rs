@@ -4,7 +4,7 @@ use std::fs;
 
 use tallyd::config::{Amqp, Config};
 
-use super::authority::RunProgress;
+use super::authority::Certificate;
 use super::common::first_day::FirstDay;
 use super::common::stderr;
 use super::servers::Servers;
@@ -36,7 +36,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
     // With another name it could be another server, whatever authority signs.
-    servers.show_mysql(RunProgress::OtherName).await;
+    servers.show_mysql(Certificate::OtherName).await;
     let refused = stderr(&day.init(&environment, &[]));
     assert!(
         refused.contains("for other names (elsewhere.example), not for 127.0.0.1: write one of those"),
@@ -44,10 +44,10 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     );
 
     // MySQL's own certificate has no name: its authority is enough.
-    servers.show_mysql(RunProgress::NoName).await;
+    servers.show_mysql(Certificate::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
-    servers.show_mysql(RunProgress::Right).await;
+    servers.show_mysql(Certificate::Right).await;
 
     let config = day.initialized(&environment, &[]);
     assert!(!config.contains("ssl-mode"), "{config}");

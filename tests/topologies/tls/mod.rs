@@ -7,7 +7,7 @@ mod init;
 mod servers;
 
 use crate::common;
-use authority::RunProgress;
+use authority::Certificate;
 use common::{Daemon, World, eventually, redis_likes, stderr, stdout, target};
 use servers::Servers;
 use tallyd_client::Client;
@@ -56,11 +56,11 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed";
     let daemon = world.daemon();
     daemon.logged(&format!("MySQL at {} {said}", servers.mysql_address())).await;
-    servers.show_mysql(RunProgress::Right).await;
+    servers.show_mysql(Certificate::Right).await;
     for (name, address) in [("RabbitMQ", servers.amqp_address()), ("Redis", servers.redis_address())] {
         daemon.logged(&format!("{name} at {address} {said}")).await;
     }
-    servers.show_others(RunProgress::Right).await;
+    servers.show_others(Certificate::Right).await;
     daemon.logged("\"consuming\"").await;
     client.like(target(1), UserId(8), &[]).await.unwrap();
     has_likes(world, 2).await;
@@ -125,15 +125,15 @@ async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, server
     let (right, own_ca) =
         ("ok       mysql-answers", "ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that, and end url");
     for (shown, with_name, with_authority) in [
-        (RunProgress::Right, right, right),
-        (RunProgress::OtherAuthority, right, own_ca),
-        (RunProgress::OtherName, "for other names (elsewhere.example)", right),
+        (Certificate::Right, right, right),
+        (Certificate::OtherAuthority, right, own_ca),
+        (Certificate::OtherName, "for other names (elsewhere.example)", right),
         (
-            RunProgress::NoName,
+            Certificate::NoName,
             "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA",
             right,
         ),
-        (RunProgress::Expired, "expired on 2021", "expired on 2021"),
+        (Certificate::Expired, "expired on 2021", "expired on 2021"),
     ] {
         servers.show_mysql(shown).await;
         for (settings, expected) in [(&by_name, with_name), (&by_authority, with_authority)] {
@@ -141,13 +141,13 @@ async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, server
             assert!(said.contains(expected), "{shown:?}: {expected}\n{said}");
         }
     }
-    servers.show_mysql(RunProgress::NoName).await;
+    servers.show_mysql(Certificate::NoName).await;
     world.write(&by_authority);
     let daemon = world.daemon_with(&system.each_ref().map(|(name, file)| (*name, file.as_str())));
     client.like(target(1), UserId(9), &[]).await.unwrap();
     has_likes(world, 3).await;
     stop(daemon);
-    servers.show_mysql(RunProgress::Right).await;
+    servers.show_mysql(Certificate::Right).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,16 +194,16 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
 
     world.write(&right);
     for (shown, expected) in [
-        (RunProgress::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
+        (Certificate::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
         (
-            RunProgress::OtherAuthority,
+            Certificate::OtherAuthority,
             "shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file",
         ),
         (
-            RunProgress::Early,
+            Certificate::Early,
             "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock",
         ),
-        (RunProgress::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
+        (Certificate::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
     ] {
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 
-use super::authority::{Files, RunProgress};
+use super::authority::{Certificate, Files};
 use super::common::eventually;
 use super::common::ports::free_ports;
 use crate::engines::servers::{Server, Template, run};
@@ -48,7 +48,7 @@ impl Servers {
     pub async fn start() -> Self {
         let files = Files::new();
         let folder = tempfile::tempdir().unwrap();
-        fs::copy(files.path(&RunProgress::Right.file()), files.path("shown.pem")).unwrap();
+        fs::copy(files.path(&Certificate::Right.file()), files.path("shown.pem")).unwrap();
         // The slowest first: the others are made while it starts.
         let rabbitmq = Rabbit::start(&files);
         let [redis_port, sentinel_port] = free_ports();
@@ -117,18 +117,18 @@ impl Servers {
     }
 
     /// From now on all servers show that certificate.
-    pub async fn show(&mut self, shown: RunProgress) {
+    pub async fn show(&mut self, shown: Certificate) {
         self.show_mysql(shown).await;
         self.show_others(shown).await;
     }
 
-    pub async fn show_mysql(&self, shown: RunProgress) {
+    pub async fn show_mysql(&self, shown: Certificate) {
         fs::copy(self.files.path(&shown.file()), self.files.path("shown.pem")).unwrap();
         run(&self.mysql_admin, "FLUSH SSL").await;
     }
 
     /// RabbitMQ reads the file for each connection.
-    pub async fn show_others(&mut self, shown: RunProgress) {
+    pub async fn show_others(&mut self, shown: Certificate) {
         let (certificate, key) = (self.files.path(&shown.file()), self.files.path("server.key"));
         fs::copy(&certificate, self.files.path("rabbit.pem")).unwrap();
         let mut set = redis::cmd("CONFIG");
@@ -154,7 +154,7 @@ fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> 
     let mut command = Command::new("redis-server");
     command
         .args(["--port", "0", "--tls-port", &port.to_string(), "--bind", "127.0.0.1", "--tls-auth-clients", "yes"])
-        .args(["--tls-cert-file", &file(&RunProgress::Right.file()), "--tls-key-file", &file("server.key")])
+        .args(["--tls-cert-file", &file(&Certificate::Right.file()), "--tls-key-file", &file("server.key")])
         .args(["--tls-ca-cert-file", &file("ca.pem"), "--dir", &folder.display().to_string()])
         .args(arguments)
         .stdout(Stdio::null());
@@ -167,7 +167,7 @@ fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     let text = format!(
         "port 0\ntls-port {port}\nbind 127.0.0.1\ntls-replication yes\ntls-auth-clients optional\ntls-cert-file {}\ntls-key-file {}\n\
          tls-ca-cert-file {}\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master} 1\n",
-        file(&RunProgress::Right.file()),
+        file(&Certificate::Right.file()),
         file("server.key"),
         file("ca.pem"),
         folder.display()
@@ -189,7 +189,7 @@ impl Rabbit {
     fn start(files: &Files) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [port, dist_port, epmd_port] = free_ports();
-        fs::copy(files.path(&RunProgress::Right.file()), files.path("rabbit.pem")).unwrap();
+        fs::copy(files.path(&Certificate::Right.file()), files.path("rabbit.pem")).unwrap();
         let file = |name: &str| files.path(name).display().to_string();
         let text = format!(
             "listeners.tcp = none\nlisteners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {}\nssl_options.certfile = {}\n\
