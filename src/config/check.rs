@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, recount, retired, rule, tls};
+use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, import, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -33,11 +33,12 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     gateway::problems(&config.gateway, found);
     rule::problems(config, found);
     recount::problems(config, found);
+    import::problems(config, found);
     board::problems(config, found);
 }
 
 fn urls(config: &Config, found: &mut Faults) {
-    let mut check = |section: &str, url: &ServerUrl, schemes: &[&str]| {
+    let mut check = |block: Key, section: &str, url: &ServerUrl, schemes: &[&str]| {
         let problem = match url.parts() {
             Err(error) => error,
             Ok(parts) if !schemes.contains(&parts.scheme()) => {
@@ -50,11 +51,16 @@ fn urls(config: &Config, found: &mut Faults) {
             }
             Ok(_) => return,
         };
-        found.at(Key::from(section).then("url"), format!("[{section}] url {problem}"));
+        found.at(block.then("url"), format!("[{section}] url {problem}"));
     };
-    check("amqp", &config.amqp.url, &["amqp", "amqps"]);
-    check("mysql", &config.mysql.url, &["mysql", "mariadb"]);
-    check("redis", &config.redis.url, &["redis", "rediss"]);
+    check("amqp".into(), "amqp", &config.amqp.url, &["amqp", "amqps"]);
+    check("mysql".into(), "mysql", &config.mysql.url, &["mysql", "mariadb"]);
+    check("redis".into(), "redis", &config.redis.url, &["redis", "rediss"]);
+    for (place, import) in config.imports.iter().enumerate() {
+        if let Some(source) = &import.source {
+            check(import::source_key(place), "import.source", &source.url, &["mysql", "mariadb"]);
+        }
+    }
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
             // The library would log in as guest.

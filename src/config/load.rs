@@ -8,11 +8,12 @@ use serde_json::Value as Json;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::import::source_key;
 use super::key::{Key, Origin, Origins, place};
 use super::password::{read_password, set_password};
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
-use super::{Admin, Config, ConfigError, EventClock, check, schema, shape, tls};
+use super::{Admin, Config, ConfigError, EventClock, Mysql, check, schema, shape, tls};
 
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
 
@@ -262,7 +263,10 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),
-        ("rule" | "recount" | "retired", "kinds" | "metrics") | ("board", "metrics" | "board") | ("rule", "board")
+        ("rule" | "recount" | "import" | "retired", "kinds" | "metrics")
+            | ("board", "metrics" | "board")
+            | ("rule", "board")
+            | ("import", "rule" | "recount")
     )
 }
 
@@ -293,6 +297,12 @@ fn set_passwords(config: &mut Config, faults: &mut Faults) {
     ] {
         if let Err((name, problem)) = set_password(url, password.as_ref(), file.as_deref()) {
             faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
+        }
+    }
+    for (place, import) in config.imports.iter_mut().enumerate() {
+        let Some(Mysql { url, password_file, .. }) = &mut import.source else { continue };
+        if let Err((name, problem)) = set_password(url, None, password_file.as_deref()) {
+            faults.at(source_key(place).then(name), format!("[import.source] {problem}"));
         }
     }
     if let Some(file) = &config.redis.sentinel_password_file {

@@ -10,6 +10,7 @@ mod check;
 mod filter;
 mod gateway;
 mod handle;
+mod import;
 mod key;
 mod load;
 mod password;
@@ -35,6 +36,7 @@ pub(crate) use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
 pub use gateway::Gateway;
 pub use handle::{ConfigHandle, Derived};
+pub use import::{Import, Reads};
 pub use key::{Key, Origin, Origins};
 pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, load_environment, parse};
 pub use password::read_token;
@@ -112,6 +114,9 @@ pub struct Config {
     /// Numbers whose truth is another table.
     #[serde(rename = "recount")]
     pub recounts: Vec<Recount>,
+    /// Tables of the site that `tallyd import` copies.
+    #[serde(rename = "import")]
+    pub imports: Vec<Import>,
     /// The leaderboards.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,

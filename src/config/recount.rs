@@ -7,7 +7,7 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Pause, Rules};
 use crate::runtime::cron;
-use tallyd_core::recount_query::Query;
+use tallyd_core::site_query::{OF_RECOUNT, Query};
 
 /// A metric of one kind, and the query that says what it should be.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -67,7 +67,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         {
             say("metric", "its [[rule]] says settable: what is set has no other table for its truth");
         }
-        if let Err(problem) = Query::parse(query) {
+        if let Err(problem) = Query::parse(query, OF_RECOUNT) {
             say("query", &problem);
         }
         if !cron.is_empty()

@@ -7,6 +7,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
+use super::import::source_key;
 use super::key::Key;
 use super::password::{located, read_secret};
 use super::problem::Faults;
@@ -19,6 +20,8 @@ const UNSURE: [&str; 2] = ["preferred", "required"];
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
+    /// The block that has the keys, and what problems call it.
+    block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
     certificate: Option<&'a str>,
@@ -28,6 +31,21 @@ struct Files<'a> {
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
     let [amqp, mysql, redis] = files(config).map(|files| files.read(faults));
     (config.amqp.tls, config.mysql.tls, config.redis.tls) = (amqp, mysql, redis);
+    for (place, import) in config.imports.iter_mut().enumerate() {
+        if let Some(source) = &mut import.source {
+            source.tls = files_of_import(place, source).read(faults);
+        }
+    }
+}
+
+fn files_of_import(place: usize, source: &Mysql) -> Files<'_> {
+    Files {
+        block: source_key(place),
+        section: "import.source",
+        authorities: source.tls_ca_file.as_deref(),
+        certificate: source.tls_cert_file.as_deref(),
+        key: source.tls_key_file.as_deref(),
+    }
 }
 
 fn files(config: &Config) -> [Files<'_>; 3] {
@@ -38,6 +56,7 @@ fn files(config: &Config) -> [Files<'_>; 3] {
         ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file),
     ]
     .map(|(section, authorities, certificate, key)| Files {
+        block: Key::from(section),
         section,
         authorities: authorities.as_deref(),
         certificate: certificate.as_deref(),
@@ -48,7 +67,7 @@ fn files(config: &Config) -> [Files<'_>; 3] {
 impl Files<'_> {
     fn read(&self, faults: &mut Faults) -> Tls {
         let mut say = |name: &str, problem: String| {
-            faults.at(Key::from(self.section).then(name), format!("[{}] {problem}", self.section));
+            faults.at(self.block.then(name), format!("[{}] {problem}", self.section));
         };
         let authorities = self
             .authorities
@@ -68,6 +87,20 @@ impl Files<'_> {
             }
         };
         Tls { authorities, identity }
+    }
+
+    /// Files that are set although the address asks for no TLS.
+    fn without_tls(&self, (url, is_tls, write): (&ServerUrl, bool, &str), found: &mut Faults) {
+        if is_tls || url.parts().is_err() {
+            return;
+        }
+        let Self { block, section, authorities, certificate, key } = self;
+        for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
+            if file.is_some() {
+                let keys = [block.then("url"), block.then(name)];
+                found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+            }
+        }
     }
 }
 
@@ -118,23 +151,19 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 /// Settings of TLS that don't fit the addresses, and addresses that would have a server be believed whoever it is.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
-    mysql_options(mysql, found);
-    let has_tls = ssl_mode(&mysql.url).is_none_or(|mode| mode != "disabled");
+    mysql_options(&Key::from("mysql"), "mysql", mysql, found);
+    let has_tls = |mysql: &Mysql| ssl_mode(&mysql.url).is_none_or(|mode| mode != "disabled");
+    const NOT_DISABLED: &str = "take ssl-mode=DISABLED out of url";
     let asks = [
         (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
-        (&mysql.url, has_tls, "take ssl-mode=DISABLED out of url"),
+        (&mysql.url, has_tls(mysql), NOT_DISABLED),
         (&redis.url, has_scheme(&redis.url, "rediss"), "begin url with rediss://"),
     ];
-    for (Files { section, authorities, certificate, key }, (url, is_tls, write)) in files(config).into_iter().zip(asks)
-    {
-        if is_tls || url.parts().is_err() {
-            continue;
-        }
-        for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
-            if file.is_some() {
-                let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
-                found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
-            }
+    files(config).into_iter().zip(asks).for_each(|(files, asks)| files.without_tls(asks, found));
+    for (place, import) in config.imports.iter().enumerate() {
+        if let Some(source) = &import.source {
+            mysql_options(&source_key(place), "import.source", source, found);
+            files_of_import(place, source).without_tls((&source.url, has_tls(source), NOT_DISABLED), found);
         }
     }
     if is_external(&amqp.url) {
@@ -160,28 +189,31 @@ pub fn is_external(url: &ServerUrl) -> bool {
 }
 
 /// What the library would take from the address, and has a name of ours.
-fn mysql_options(mysql: &Mysql, found: &mut Faults) {
+fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {
         if option(url, name).is_some() {
-            found.at("mysql.url", format!("[mysql] url has {name}: write {ours} instead, as for the other servers"));
+            found.at(
+                block.then("url"),
+                format!("[{section}] url has {name}: write {ours} instead, as for the other servers"),
+            );
         }
     }
     let modes: Vec<String> = options(url, "ssl-mode").collect();
     if let Some(mode) = modes.iter().find(|mode| UNSURE.contains(&mode.as_str())) {
         let text = format!(
-            "[mysql] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, or VERIFY_CA for a certificate \
+            "[{section}] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, or VERIFY_CA for a certificate \
              that MySQL made for itself, and its authority's certificate in tls_ca_file ({OWN_CA}); or DISABLED for plain text",
             mode.to_uppercase()
         );
-        found.at("mysql.url", text);
+        found.at(block.then("url"), text);
     } else if modes.len() > 1 {
-        found.at("mysql.url", "[mysql] url has ssl-mode twice: write it once");
+        found.at(block.then("url"), format!("[{section}] url has ssl-mode twice: write it once"));
     } else if modes.iter().any(|mode| mode == "verify_ca") && mysql.tls_ca_file.is_none() {
         let text = format!(
-            "[mysql] url has ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file alone: set it to the server's own ({OWN_CA})"
+            "[{section}] url has ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file alone: set it to the server's own ({OWN_CA})"
         );
-        found.between(&["mysql.url".into(), "mysql.tls_ca_file".into()], text);
+        found.between(&[block.then("url"), block.then("tls_ca_file")], text);
     }
 }
 
@@ -275,7 +307,7 @@ mod tests {
             let certificate = certificate.map(path);
             let (authority, key) = (path(authority), path("words"));
             let (authorities, certificate, key) = (Some(&*authority), certificate.as_deref(), Some(&*key));
-            let files = Files { section: "redis", authorities, certificate, key };
+            let files = Files { block: Key::from("redis"), section: "redis", authorities, certificate, key };
             Faults::texts(|found| drop(files.read(found))).join(" ")
         };
         assert!(said(None, "words").contains("words: holds no certificate"));

@@ -5,6 +5,7 @@
 pub(crate) mod code_registry;
 pub(crate) mod control;
 pub(crate) mod numbers;
+pub mod pace;
 
 use anyhow::Result;
 

@@ -15,6 +15,9 @@ use crate::model::{Addition, CounterKey, Micros};
 /// The partition of what reconciles correct in `counter`: it has an outbox and no queue.
 pub const CORRECTIONS: u16 = u16::MAX;
 
+/// The slot of `counter` that imports write. No partition has it, so an import never waits for a consumer's row.
+pub const IMPORTS: u16 = u16::MAX - 1;
+
 /// A number for each partition, of a row in its outbox; zero where there is none. As text `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);

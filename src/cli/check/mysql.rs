@@ -7,6 +7,7 @@ use crate::servers::Servers;
 use crate::servers::code_registry;
 use tallyd_mysql::Store;
 use tallyd_mysql::schema::Schema;
+use tallyd_mysql::site_query::Plan;
 
 use super::finding::{Check, What, clock};
 
@@ -198,7 +199,7 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     }
 }
 
-async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<String>, JobError> {
+async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<Plan>, JobError> {
     Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await
 }
 

@@ -44,13 +44,14 @@ use page::{Measured, Recheck, judge, measured};
 use report::{End, Progress, Report};
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Metric, TargetId};
-use tallyd_core::recount_query::Query;
 use tallyd_core::repair_limits::LimitExceeded;
+use tallyd_core::site_query::{OF_RECOUNT, Query};
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::number_of;
 use tallyd_mysql::ranges::LAST;
-use tallyd_mysql::recounts::{Question, RecountError};
+use tallyd_mysql::recounts::Question;
 use tallyd_mysql::repairs::{Intent, RedisFollows};
+use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 use tallyd_rabbitmq::Broker;
 
 /// Where a test may end the process: between any two steps, in their order.
@@ -131,17 +132,17 @@ impl Recounter {
                 Writes::Daemon => RedisFollows::Outbox,
                 Writes::Api => RedisFollows::NextReconcile,
             },
-            query: Query::parse(&recount.query).map_err(anyhow::Error::msg)?,
+            query: Query::parse(&recount.query, OF_RECOUNT).map_err(anyhow::Error::msg)?,
             page_targets: recount.page_targets,
             query_max: recount.query_max.0,
         })
     }
 
-    /// How MySQL would run the query, a line for each table; it is not run.
+    /// How MySQL would run the query; it is not run.
     ///
     /// # Errors
     /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
-    pub async fn explain(&self) -> Result<Vec<String>, JobError> {
+    pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
@@ -214,15 +215,21 @@ impl Recounter {
 
     fn question(&self, after: TargetId) -> Question {
         let limit = self.page_targets;
-        Question { sql: self.query.sql(after.0, limit), after, limit, query_max: self.query_max }
+        let statement = Statement {
+            sql: self.query.sql(&[after.0, limit as u64]),
+            query_max: self.query_max,
+            page_key: "page_targets",
+            url_key: "[mysql] url",
+        };
+        Question { statement, after, limit }
     }
 
-    fn job_error(&self, error: RecountError) -> JobError {
+    fn job_error(&self, error: QueryError) -> JobError {
         match error {
-            RecountError::Query(sentence) => {
+            QueryError::Query(sentence) => {
                 JobError::Refused(format!("[[recount]] of {}: {sentence}", self.name.replace(':', " ")))
             }
-            RecountError::Store(error) => JobError::Other(error.into()),
+            QueryError::Store(error) => JobError::Other(error.into()),
         }
     }
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Mode;
 use crate::jobs::runner::{self, Outcome};
+pub use crate::servers::pace::Waits;
 pub use crate::telemetry::Verdict;
 use tallyd_core::model::Micros;
 
@@ -122,19 +123,6 @@ impl Sizes {
             _ => &mut self.most,
         } += 1;
     }
-}
-
-/// How often a run found that a server has enough to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Waits {
-    /// MySQL ran more threads than `threads_running_max`.
-    pub threads_running: u64,
-    /// Redis took longer to answer than `redis_latency_max_ms`.
-    pub redis_latency: u64,
-    /// A partition had more messages than `queue_depth_max`.
-    pub queue_depth: u64,
-    /// A replica was further behind than `max_lag`.
-    pub replica_lag: u64,
 }
 
 /// Milliseconds by step.

@@ -1,13 +1,16 @@
-//! The query of a `[[recount]]`: where its placeholders are. Pure.
+//! A site's own query, of a `[[recount]]` or an `[[import]]`: where its placeholders are. Pure.
 //!
 //! It is read only as far as that needs: what stands in quotes and comments, and which words stand outside of them. Whether it means
 //! anything is for MySQL to say.
 
-/// What stands for the last id of the page before.
-const AFTER: &str = "after";
+/// The placeholders of a `[[recount]]`: the last id of the page before, and how many rows are wanted.
+pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 
-/// What stands for how many rows are wanted.
-const LIMIT: &str = "limit";
+/// The placeholders of an `[[import]]` of likes: the last row of the page before, and how many rows are wanted.
+pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
+
+/// The placeholders of an `[[import]]` of another metric's numbers.
+pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
 /// A query with its placeholders found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +22,8 @@ pub struct Query {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
-    After,
-    Limit,
+    /// The placeholder of this place in the list.
+    Value(usize),
 }
 
 /// A part of SQL, as far as it matters here.
@@ -34,11 +37,11 @@ enum Token<'a> {
 }
 
 impl Query {
-    /// Finds the placeholders.
+    /// Finds the placeholders, each of which must be there.
     ///
     /// # Errors
-    /// A sentence that says why it is no query of a recount.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// A sentence that says why the query can't be used.
+    pub fn parse(text: &str, placeholders: &[&str]) -> Result<Self, String> {
         let (mut parts, mut words) = (Vec::new(), Vec::new());
         let mut ended = false;
         let text = text.trim();
@@ -55,11 +58,11 @@ impl Query {
                     ended = true;
                     continue;
                 }
-                Token::Placeholder(name) => parts.push(match name.get(1..).unwrap_or_default() {
-                    AFTER => Part::After,
-                    LIMIT => Part::Limit,
-                    _ => return Err(format!("query has {name}; there are :{AFTER} and :{LIMIT}")),
-                }),
+                Token::Placeholder(name) => {
+                    let known = placeholders.iter().position(|known| name.strip_prefix(':') == Some(known));
+                    let unknown = || format!("query has {name}; there are {}", listed(placeholders));
+                    parts.push(Part::Value(known.ok_or_else(unknown)?));
+                }
                 Token::Word(word) => {
                     words.push(word.to_ascii_lowercase());
                     push(&mut parts, word);
@@ -68,22 +71,30 @@ impl Query {
             }
         }
         check_words(&words)?;
-        for (part, name) in [(Part::After, AFTER), (Part::Limit, LIMIT)] {
-            if !parts.contains(&part) {
+        for (place, name) in placeholders.iter().enumerate() {
+            if !parts.contains(&Part::Value(place)) {
                 return Err(format!("query lacks :{name}"));
             }
         }
         Ok(Self { parts })
     }
 
-    /// The statement for up to `limit` targets after that id.
-    pub fn sql(&self, after: u64, limit: usize) -> String {
+    /// The statement with a number for each placeholder, in the order in which they were given to [`Self::parse`].
+    pub fn sql(&self, values: &[u64]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
-            Part::After => after.to_string(),
-            Part::Limit => limit.to_string(),
+            Part::Value(place) => values.get(*place).copied().unwrap_or(0).to_string(),
         };
         self.parts.iter().map(text).collect()
+    }
+}
+
+/// `:after and :limit`.
+fn listed(placeholders: &[&str]) -> String {
+    let names: Vec<String> = placeholders.iter().map(|name| format!(":{name}")).collect();
+    match names.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} and {last}", before.join(", ")),
+        _ => names.concat(),
     }
 }
 
@@ -174,12 +185,30 @@ mod tests {
     const PLAIN: &str =
         "SELECT video_id, COUNT(*) FROM c WHERE video_id > :after GROUP BY video_id ORDER BY video_id LIMIT :limit";
 
+    fn parse(text: &str) -> Result<Query, String> {
+        Query::parse(text, OF_RECOUNT)
+    }
+
+    #[test]
+    fn each_kind_of_query_has_placeholders_of_its_own() {
+        let text = "SELECT target, user FROM l WHERE target > :after_target OR (target = :after_target AND user > :after_user) \
+                    ORDER BY target, user LIMIT :rows";
+        let sql = Query::parse(text, OF_LIKES).unwrap().sql(&[7, 8, 9]);
+        assert!(sql.contains("target > 7 OR (target = 7 AND user > 8)") && sql.ends_with("LIMIT 9"), "{sql}");
+        let error = Query::parse(text, OF_NUMBERS).unwrap_err();
+        assert_eq!(error, "query has :after_user; there are :after_target and :rows");
+        let error = Query::parse(text, OF_RECOUNT).unwrap_err();
+        assert_eq!(error, "query has :after_target; there are :after and :limit");
+        let error = Query::parse(&text.replace(":rows", "5"), OF_LIKES).unwrap_err();
+        assert_eq!(error, "query lacks :rows");
+    }
+
     #[test]
     fn placeholders_are_replaced_by_numbers() {
-        let sql = Query::parse(&format!("{PLAIN};\n-- the end")).unwrap().sql(42, 7);
+        let sql = parse(&format!("{PLAIN};\n-- the end")).unwrap().sql(&[42, 7]);
         assert_eq!(sql.trim(), PLAIN.replace(":after", "42").replace(":limit", "7") + "\n-- the end");
         let with = "with c as (select id from x where id>:after limit :limit) select id, 1 from c -- :x\n";
-        assert_eq!(Query::parse(with).unwrap().sql(0, 9).matches(":x").count(), 1);
+        assert_eq!(parse(with).unwrap().sql(&[0, 9]).matches(":x").count(), 1);
     }
 
     #[test]
@@ -197,12 +226,12 @@ mod tests {
             "'; :x'",
             "'\u{e9}:after'",
         ] {
-            let query = Query::parse(&format!("SELECT {kept} {PLAIN}")).unwrap();
-            assert!(query.sql(1, 2).starts_with(&format!("SELECT {kept} ")), "{kept}");
+            let query = parse(&format!("SELECT {kept} {PLAIN}")).unwrap();
+            assert!(query.sql(&[1, 2]).starts_with(&format!("SELECT {kept} ")), "{kept}");
         }
         // A backslash ends a name as any other letter does, and two minuses without a blank are no comment.
-        assert!(Query::parse(r"SELECT `\`, 5--:after, :limit").unwrap().sql(3, 4).ends_with("5--3, 4"));
-        assert!(Query::parse("SELECT @x := 1, `update`, :after, :limit").is_ok());
+        assert!(parse(r"SELECT `\`, 5--:after, :limit").unwrap().sql(&[3, 4]).ends_with("5--3, 4"));
+        assert!(parse("SELECT @x := 1, `update`, :after, :limit").is_ok());
     }
 
     #[test]
@@ -224,7 +253,7 @@ mod tests {
             ("SELECT /* :after, :limit", "has a comment without an end"),
             ("SELECT /*!50000 :after */, :limit", "a comment that servers run"),
         ] {
-            let error = Query::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
     }
@@ -232,11 +261,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_gets_an_answer(text in "[a-z:;'\"`#\\-/*\\\\ \n\u{e9}]{0,40}") {
-            if let Ok(query) = Query::parse(&text) {
-                query.sql(1, 2);
+            if let Ok(query) = parse(&text) {
+                query.sql(&[1, 2]);
             }
-            if let Ok(query) = Query::parse(&format!("{PLAIN}{text}")) {
-                prop_assert!(query.sql(1, 2).contains("> 1 GROUP"));
+            if let Ok(query) = parse(&format!("{PLAIN}{text}")) {
+                prop_assert!(query.sql(&[1, 2]).contains("> 1 GROUP"));
             }
         }
     }

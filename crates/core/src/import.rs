@@ -1,0 +1,206 @@
+//! What an import makes of a site's like table: the versions of its rows, which rows an import wrote, and how two sides differ. Pure.
+//!
+//! A table that keeps no deleted rows can't say later that a row is gone, so a second pass takes out what the import wrote and the table
+//! no longer has. It knows the import's rows by their `update_at`, the signature:
+//!
+//! * Without times in the table, `update_at` is the import's start.
+//! * With times, it is the time cut to the second, less two seconds, plus the microseconds of the second in which the import began.
+//!
+//! Two seconds, because the table can have rounded its time up to the next second: so the import's row is older than the event that made it,
+//! and each event wins over it. The start's microseconds are no whole milliseconds, so that clocks of milliseconds never hit the signature.
+
+use std::cmp::Ordering;
+use std::iter::Peekable;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::event::ID_MAX;
+use crate::model::{Micros, TargetId, UserId};
+
+/// A row's place in the order of both sides.
+pub type Key = (TargetId, UserId);
+
+/// Before the first row.
+pub const FIRST: Key = (TargetId(0), UserId(0));
+
+/// Behind the last row.
+pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
+
+/// The earliest time that a row can have.
+pub const EARLIEST: Micros = Micros(86_400 * SECOND);
+
+const SECOND: i64 = 1_000_000;
+
+/// In which unit an integer counts the time since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Seconds.
+    S,
+    /// Milliseconds.
+    Ms,
+    /// Microseconds.
+    Us,
+}
+
+impl Unit {
+    /// Microseconds of one.
+    pub fn micros(self) -> i64 {
+        match self {
+            Self::S => SECOND,
+            Self::Ms => 1_000,
+            Self::Us => 1,
+        }
+    }
+}
+
+/// A row of the site's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SiteLike {
+    pub key: Key,
+    pub liked: bool,
+    /// When it was written; `None` where the table has no times.
+    pub at: Option<Micros>,
+}
+
+/// When an import began. It never changes, however often the import is run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start(Micros);
+
+impl Start {
+    /// The start of an import that begins now.
+    pub fn at(now: Micros) -> Self {
+        // Whole milliseconds are the times of many clocks.
+        Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
+    }
+
+    /// The version of a row in `like_record`.
+    pub fn version(self, at: Option<Micros>, keeps_deleted: bool) -> Micros {
+        match at {
+            None => self.0,
+            Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
+            // A whole second can have been rounded up: no event may be older than the row that it made.
+            Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
+            Some(at) => at,
+        }
+    }
+
+    /// Whether this import wrote a row of that version, and no event has changed it since.
+    pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
+        if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
+    }
+
+    fn signature(self) -> i64 {
+        self.0.0.rem_euclid(SECOND)
+    }
+}
+
+/// Which side has a row that the other one lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The site's table.
+    Site,
+    /// `like_record`.
+    Here,
+}
+
+/// The rows that one side has and the other one lacks. Both are in order.
+pub fn differences(
+    site: impl IntoIterator<Item = Key>,
+    here: impl IntoIterator<Item = Key>,
+) -> impl Iterator<Item = (Key, Side)> {
+    let (mut site, mut here) = (site.into_iter().peekable(), here.into_iter().peekable());
+    std::iter::from_fn(move || next_difference(&mut site, &mut here))
+}
+
+fn next_difference(
+    site: &mut Peekable<impl Iterator<Item = Key>>,
+    here: &mut Peekable<impl Iterator<Item = Key>>,
+) -> Option<(Key, Side)> {
+    loop {
+        let order = match (site.peek(), here.peek()) {
+            (Some(one), Some(other)) => one.cmp(other),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return None,
+        };
+        match order {
+            Ordering::Less => return site.next().map(|key| (key, Side::Site)),
+            Ordering::Greater => return here.next().map(|key| (key, Side::Here)),
+            Ordering::Equal => drop((site.next(), here.next())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_start_is_never_a_whole_millisecond() {
+        assert_eq!(Start::at(Micros(1_764_000_000_123_000)), Start(Micros(1_764_000_000_123_001)));
+        assert_eq!(Start::at(Micros(1_764_000_000_123_456)), Start(Micros(1_764_000_000_123_456)));
+    }
+
+    #[test]
+    fn a_row_gets_the_version_that_its_table_allows() {
+        let start = Start(Micros(1_764_000_000_123_457));
+        for (at, keeps_deleted, version) in [
+            (None, true, 1_764_000_000_123_457),
+            (None, false, 1_764_000_000_123_457),
+            (Some(1_700_000_005_900_000), false, 1_700_000_003_123_457),
+            (Some(1_700_000_005_000_000), false, 1_700_000_003_123_457),
+            (Some(1_700_000_005_900_000), true, 1_700_000_005_900_000),
+            (Some(1_700_000_005_000_000), true, 1_700_000_004_000_000),
+        ] {
+            assert_eq!(start.version(at.map(Micros), keeps_deleted), Micros(version), "{at:?} {keeps_deleted}");
+        }
+    }
+
+    fn keys(ids: &BTreeSet<(u8, u8)>) -> Vec<Key> {
+        ids.iter().map(|(target, user)| (TargetId((*target).into()), UserId((*user).into()))).collect()
+    }
+
+    proptest! {
+        /// However the table rounded the event's time, to seconds or less, the event is newer than the import's row.
+        #[test]
+        fn an_event_always_wins_over_the_row_that_an_import_made_of_it(
+            start in 1_700_000_000_000_000..1_900_000_000_000_000_i64,
+            event in 1_600_000_000_000_000..1_900_000_000_000_000_i64,
+            keeps_deleted: bool,
+            rounds: bool,
+        ) {
+            let at = (event + if rounds { SECOND / 2 } else { 0 }).div_euclid(SECOND) * SECOND;
+            let start = Start::at(Micros(start));
+            let version = start.version(Some(Micros(at)), keeps_deleted);
+            prop_assert!(version.0 <= event);
+            if !keeps_deleted {
+                prop_assert!(version.0 < event && start.is_of_import(version, true));
+            }
+        }
+
+        #[test]
+        fn a_clock_of_milliseconds_never_has_the_signature(start: u32, millis in 0..1_900_000_000_000_i64) {
+            let start = Start::at(Micros(1_700_000_000_000_000 + i64::from(start)));
+            prop_assert!(!start.is_of_import(Micros(millis * 1_000), true));
+            prop_assert!(!start.is_of_import(Micros(millis * 1_000), false));
+        }
+
+        #[test]
+        fn differences_are_those_of_the_two_sets(
+            site: BTreeSet<(u8, u8)>,
+            here: BTreeSet<(u8, u8)>,
+        ) {
+            let found: Vec<(Key, Side)> = differences(keys(&site), keys(&here)).collect();
+            prop_assert!(found.is_sorted());
+            let of = |side| found.iter().filter(|(_, of)| *of == side).map(|(key, _)| *key).collect::<Vec<_>>();
+            prop_assert_eq!(of(Side::Site), keys(&site.difference(&here).copied().collect()));
+            prop_assert_eq!(of(Side::Here), keys(&here.difference(&site).copied().collect()));
+        }
+    }
+}

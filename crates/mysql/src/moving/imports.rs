@@ -1,0 +1,294 @@
+//! What an import writes. Each transaction checks the job's lock first, and notes how far the run has come.
+//!
+//! Counters get what an import adds in a slot of its own, with the earliest time that there is: a reconcile of what changed lately has nothing
+//! to do with imports, and Redis is loaded once all is imported.
+
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::coalesce::{Before, Pair, State, before, differences};
+use tallyd_core::import::{EARLIEST, Key};
+use tallyd_core::model::{CounterKey, Difference, Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_core::outbox::IMPORTS;
+
+use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, micros, placeholders};
+
+/// The name of the job in `job_lock` and `job_run`.
+pub const JOB: &str = "import";
+
+/// Rows of one plain INSERT. Where one of them is there already all of these are read before they are written.
+const INSERT_ROWS: usize = 1_000;
+
+/// How often a transaction is tried that another one was in the way of.
+const TRIES: u32 = 10;
+
+/// What became of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// There was no row.
+    pub added: u64,
+    /// There was an older row.
+    pub changed: u64,
+    /// A newer row, or the same one, was there and stays.
+    pub kept: u64,
+    /// By how much all counters grew.
+    pub likes: i64,
+}
+
+/// A row of `like_record` that says "likes".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liked {
+    pub key: Key,
+    /// Its version.
+    pub at: Micros,
+}
+
+impl Store {
+    /// Writes rows, sorted by key, where they are newer than what is there, and adds to their counters.
+    ///
+    /// # Errors
+    /// MySQL's; [`StoreError::TakenOver`].
+    pub async fn write_import(
+        &self,
+        run: u64,
+        metric: Metric,
+        rows: &[(Pair, State)],
+        checkpoint: &str,
+    ) -> Result<Written> {
+        const ACTION: &str = "write imported rows";
+        let write = async |connection: &mut MySqlConnection| {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            jobs::hold(&mut tx, JOB, run).await?;
+            let mut met = Vec::with_capacity(rows.len());
+            for piece in rows.chunks(INSERT_ROWS) {
+                met.extend(write_rows(&mut tx, piece).await?);
+            }
+            let differences = differences(metric, rows, &met);
+            add(&mut tx, differences).await?;
+            note_checkpoint(&mut tx, run, checkpoint).await?;
+            tx.commit().await.context(ACTION)?;
+            Ok(written(rows, &met))
+        };
+        self.tried(ACTION, write).await
+    }
+
+    /// Makes unlikes of rows, sorted by key, that still are what they were; their counters lose as much. Returns how many these were.
+    ///
+    /// # Errors
+    /// MySQL's; [`StoreError::TakenOver`].
+    pub async fn take_out(&self, run: u64, metric: Metric, rows: &[(Pair, Micros)], checkpoint: &str) -> Result<u64> {
+        const ACTION: &str = "take out imported rows";
+        let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
+        let write = async |connection: &mut MySqlConnection| {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            jobs::hold(&mut tx, JOB, run).await?;
+            let old = likes::old_states(&mut tx, &pairs).await?;
+            let is_same = |(pair, at): &&(Pair, Micros)| old.get(pair) == Some(&State { at: *at, liked: true });
+            let gone: Vec<(Pair, State)> =
+                rows.iter().filter(is_same).map(|(pair, at)| (*pair, State { at: *at, liked: false })).collect();
+            likes::update_states(&mut tx, &gone).await?;
+            let met = vec![Before::Older(true); gone.len()];
+            add(&mut tx, differences(metric, &gone, &met)).await?;
+            note_checkpoint(&mut tx, run, checkpoint).await?;
+            tx.commit().await.context(ACTION)?;
+            Ok(gone.len() as u64)
+        };
+        self.tried(ACTION, write).await
+    }
+
+    /// Sets the import's part of numbers, sorted by target, so that each number is what the site says. Returns how many had to change.
+    ///
+    /// # Errors
+    /// MySQL's; [`StoreError::TakenOver`]; a number would be out of range.
+    pub async fn level_numbers(
+        &self,
+        run: u64,
+        (kind, metric): (Kind, Metric),
+        numbers: &[(TargetId, i64)],
+        checkpoint: &str,
+    ) -> Result<u64> {
+        const ACTION: &str = "write imported numbers";
+        let write = async |connection: &mut MySqlConnection| {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            jobs::hold(&mut tx, JOB, run).await?;
+            let mut changed = 0;
+            for piece in in_shapes(numbers) {
+                changed += level(&mut tx, (kind, metric), piece).await?;
+            }
+            note_checkpoint(&mut tx, run, checkpoint).await?;
+            tx.commit().await.context(ACTION)?;
+            Ok(changed)
+        };
+        self.tried(ACTION, write).await
+    }
+
+    /// The next rows that say "likes", in order, after the first key and up to the second one.
+    pub async fn liked_rows(&self, kind: Kind, (after, until): (Key, Key), limit: usize) -> Result<Vec<Liked>> {
+        // Each a range of the primary key: no row is read twice for two pages of one target.
+        const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
+        const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
+                               OR (target_id = ? AND user_id <= ?))";
+        let ((from, from_user), (to, to_user)) = (after, until);
+        let (of_range, bounds) = match from == to {
+            true => (ONE_TARGET, vec![from.0, from_user.0, to_user.0]),
+            false => (TARGETS, vec![from.0, from_user.0, from.0, to.0, to.0, to_user.0]),
+        };
+        let sql = format!(
+            "SELECT target_id, user_id, update_at FROM like_record WHERE kind = ? AND {of_range} AND is_del = 0 \
+             ORDER BY kind, target_id, user_id LIMIT ?"
+        );
+        let mut conn = self.acquire().await?;
+        let rows = conn.unlimited(|connection| async move {
+            let query =
+                bounds.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, bound| query.bind(*bound));
+            query.bind(limit as u64).fetch_all(connection).await.context("read like records")
+        });
+        rows.await?.iter().map(read_liked).collect()
+    }
+
+    /// How many users like the target, by its rows.
+    pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
+        const ACTION: &str = "count like records";
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let sql = "SELECT COUNT(*) FROM like_record WHERE kind = ? AND target_id = ? AND is_del = 0";
+            sqlx::query_scalar(sql).bind(kind.0).bind(target.0).fetch_one(connection).await.context(ACTION)
+        })
+        .await
+    }
+
+    /// What `counter` says of these, sorted; 0 where there is no row.
+    pub async fn numbers_of(&self, (kind, metric): (Kind, Metric), targets: &[TargetId]) -> Result<Vec<i64>> {
+        let keys: Vec<CounterKey> = targets.iter().map(|id| (Target { kind, id: *id }, metric)).collect();
+        let mut conn = self.acquire().await?;
+        let found = conn.unlimited(|connection| crate::counters::read_counted(connection, &keys)).await?;
+        Ok(keys.iter().map(|key| found.get(key).map_or(0, |truth| truth.counted)).collect())
+    }
+
+    /// Runs a transaction again where another one was in its way.
+    async fn tried<T>(
+        &self,
+        action: &'static str,
+        write: impl AsyncFn(&mut MySqlConnection) -> Result<T>,
+    ) -> Result<T> {
+        let mut tries = 1;
+        loop {
+            let mut conn = self.acquire().await?;
+            match conn.limit(action, |connection| write(connection)).await {
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
+                ended => return ended,
+            }
+        }
+    }
+}
+
+/// Writes rows, and says what each of them met. Nearly none of them is there in a first import.
+async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
+    let mut text = Text::default();
+    text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
+    for ((target, user), state) in rows {
+        let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
+        text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
+    }
+    // Ends the last row.
+    text.push("");
+    match text.run(connection, "insert like records").await {
+        Ok(_) => return Ok(vec![Before::Absent; rows.len()]),
+        // The statement is rolled back, and nothing else of the transaction.
+        Err(error) if error.number() == Some(1062) => {}
+        Err(error) => return Err(error),
+    }
+    let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
+    let old = likes::old_states(connection, &pairs).await?;
+    let met = before(rows, &old);
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+        rows.iter().zip(&met).filter(|(_, met)| wanted(met)).map(|(row, _)| *row).collect()
+    };
+    likes::insert_states(connection, &those(|met| *met == Before::Absent)).await?;
+    likes::update_states(connection, &those(|met| matches!(met, Before::Older(_)))).await?;
+    Ok(met)
+}
+
+fn written(rows: &[(Pair, State)], met: &[Before]) -> Written {
+    let mut written = Written::default();
+    for ((_, state), met) in rows.iter().zip(met) {
+        let was = match met {
+            Before::Absent => {
+                written.added += 1;
+                false
+            }
+            Before::Older(was) => {
+                written.changed += 1;
+                *was
+            }
+            Before::NotOlder => {
+                written.kept += 1;
+                continue;
+            }
+        };
+        written.likes += i64::from(state.liked) - i64::from(was);
+    }
+    written
+}
+
+/// Adds to the import's part of counters.
+async fn add(connection: &mut MySqlConnection, differences: Vec<Difference>) -> Result<()> {
+    let mut differences = differences;
+    differences.retain(|difference| difference.delta != 0);
+    differences.iter_mut().for_each(|difference| difference.at = EARLIEST);
+    let mut text = Text::default();
+    likes::add_differences(&mut text, IMPORTS, &differences);
+    text.run(connection, "add to counters").await.map(drop)
+}
+
+async fn note_checkpoint(connection: &mut MySqlConnection, run: u64, checkpoint: &str) -> Result<()> {
+    sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?")
+        .bind(checkpoint)
+        .bind(run)
+        .execute(connection)
+        .await
+        .context("note how far the run has come")
+        .map(drop)
+}
+
+async fn level(
+    connection: &mut MySqlConnection,
+    (kind, metric): (Kind, Metric),
+    numbers: &[(TargetId, i64)],
+) -> Result<u64> {
+    const ACTION: &str = "read imported numbers";
+    let sql = format!(
+        "SELECT target_id, CAST(COALESCE(SUM(IF(slot = ?, 0, value)), 0) AS SIGNED), \
+         CAST(COALESCE(SUM(IF(slot = ?, value, 0)), 0) AS SIGNED) FROM counter \
+         WHERE kind = ? AND metric = ? AND target_id IN {} GROUP BY target_id",
+        placeholders(1, numbers.len())
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(IMPORTS).bind(IMPORTS).bind(kind.0).bind(metric.0);
+    let query = numbers.iter().fold(query, |query, (id, _)| query.bind(id.0));
+    let mut parts = std::collections::HashMap::new();
+    for row in query.fetch_all(&mut *connection).await.context(ACTION)? {
+        let (id, others, own): (u64, i64, i64) =
+            (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?, row.try_get(2).context(ACTION)?);
+        parts.insert(id, (others, own));
+    }
+    let mut text = Text::default();
+    text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
+    let mut changed = 0;
+    for (id, wanted) in numbers {
+        let (others, own) = parts.get(&id.0).copied().unwrap_or((0, 0));
+        let part = wanted.checked_sub(others).ok_or(StoreError::OutOfRange("import a number"))?;
+        if part != own {
+            changed += 1;
+            text.row([kind.0.into(), id.0.cast_signed(), metric.0.into(), IMPORTS.into(), part], EARLIEST);
+        }
+    }
+    if changed > 0 {
+        text.push("ON DUPLICATE KEY UPDATE value = VALUES(value)");
+        text.run(connection, "write imported numbers").await?;
+    }
+    Ok(changed)
+}
+
+fn read_liked(row: &sqlx::mysql::MySqlRow) -> Result<Liked> {
+    const ACTION: &str = "read like records";
+    let (target, user) = (row.try_get_unchecked(0).context(ACTION)?, row.try_get_unchecked(1).context(ACTION)?);
+    Ok(Liked { key: (TargetId(target), UserId(user)), at: micros(row.try_get(2).context(ACTION)?) })
+}

@@ -1,0 +1,4 @@
+//! What brings a running site over: reading its own tables, and writing what they hold.
+
+pub mod imports;
+pub mod source;

@@ -1,0 +1,211 @@
+//! A site's own query, of a `[[recount]]` or an `[[import]]`: what it returns, how it would be run, and what is wrong with it.
+//!
+//! The text is the operator's, so what is wrong with it is told in words ([`QueryError::Query`]), apart from a server that is away. It runs
+//! for so long at most, and its answer is not read further than was asked for.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
+use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo};
+
+use super::{Conn, Context, Result, StoreError};
+
+/// How much longer than the server an answer is waited for, until the connection is dropped.
+const ANSWER_GRACE: Duration = Duration::from_secs(5);
+
+/// Why a query's answer can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum QueryError {
+    /// The query is wrong, or may not run: a sentence for whoever wrote it.
+    #[error("{0}")]
+    Query(String),
+    /// MySQL is away.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What came of asking.
+pub type Told<T> = std::result::Result<T, QueryError>;
+
+/// A query, with its placeholders filled in.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    pub sql: String,
+    /// How long it may take.
+    pub query_max: Duration,
+    /// The key of the configuration that says how many rows it is asked for at once.
+    pub page_key: &'static str,
+    /// The key that has the address of the server that runs it.
+    pub url_key: &'static str,
+}
+
+impl Statement {
+    /// Whose fault an error of this statement is.
+    pub(super) fn error(&self, error: sqlx::Error) -> QueryError {
+        let sqlx::Error::Database(database) = &error else {
+            return StoreError::sql("run the query")(error).into();
+        };
+        let number = database.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number);
+        let said = database.message();
+        match number {
+            // MySQL, MariaDB.
+            3024 | 1969 => self.too_long(),
+            1044 | 1142 | 1143 | 1227 | 1370 => wrong(format!(
+                "the account of {} may not run the query ({said}): give it the right to SELECT from that table",
+                self.url_key
+            )),
+            // A server that stops, is full of connections or read over a broken one; rivals; a connection that somebody ended.
+            1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
+                StoreError::sql("run the query")(error).into()
+            }
+            _ => wrong(format!("MySQL does not run the query ({said})")),
+        }
+    }
+
+    fn too_long(&self) -> QueryError {
+        wrong(format!(
+            "the query took longer than query_max = {} s: give its table an index on the target's id, make {} smaller or query_max longer",
+            self.query_max.as_secs(),
+            self.page_key
+        ))
+    }
+}
+
+/// A column of a query's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    pub name: String,
+    /// The name of its type in MySQL.
+    pub kind: String,
+}
+
+impl Column {
+    pub(super) fn is_integer(&self) -> bool {
+        let name = self.kind.trim_end_matches(" UNSIGNED");
+        matches!(name, "TINYINT" | "SMALLINT" | "MEDIUMINT" | "INT" | "BIGINT" | "BOOLEAN")
+    }
+}
+
+/// How the server would read one table of a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    table: String,
+    access: String,
+    key: String,
+    /// By its statistics.
+    pub rows: u64,
+    extra: String,
+}
+
+impl Plan {
+    /// Why each page would take longer than the one before, if it would.
+    pub fn fault(&self) -> Option<String> {
+        let Self { table, access, key, extra, .. } = self;
+        if table == "-" || table.starts_with('<') {
+            return None;
+        }
+        if access == "ALL" || key == "-" {
+            return Some(format!("reads the table {table} without an index"));
+        }
+        extra.contains("filesort").then(|| format!("sorts the table {table} for each page"))
+    }
+}
+
+impl Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { table, access, key, rows, .. } = self;
+        write!(f, "table {table}, access {access}, key {key}, about {rows} rows")
+    }
+}
+
+/// Parts what is wrong with the query from what is wrong with the server.
+pub(super) fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
+    match told {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(QueryError::Query(sentence)) => Ok(Err(sentence)),
+        Err(QueryError::Store(error)) => Err(error),
+    }
+}
+
+pub(super) fn wrong(sentence: impl Display) -> QueryError {
+    QueryError::Query(sentence.to_string())
+}
+
+/// Reads an integer as the server writes it; the text where it is none. A DECIMAL may come as 12.00.
+pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
+    let whole = match value.split_once('.') {
+        Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
+        _ => value,
+    };
+    whole.parse().map_err(|_| whole)
+}
+
+/// Runs `ask` for as long as the statement may take.
+pub(super) async fn within_its_time<T>(
+    conn: &mut Conn,
+    statement: &Statement,
+    ask: impl AsyncFnOnce(&mut MySqlConnection) -> Told<T>,
+) -> Told<T> {
+    let longest = statement.query_max + ANSWER_GRACE;
+    let read = conn.unlimited(|connection| async move {
+        match tokio::time::timeout(longest, ask(connection)).await {
+            Ok(answer) => part(answer),
+            // The connection is dropped, and the query with it.
+            Err(_) => Err(StoreError::Timeout { action: "run the query", limit: longest }),
+        }
+    });
+    let read = match read.await {
+        Err(StoreError::Timeout { .. }) => Err(statement.too_long()),
+        read => read?.map_err(QueryError::Query),
+    };
+    // Perhaps the answer goes on, without an end.
+    conn.broken |= read.is_err();
+    read
+}
+
+/// The columns of the query's answer, without running it.
+pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
+    let told = connection.describe(sqlx::SqlSafeStr::into_sql_str(AssertSqlSafe(statement.sql.clone()))).await;
+    let told = told.map_err(|error| statement.error(error))?;
+    let column = |column: &sqlx::mysql::MySqlColumn| Column {
+        name: column.name().to_owned(),
+        kind: column.type_info().name().to_owned(),
+    };
+    Ok(told.columns().iter().map(column).collect())
+}
+
+pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
+    // MySQL 9 would draw a tree.
+    let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", statement.sql);
+    let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+    let rows = rows.map_err(|error| statement.error(error))?;
+    let plan = |row: &MySqlRow| {
+        let of = |name: &str| row.try_get_unchecked::<Option<&str>, _>(name).ok().flatten().unwrap_or("-").to_owned();
+        Plan {
+            table: of("table"),
+            access: of("type"),
+            key: of("key"),
+            rows: of("rows").parse().unwrap_or(0),
+            extra: of("Extra"),
+        }
+    };
+    Ok(rows.iter().map(plan).collect())
+}
+
+/// Has the server end a statement of this session after so long, or none any longer.
+pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
+    const ACTION: &str = "limit the time of the query";
+    let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());
+    let millis = limit.map_or(0, |limit| limit.as_millis());
+    let of_mariadb = format!("SET SESSION max_statement_time = {seconds}");
+    let set = connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mariadb))).await.context(ACTION);
+    match set {
+        // MySQL has another name for it, and only for SELECT.
+        Err(error) if error.number() == Some(1193) => {
+            let of_mysql = format!("SET SESSION max_execution_time = {millis}");
+            connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mysql))).await.context(ACTION).map(drop)
+        }
+        set => set.map(drop),
+    }
+}

@@ -1,0 +1,229 @@
+//! `[[import]]`: a table of the site, or keys of its Redis, that `tallyd import` brings over.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::check::is_name;
+use super::key::Key;
+use super::problem::Faults;
+use super::{Config, LIKE, Mysql, Pause, Rules};
+use tallyd_core::import::Unit;
+use tallyd_core::site_query::{OF_LIKES, OF_NUMBERS, Query};
+use tallyd_core::template::Template;
+
+/// The likes of one kind, or the numbers of one of its metrics, and where they are.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Import {
+    /// Its name in commands and reports.
+    pub name: String,
+    /// A name of `[kinds]`.
+    pub kind: String,
+    /// A name of `[metrics]`, of a number that is not set.
+    #[serde(default = "like")]
+    pub metric: String,
+    /// One SELECT of the columns `target` and `user`, with `deleted` and `at` where the table has them; of other metrics `target` and
+    /// `value`.
+    #[schemars(with = "String")]
+    #[serde(default)]
+    pub query: Option<String>,
+    /// Instead of a query: the names of keys in Redis that hold the numbers, with `{id}`.
+    #[schemars(with = "String")]
+    #[serde(default)]
+    pub keys: Option<String>,
+    /// What an integer in the column `at` counts.
+    #[schemars(with = "Unit")]
+    #[serde(default)]
+    pub unit: Option<Unit>,
+    /// Whether a row stays in the table, with `deleted` = 1, when its user unlikes.
+    #[schemars(with = "bool")]
+    #[serde(default)]
+    pub keeps_deleted: Option<bool>,
+    /// Rows that the query is asked for at once at most.
+    #[serde(default = "ten_thousand")]
+    #[schemars(range(min = 1, max = 100_000))]
+    pub page_rows: usize,
+    /// How long the query may take for that.
+    #[serde(default = "half_a_minute")]
+    pub query_max: Pause,
+    /// The MySQL server that has the table; that of `[mysql]` unless it is here.
+    #[schemars(with = "Mysql")]
+    #[serde(default)]
+    pub source: Option<Mysql>,
+}
+
+/// What an import reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Rows of users and targets.
+    Likes(Query),
+    /// Numbers of targets.
+    Numbers(Query),
+    /// Keys in Redis with a number each.
+    Keys(Template),
+}
+
+impl Import {
+    /// What it reads, and how.
+    ///
+    /// # Errors
+    /// The key that is wrong, and a sentence.
+    pub fn reads(&self) -> Result<Reads, (&'static str, String)> {
+        let wrong = |key| move |problem| (key, problem);
+        match (&self.query, &self.keys) {
+            (Some(query), None) if self.is_of_likes() => {
+                Query::parse(query, OF_LIKES).map(Reads::Likes).map_err(wrong("query"))
+            }
+            (Some(query), None) => Query::parse(query, OF_NUMBERS).map(Reads::Numbers).map_err(wrong("query")),
+            (None, Some(_)) if self.is_of_likes() => {
+                Err(("keys", "likes are rows of users and targets: write a query".to_owned()))
+            }
+            (None, Some(keys)) => {
+                Template::parse(keys).map(Reads::Keys).map_err(|problem| ("keys", format!("keys {problem}")))
+            }
+            _ => Err(("query", "it has either query or keys".to_owned())),
+        }
+    }
+
+    /// Whether it brings likes over, and not numbers.
+    pub fn is_of_likes(&self) -> bool {
+        self.metric == LIKE
+    }
+}
+
+/// The block that names the server of an import.
+pub(super) fn source_key(place: usize) -> Key {
+    Key::from("import").then(place).then("source")
+}
+
+fn like() -> String {
+    LIKE.to_owned()
+}
+
+fn ten_thousand() -> usize {
+    10_000
+}
+
+fn half_a_minute() -> Pause {
+    Pause::from_secs(30)
+}
+
+pub(super) fn problems(config: &Config, found: &mut Faults) {
+    let rules = Rules::from(config);
+    for (place, import) in config.imports.iter().enumerate() {
+        let Import { name, kind, metric, .. } = import;
+        let block = Key::from("import").then(place);
+        let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[import]] {name}: {problem}"));
+        if !is_name(name) {
+            say("name", "a name has 1 to 32 of a-z, 0-9, - and _");
+        }
+        if config.imports.iter().take(place).any(|other| other.name == *name) {
+            say("name", "another [[import]] has the same name");
+        }
+        let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
+        if kind_code.is_none() {
+            say("kind", &format!("the kind {kind} is not in [kinds]"));
+        }
+        if metric_code.is_none() {
+            say("metric", &format!("the metric {metric} is not in [metrics]"));
+        }
+        if let (Some(kind), Some(metric)) = (kind_code, metric_code)
+            && rules.of(kind, metric).settable
+        {
+            say("metric", "its [[rule]] says settable: publish a `set` event for each number instead");
+        }
+        if config.recounts.iter().any(|recount| (&recount.kind, &recount.metric) == (kind, metric)) {
+            say("metric", "a [[recount]] corrects this number from another table: run `tallyd recount` instead");
+        }
+        if let Err((key, problem)) = import.reads() {
+            say(key, &problem);
+        }
+        keys_of_likes(import, &mut say);
+        if !(Pause::from_secs(1)..=Pause::from_secs(3_600)).contains(&import.query_max) {
+            say("query_max", "query_max must be from 1s to 1h");
+        }
+        if import
+            .source
+            .as_ref()
+            .is_some_and(|source| source.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
+        {
+            say("source", "url names no database: mysql://user@host:3306/site");
+        }
+    }
+}
+
+/// Keys that are for likes alone, and for queries alone.
+fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
+    if !import.is_of_likes() {
+        if import.unit.is_some() {
+            say("unit", "unit is for the time of likes");
+        }
+        if import.keeps_deleted.is_some() {
+            say("keeps_deleted", "keeps_deleted is for likes");
+        }
+    }
+    if import.keys.is_some() && import.source.is_some() {
+        say("source", "source is for a query: keys are read from [redis]");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const QUERY: &str = "SELECT target, user FROM l WHERE target > :after_target OR (target = :after_target AND \
+                         user > :after_user) ORDER BY target, user LIMIT :rows";
+    const NUMBERS: &str = "SELECT id AS target, views AS value FROM v WHERE id > :after_target ORDER BY id LIMIT :rows";
+
+    fn found(blocks: &str) -> Vec<String> {
+        let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\nunread = 3\ncomment = 4\n\
+                     [[rule]]\nmetric = \"unread\"\nsettable = true\n\
+                     [[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"SELECT 1, 2 WHERE 1 > :after LIMIT :limit\"\n";
+        match parse(&format!("{names}{blocks}"), "test", []) {
+            Ok(config) => Faults::texts(|found| problems(&config, found)),
+            Err(error) => error.0,
+        }
+    }
+
+    fn block(metric: &str, more: &str) -> String {
+        format!("[[import]]\nname = \"old\"\nkind = \"video\"\nmetric = \"{metric}\"\n{more}\n")
+    }
+
+    #[test]
+    fn imports_that_can_be_run_have_no_problems() {
+        for (metric, more) in [
+            ("like", format!("query = \"{QUERY}\"\nunit = \"ms\"\nkeeps_deleted = true")),
+            ("like", format!("query = \"{QUERY}\"\n[import.source]\nurl = \"mysql://u@h/old\"")),
+            ("view", format!("query = \"{NUMBERS}\"")),
+            ("view", "keys = \"post:views:{id}\"".to_owned()),
+        ] {
+            assert_eq!(found(&block(metric, &more)), Vec::<String>::new(), "{more}");
+        }
+    }
+
+    #[test]
+    fn imports_that_can_not_be_run_are_refused() {
+        let likes = format!("query = \"{QUERY}\"");
+        for (blocks, problem) in [
+            (block("like", ""), "[[import]] old: it has either query or keys"),
+            (block("like", "keys = \"likes:{id}\""), "likes are rows of users and targets: write a query"),
+            (block("view", "keys = \"views\""), "keys lacks {id}"),
+            (block("view", &likes), "query has :after_user; there are :after_target and :rows"),
+            (block("like", &likes.replace(":rows", "9")), "query lacks :rows"),
+            (block("share", &likes.replace("AND user > :after_user", "")), "the metric share is not in [metrics]"),
+            (block("unread", "keys = \"unread:{id}\""), "publish a `set` event for each number"),
+            (block("comment", "keys = \"comments:{id}\""), "run `tallyd recount` instead"),
+            (block("view", "keys = \"views:{id}\"\nunit = \"s\""), "unit is for the time of likes"),
+            (block("view", "keys = \"views:{id}\"\nkeeps_deleted = true"), "keeps_deleted is for likes"),
+            (block("view", "keys = \"v:{id}\"\n[import.source]\nurl = \"mysql://u@h/t\""), "source is for a query"),
+            (block("like", &format!("{likes}\nunit = \"ns\"")), "unit"),
+            (block("like", &format!("{likes}\nquery_max = \"10ms\"")), "query_max must be from 1s to 1h"),
+            (block("like", &format!("{likes}\n[import.source]\nurl = \"mysql://u@h\"")), "url names no database"),
+            (block("like", &likes).repeat(2), "another [[import]] has the same name"),
+        ] {
+            let found = found(&blocks);
+            assert!(found.len() == 1 && found[0].contains(problem), "{problem}: {found:?}");
+        }
+    }
+}
