@@ -94,6 +94,14 @@ impl Keys {
         Place { key, part: self.part(metric), bucket: Some(bucket) }
     }
 
+    /// The names of counters' keys as a person writes them: `like:count:{id}`, or `tally:c:{...}` where buckets hold the numbers.
+    pub fn counter_names(&self) -> String {
+        match &self.layout.template {
+            Some(template) => format!("{}{template}", self.prefix),
+            None => format!("{}c:{{...}}", self.prefix),
+        }
+    }
+
     /// What in a key holds the metric's number, as the scripts are told.
     pub fn part(&self, metric: Metric) -> String {
         match self.layout.form {

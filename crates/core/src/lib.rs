@@ -23,6 +23,7 @@ pub mod partition;
 pub mod pause;
 pub mod period;
 pub mod prefetch;
+pub mod raised_again;
 pub mod ranks;
 pub mod repair_limits;
 pub mod resolve_sets;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd_core::model::{Addition, CounterKey};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{Addition, CounterKey, Metric};
 use tallyd_core::outbox::CORRECTIONS;
+use tallyd_core::raised_again::{AllTooHigh, RaisedAgain, TooHigh};
 
-use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders};
+use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders, target};
 
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,12 @@ pub const CORRECTIONS_MAX: usize = 100;
 /// How often a correction is tried that another transaction was in the way of.
 const TRIES: u32 = 10;
 
+/// The outcome of a repair that a run noted and did not make, because somebody counts without events.
+pub const HELD: &str = "held";
+
+/// Counters of one run that are compared with the next run's: some MiB. The rule needs a hundred.
+const TOO_HIGH_MAX: u64 = 100_000;
+
 /// Rows that one statement of the pruning deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
@@ -60,7 +67,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            for outcome in ["done", "below-zero", "stale"] {
+            for outcome in ["done", "below-zero", "stale", HELD] {
                 let those: Vec<CounterKey> =
                     outcomes.iter().filter(|(_, of)| *of == outcome).map(|(number, _)| *number).collect();
                 for piece in in_shapes(&those) {
@@ -76,6 +83,31 @@ impl Store {
                 }
             }
             tx.commit().await.context(ACTION)
+        })
+        .await
+    }
+
+    /// The counters of Redis that the last two reconciles before `run` found too high. Only runs count that compared all or all that had
+    /// changed, to their end.
+    pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
+        const ACTION: &str = "read what the last runs lowered";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let runs: Vec<u64> = sqlx::query_scalar(
+                "SELECT run FROM job_run WHERE job = 'reconcile' AND run < ? AND mode IN ('changed', 'full', 'rebuild') \
+                 AND outcome IN ('done', 'braked') ORDER BY run DESC LIMIT 2",
+            )
+            .bind(run)
+            .fetch_all(&mut *connection)
+            .await
+            .context(ACTION)?;
+            let mut found = Vec::new();
+            for run in runs {
+                found.push(too_high(connection, run).await?);
+            }
+            let mut found = found.into_iter();
+            let last = found.next().unwrap_or_default();
+            Ok(RaisedAgain::new(&found.next().unwrap_or_default(), last))
         })
         .await
     }
@@ -128,6 +160,31 @@ impl Store {
             }
         }
     }
+}
+
+async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
+    const ACTION: &str = "read what the last runs lowered";
+    // By the key: passes are numbered by their runs.
+    let rows = sqlx::query(
+        "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \
+         AND store = 'redis' AND added < 0 AND outcome IN ('done', ?) ORDER BY pass LIMIT ?",
+    )
+    .bind(HELD)
+    .bind(jobs::number_of(run, 0))
+    .bind(jobs::number_of(run, u64::MAX))
+    .bind(HELD)
+    .bind(TOO_HIGH_MAX)
+    .fetch_all(connection)
+    .await
+    .context(ACTION)?;
+    let mut found = AllTooHigh::new();
+    for row in &rows {
+        let number = (target(row, 0).context(ACTION)?, Metric(row.try_get(2).context(ACTION)?));
+        let by = row.try_get::<i64, _>(3).context(ACTION)?.unsigned_abs();
+        let held: bool = row.try_get(4).context(ACTION)?;
+        found.insert(number, TooHigh { by, left: if held { by } else { 0 } });
+    }
+    Ok(found)
 }
 
 async fn correct(

@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::context::{RunContext, Servers};
 use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_MAX, with_busy};
 use super::repair::Repairer;
-use super::report::{Progress, Report, TargetReport, Verdict};
+use super::report::{End, Progress, Report, TargetReport, Verdict};
 use super::throttle::Throttle;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
@@ -166,7 +166,7 @@ impl<'a> Comparer<'a> {
 
     /// Whether everything was compared, or is noted for the next run.
     pub(super) fn is_complete(&self) -> bool {
-        self.repairer.has_kept_all() && !self.run.early_end.was_due()
+        self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
 
     /// Waits until the servers have time for a page.
@@ -186,10 +186,10 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Notes how far the run has come, where nothing before it is suspect. A dry run notes nothing: what it has seen was
-    /// not repaired.
+    /// Notes how far the run has come, where nothing before it is suspect. A dry run, and one that holds repairs back, note nothing: what
+    /// they have seen was not repaired.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
-        if !self.suspects.is_empty() || self.report.dry_run {
+        if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
         }
         Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
@@ -209,6 +209,9 @@ impl<'a> Comparer<'a> {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
         self.throttle.report(&mut report);
+        if let (None, Some(reason)) = (&report.ended_early, self.repairer.stopped()) {
+            report.end(End::LimitExceeded, reason);
+        }
         report.clean = report.is_clean();
         report
     }

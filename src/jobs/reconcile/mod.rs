@@ -41,6 +41,7 @@ mod load;
 pub(crate) mod loss_detector;
 mod measure;
 mod orphans;
+mod raised;
 mod repair;
 pub mod report;
 mod scan;

@@ -11,6 +11,7 @@ use tracing::warn;
 
 use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::{Measure, Measurement};
+use super::raised::Raised;
 use super::report::{Report, Steps, Verdict};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
@@ -20,7 +21,7 @@ use tallyd_core::job_name::JobName;
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use tallyd_mysql::jobs::LEASE;
-use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent, RedisFollows};
+use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 
@@ -32,16 +33,22 @@ pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
     /// Whether there was room to note all counters that the next run must measure first.
     all_kept: bool,
+    raised: Raised<'a>,
 }
 
 impl<'a> Repairer<'a> {
     pub(super) fn new(run: &'a RunContext<'a>) -> Self {
-        Self { run, all_kept: true }
+        Self { run, all_kept: true, raised: Raised::new(run) }
     }
 
     /// Whether the next run will measure all counters that this run could not decide.
     pub(super) fn has_kept_all(&self) -> bool {
         self.all_kept
+    }
+
+    /// Why repairs of a metric stopped, if they did.
+    pub(super) fn stopped(&self) -> Option<String> {
+        self.raised.reason()
     }
 
     /// Adds what the `first` drifts and the `second` measurements agree on. A dry run only lists it.
@@ -64,6 +71,8 @@ impl<'a> Repairer<'a> {
         fault::point("reconcile:agreed");
         let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
         self.check_limits(report, largest)?;
+        let (repairs, held) = self.raised.part(repairs).await?;
+        self.hold(&held, second, report).await?;
         let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
         let mut left = Vec::new();
         for (key, repaired) in self.repair(&repairs, second, report).await? {
@@ -193,6 +202,29 @@ impl<'a> Repairer<'a> {
         limits.check(report.checked, report.drifted.max(report.counters_off), largest)
     }
 
+    /// Notes repairs that are not made, for the next run: it tells by them whether the drift grows.
+    async fn hold(
+        &mut self,
+        held: &[Repair],
+        measurements: &BTreeMap<CounterKey, Measurement>,
+        report: &mut Report,
+    ) -> Result<()> {
+        if held.is_empty() {
+            return Ok(());
+        }
+        let (servers, pass) = (self.run.servers, self.run.next_pass());
+        servers.store.note_repairs(JOB, self.run.number, pass, &intents(held, measurements)).await?;
+        let outcomes: Vec<(CounterKey, &str)> = held.iter().map(|repair| (repair.number, HELD)).collect();
+        servers.store.note_outcomes(pass, &outcomes).await?;
+        report.left += held.len() as u64;
+        for Repair { number: key, .. } in held {
+            if let Some(measurement) = measurements.get(key) {
+                measurement.list(report, servers, *key, 0, Verdict::Left);
+            }
+        }
+        self.keep_for_next(held.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
+    }
+
     /// Makes repairs, and notes each before it is made and after.
     async fn repair(
         &self,
@@ -211,12 +243,7 @@ impl<'a> Repairer<'a> {
         };
         let repairs: Vec<Repair> =
             repairs.iter().map(|repair| Repair { until: until(&repair.number), ..*repair }).collect();
-        let before = |key| measurements.get(&key).map_or(0, |measurement| measurement.sample.value);
-        let intents: Vec<Intent> = repairs
-            .iter()
-            .map(|Repair { number, delta, .. }| Intent { number: *number, before: before(*number), added: *delta })
-            .collect();
-        servers.store.note_repairs(JOB, self.run.number, pass, &intents).await?;
+        servers.store.note_repairs(JOB, self.run.number, pass, &intents(&repairs, measurements)).await?;
         self.run.check_data_set().await?;
         fault::point("reconcile:noted");
         let done = servers.cache.repair(&servers.names, pass, &repairs).await?;
@@ -227,6 +254,13 @@ impl<'a> Repairer<'a> {
         Steps::add(&mut report.steps_ms.repair, began.elapsed());
         Ok(done)
     }
+}
+
+fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Intent> {
+    let before = |key| measurements.get(&key).map_or(0, |measurement| measurement.sample.value);
+    let intent =
+        |Repair { number, delta, .. }: &Repair| Intent { number: *number, before: before(*number), added: *delta };
+    repairs.iter().map(intent).collect()
 }
 
 /// The addition of `delta` to a counter that was `sampled`, without a deadline: a run that takes over a load changes the

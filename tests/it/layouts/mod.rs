@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
 mod moved;
+mod old_keys;
 mod plain;
 mod read;
 mod warned;

@@ -51,7 +51,8 @@ pub struct Report {
     pub undecided: u64,
     /// Not compared: nobody has loaded their bucket, so what is missing is unknown.
     pub unknown: u64,
-    /// Not repaired: the bucket changed between measurement and repair, or the number would have gone below zero.
+    /// Not repaired: the bucket changed between measurement and repair, the number would have gone below zero, or repairs of the metric
+    /// stopped.
     pub left: u64,
     /// In Redis, but not in MySQL.
     pub phantoms: u64,

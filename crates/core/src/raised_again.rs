@@ -1,0 +1,150 @@
+//! Counters that somebody raises without events: a run lowers them, and the next run finds them too high again. Repairs against such a
+//! writer never end, and take its likes away each time. Pure.
+//!
+//! A counter is *raised again* where the last run found it too high and left it at some drift (zero where it lowered it), and it is higher
+//! now. The repairs of a metric stop where [`RAISED_MIN`] counters of it are raised again in this run, and as many were in the run before.
+//! A run that holds repairs back leaves drifts as they are. So its next run stops, too, as long as they grow, and repairs once they don't.
+//!
+//! Chance alone does not do that: a target's likes are lost or counted twice now and then, and not of the same hundred targets three times.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::model::{CounterKey, Metric};
+
+/// Fewer counters of a metric that are raised again are repaired: a few hot targets can drift in each run.
+pub const RAISED_MIN: u64 = 100;
+
+/// A counter that a run found too high.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooHigh {
+    /// By how much.
+    pub by: u64,
+    /// The drift that the run left: zero where it lowered the counter, `by` where it held the repair back.
+    pub left: u64,
+}
+
+/// The counters that one run found too high.
+pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
+
+/// What this run and the one before it found raised again.
+#[derive(Clone, Debug, Default)]
+pub struct RaisedAgain {
+    last: AllTooHigh,
+    /// By metric: how many the last run found.
+    by_last: BTreeMap<Metric, u64>,
+    /// By metric: how many this run has found.
+    by_this: BTreeMap<Metric, u64>,
+}
+
+impl RaisedAgain {
+    /// For a run after the run `last`, which came after the run `before`.
+    pub fn new(before: &AllTooHigh, last: AllTooHigh) -> Self {
+        let mut by_last = BTreeMap::new();
+        for (key, TooHigh { by, .. }) in &last {
+            note(&mut by_last, before, *key, *by);
+        }
+        Self { last, by_last, by_this: BTreeMap::new() }
+    }
+
+    /// Notes that this run finds the counter too high by so much: once for each counter.
+    pub fn note(&mut self, key: CounterKey, by: u64) {
+        note(&mut self.by_this, &self.last, key, by);
+    }
+
+    /// How many counters of the metric this run has found raised again, where its repairs must stop.
+    pub fn stops(&self, metric: Metric) -> Option<u64> {
+        let raised = |by: &BTreeMap<Metric, u64>| by.get(&metric).copied().filter(|raised| *raised >= RAISED_MIN);
+        raised(&self.by_last).and_then(|_| raised(&self.by_this))
+    }
+}
+
+fn note(raised: &mut BTreeMap<Metric, u64>, former: &AllTooHigh, key: CounterKey, by: u64) {
+    if former.get(&key).is_some_and(|former| by > former.left) {
+        *raised.entry(key.1).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::{Kind, Target, TargetId};
+
+    const LIKE: Metric = Metric(1);
+    const SHARE: Metric = Metric(2);
+
+    fn key(id: u64, metric: Metric) -> CounterKey {
+        (Target { kind: Kind(1), id: TargetId(id) }, metric)
+    }
+
+    /// One run after two others: these counters are too high by so much. Gives what it leaves, and whether it stops.
+    fn run(before: &AllTooHigh, last: &AllTooHigh, high: &[(CounterKey, u64)]) -> (AllTooHigh, bool) {
+        let mut raised = RaisedAgain::new(before, last.clone());
+        high.iter().for_each(|(key, by)| raised.note(*key, *by));
+        let left = |key: &CounterKey, by| if raised.stops(key.1).is_some() { by } else { 0 };
+        let all = high.iter().map(|(key, by)| (*key, TooHigh { by: *by, left: left(key, *by) })).collect();
+        (all, raised.stops(LIKE).is_some())
+    }
+
+    #[test]
+    fn the_third_run_stops_and_so_do_those_after_it_until_the_drift_rests() {
+        let high = |by: u64| (1..=100).map(|id| (key(id, LIKE), by)).collect::<Vec<_>>();
+        let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());
+        for (by, stops) in [(1, false), (1, false), (1, true), (2, true), (3, true), (3, false), (1, false), (0, false)]
+        {
+            let (left, stopped) = run(&before, &last, &high(by));
+            assert_eq!(stopped, stops, "{by}");
+            (before, last) = (last, left);
+        }
+    }
+
+    #[test]
+    fn each_metric_is_judged_by_itself_and_a_hundred_are_enough() {
+        let high = |likes: u64| {
+            let likes = (1..=likes).map(|id| (key(id, LIKE), 1));
+            likes.chain((1..=99).map(|id| (key(id, SHARE), 1))).collect::<Vec<_>>()
+        };
+        for (likes, stops) in [(99, false), (100, true)] {
+            let (first, _) = run(&AllTooHigh::new(), &AllTooHigh::new(), &high(likes));
+            let (second, _) = run(&AllTooHigh::new(), &first, &high(likes));
+            let mut third = RaisedAgain::new(&first, second);
+            high(likes).iter().for_each(|(key, by)| third.note(*key, *by));
+            assert_eq!((third.stops(LIKE).is_some(), third.stops(SHARE)), (stops, None), "{likes}");
+        }
+    }
+
+    proptest! {
+        /// Drift by chance: in each run another hundred or so of ten thousand targets.
+        #[test]
+        fn drift_by_chance_never_stops_repairs(seeds in prop::collection::vec(prop::collection::btree_set(1_u64..10_000, 0..400), 3..8)) {
+            let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());
+            for ids in seeds {
+                let high: Vec<(CounterKey, u64)> = ids.into_iter().map(|id| (key(id, LIKE), 1 + id % 3)).collect();
+                let (left, stopped) = run(&before, &last, &high);
+                prop_assert!(!stopped);
+                (before, last) = (last, left);
+            }
+        }
+
+        /// However the counters of a writer without events mix with others: the third run stops, and repairs once it has ended.
+        #[test]
+        fn a_writer_without_events_is_found_in_the_third_run(
+            raised in 100_u64..300,
+            rates in prop::collection::vec(1_u64..5, 4),
+            noise in prop::collection::btree_set(1_000_u64..9_000, 0..200),
+        ) {
+            let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());
+            for (number, rate) in rates.iter().enumerate() {
+                let by = |id| last.get(&key(id, LIKE)).map_or(0, |it: &TooHigh| it.left) + rate;
+                let mut high: Vec<(CounterKey, u64)> = (1..=raised).map(|id| (key(id, LIKE), by(id))).collect();
+                high.extend(noise.iter().map(|id| (key(id + number as u64 * 9_000, LIKE), 1)));
+                let (left, stopped) = run(&before, &last, &high);
+                prop_assert_eq!(stopped, number >= 2);
+                (before, last) = (last, left);
+            }
+            let rests: Vec<(CounterKey, u64)> = last.iter().map(|(key, it)| (*key, it.left)).filter(|(_, by)| *by > 0).collect();
+            prop_assert!(!run(&before, &last, &rests).1);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Stops the repairs of a metric that an API server counts in Redis without publishing: each run would take its likes away, and the next
+//! one would find them again. `tallyd_core::raised_again` has the rule.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use tracing::warn;
+
+use super::context::{Mode, RunContext};
+use tallyd_core::model::Metric;
+use tallyd_core::raised_again::RaisedAgain;
+use tallyd_redis::counters::Repair;
+
+/// The rule, for one run.
+pub(super) struct Raised<'a> {
+    run: &'a RunContext<'a>,
+    /// What earlier runs found; `None` before this run finds a counter too high.
+    raised: Option<RaisedAgain>,
+    /// Why repairs stopped, by metric.
+    reasons: BTreeMap<Metric, String>,
+}
+
+impl<'a> Raised<'a> {
+    pub(super) fn new(run: &'a RunContext<'a>) -> Self {
+        Self { run, raised: None, reasons: BTreeMap::new() }
+    }
+
+    /// Parts the repairs that can be made from those of metrics whose repairs stop.
+    pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
+        let options = self.run.options;
+        // A person has named the targets, or wants it all the same. A second layout has no earlier runs.
+        let is_exempt = options.force || matches!(options.mode, Mode::Targets(_) | Mode::Layout);
+        if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
+            return Ok((repairs, Vec::new()));
+        }
+        let raised = match &mut self.raised {
+            Some(raised) => raised,
+            none => none.insert(self.run.servers.store.raised_again(self.run.number).await?),
+        };
+        for Repair { number, delta, .. } in repairs.iter().filter(|repair| repair.delta < 0) {
+            raised.note(*number, delta.unsigned_abs());
+        }
+        let (held, made) = repairs.into_iter().partition(|repair| raised.stops(repair.number.1).is_some());
+        self.say_stopped();
+        Ok((made, held))
+    }
+
+    /// Why repairs stopped, if they did.
+    pub(super) fn reason(&self) -> Option<String> {
+        let reasons: Vec<&str> = self.reasons.values().map(String::as_str).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    fn say_stopped(&mut self) {
+        let servers = self.run.servers;
+        let Some(raised) = &self.raised else { return };
+        for metric in servers.metrics.codes() {
+            let Some(targets) = raised.stops(metric).filter(|_| !self.reasons.contains_key(&metric)) else { continue };
+            let (name, place) = (servers.metrics.name(metric), servers.cache.keys.counter_names());
+            let reason = format!(
+                "{targets} targets of {name} that the last run lowered or left are too high again, as in the run before: an API server \
+                 still counts in {place} without publishing; repairs of {name} stop until that ends. Stop it (docs/moving.md, \"Old \
+                 keys\"), then run `tallyd reconcile --force`"
+            );
+            warn!(event = "reconcile-braked", reason, "nothing more of {name} is repaired: {reason}");
+            self.reasons.insert(metric, reason);
+        }
+    }
+}
