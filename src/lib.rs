@@ -31,6 +31,7 @@ pub(crate) mod gateway;
 pub(crate) mod http;
 pub mod jobs;
 pub mod letter;
+pub mod moving;
 pub(crate) mod outbox;
 pub mod runtime;
 pub mod servers;

@@ -9,6 +9,7 @@ mod consent;
 mod control;
 mod dead;
 mod edit;
+mod erase;
 mod exit;
 mod filters;
 mod healthcheck;
@@ -112,6 +113,8 @@ enum Command {
     Names(names::NamesCommand),
     /// Bring Redis to the state of MySQL after MySQL was restored from a backup.
     AfterRestore(after_restore::AfterRestoreArgs),
+    /// Delete all that is known of a user or a target, and take its likes back.
+    Erase(erase::EraseArgs),
     /// Create or update the tables in MySQL, with an account that has the right to create tables.
     Migrate,
 }
@@ -229,6 +232,7 @@ where
             Some(Command::Partitions(command)) => partitions::run(&config, &command).await,
             Some(Command::Names(command)) => names::run(&config, &command).await,
             Some(Command::AfterRestore(args)) => after_restore::run(&config, &args).await,
+            Some(Command::Erase(args)) => erase::run(&config, &args).await,
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })

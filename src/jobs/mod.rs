@@ -89,6 +89,8 @@ pub struct Wakes {
     archive: Arc<Notify>,
     filters: Arc<Notify>,
     recount: Arc<Notify>,
+    /// Of jobs that only commands run: nobody waits for it.
+    commanded: Arc<Notify>,
 }
 
 impl Wakes {
@@ -98,6 +100,7 @@ impl Wakes {
             JobName::Archive => &self.archive,
             JobName::Filters => &self.filters,
             JobName::Recount => &self.recount,
+            JobName::Erase => &self.commanded,
         }
     }
 }

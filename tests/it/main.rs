@@ -11,6 +11,7 @@ mod consumer;
 mod counts;
 mod daemons;
 mod dead;
+mod erase;
 mod filters;
 mod fuzz;
 mod gateway;

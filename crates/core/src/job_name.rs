@@ -13,10 +13,12 @@ pub enum JobName {
     Filters,
     /// Compares `counter` with tables of the site.
     Recount,
+    /// Deletes all that is known of a user or a target; only a command runs it.
+    Erase,
 }
 
 impl JobName {
-    /// All of them.
+    /// Those that daemons run.
     pub const ALL: [Self; 4] = [Self::Reconcile, Self::Archive, Self::Filters, Self::Recount];
 
     /// The name in `job_lock` and `job_run`.
@@ -26,6 +28,7 @@ impl JobName {
             Self::Archive => "archive",
             Self::Filters => "filters",
             Self::Recount => "recount",
+            Self::Erase => "erase",
         }
     }
 }

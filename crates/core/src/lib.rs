@@ -11,6 +11,7 @@ pub mod click_limits;
 pub mod coalesce;
 pub mod control;
 pub mod drift;
+pub mod erase;
 pub mod event;
 pub mod import;
 pub mod job_name;

@@ -61,6 +61,13 @@ pub struct Done {
     pub late_members: u64,
 }
 
+impl PeriodRow {
+    /// What the zset in Redis is named after that is restored from the archive.
+    pub fn tag(&self) -> String {
+        format!("a{}", self.done_at.map_or(0, |at| at.0))
+    }
+}
+
 impl PeriodState {
     pub fn text(self) -> &'static str {
         match self {

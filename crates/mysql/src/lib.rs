@@ -16,6 +16,7 @@ pub mod config;
 mod conn;
 pub mod control;
 pub mod counters;
+pub mod erase;
 mod error;
 mod grants;
 pub mod jobs;

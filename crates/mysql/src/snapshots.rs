@@ -36,6 +36,11 @@ impl Snapshot {
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
+
+    /// What the zset in Redis is named after that is restored from it.
+    pub fn tag(&self) -> String {
+        format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
+    }
 }
 
 /// A member as a snapshot has it.

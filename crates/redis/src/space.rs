@@ -69,7 +69,7 @@ impl Cache {
         Ok(dropped)
     }
 
-    fn drop_number(&self, kind: &str, target: Target, metric: Metric, dry_run: bool) -> Cmd {
+    pub(super) fn drop_number(&self, kind: &str, target: Target, metric: Metric, dry_run: bool) -> Cmd {
         let key = self.keys.place(kind, target, metric).key;
         let entity = self.keys.layout().form == Form::Entity;
         let mut command = redis::cmd(match (entity, dry_run) {
@@ -99,7 +99,7 @@ impl Cache {
     }
 
     /// How many of the commands answer with one.
-    async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
+    pub(super) async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
         const ACTION: &str = "delete the keys of a layout";
         let mut ones = 0;
         for some in commands.chunks(super::PIPELINE_COMMANDS_MAX) {

@@ -66,8 +66,8 @@ enum Source {
 impl Source {
     fn tag(self) -> String {
         match self {
-            Self::Add(snapshot) | Self::Raise(snapshot) | Self::Frozen(snapshot) => tag(snapshot),
-            Self::Archive { row, .. } => format!("a{}", row.done_at.map_or(0, |at| at.0)),
+            Self::Add(snapshot) | Self::Raise(snapshot) | Self::Frozen(snapshot) => snapshot.tag(),
+            Self::Archive { row, .. } => row.tag(),
         }
     }
 
@@ -85,11 +85,6 @@ impl Source {
             Self::Archive { row, .. } => format!("from its archive of {}", time(row.done_at)),
         }
     }
-}
-
-/// What the zset is named after that is restored from a snapshot.
-pub(super) fn tag(snapshot: Snapshot) -> String {
-    format!("s{}-{}", snapshot.number, snapshot.taken_at.map_or(0, |at| at.0))
 }
 
 pub(super) struct Restorer<'a> {
@@ -173,7 +168,7 @@ impl Restorer<'_> {
         keys: BoardKeys,
     ) -> Step<Source> {
         let cache = self.run.cache;
-        if cache.is_restoring(at, &tag(snapshot)).await?.1 {
+        if cache.is_restoring(at, &snapshot.tag()).await?.1 {
             // An earlier restore was interrupted.
             return Ok(Source::Add(snapshot));
         }

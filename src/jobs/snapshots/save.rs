@@ -20,7 +20,6 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::health::{Savable, savable};
-use super::restore::tag;
 use crate::config::Board;
 use crate::jobs::board_run::backup::{PAGE_MEMBERS, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
@@ -115,7 +114,7 @@ impl Saver<'_> {
             return Err(Halt::Kept(Reason::NotOpen));
         }
         if let Some(snapshot) = snapshot.filter(|_| force)
-            && cache.is_restoring(at, &tag(snapshot)).await?.1
+            && cache.is_restoring(at, &snapshot.tag()).await?.1
         {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }

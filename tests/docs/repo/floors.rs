@@ -8,7 +8,7 @@ use super::{root, sources};
 const FLOORS: [&[&str]; 5] = [
     &["main", "app"],
     &["admin", "cli", "gateway"],
-    &TASKS,
+    &["consumer", "dead_letters", "jobs", "moving", "outbox"],
     &["servers"],
     &["boards", "config", "http", "letter", "runtime", "telemetry", "version"],
 ];

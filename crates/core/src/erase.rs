@@ -1,0 +1,286 @@
+//! Who or what is erased, and how that is taken out of texts that hold other things, too. Pure.
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::model::{Target, UserId};
+
+/// Types of events that never name a user.
+const WITHOUT_USER: [&str; 4] = ["count", "set", "reset", "fence"];
+
+/// Who or what is erased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A user, with all likes.
+    User(UserId),
+    /// A target, with all numbers.
+    Target {
+        target: Target,
+        /// The name of its kind.
+        kind: String,
+    },
+}
+
+/// A message's body after the subject's events were taken out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// How many events named the subject.
+    pub removed: usize,
+    /// What is left; `None` where nothing is.
+    pub body: Option<Vec<u8>>,
+    /// What is left holds the id where an event has none: only a person can tell what it means.
+    pub unclear: bool,
+}
+
+/// Whether one event names the subject.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Yes,
+    No,
+    Unclear,
+}
+
+impl Subject {
+    /// `user` or `target`: all that is written down of the subject.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::User(_) => "user",
+            Self::Target { .. } => "target",
+        }
+    }
+
+    /// Its id in decimal, which is its name on boards.
+    pub fn member(&self) -> String {
+        self.id().to_string()
+    }
+
+    /// Takes the events that name the subject out of a body, which is one event or a list.
+    pub fn clear(&self, body: &[u8]) -> Cleared {
+        let untouched = |unclear| Cleared { removed: 0, body: Some(body.to_vec()), unclear };
+        if body.trim_ascii_start().first() != Some(&b'[') {
+            return match serde_json::from_slice::<Value>(body) {
+                Ok(event) if self.named_by(&event) == Names::Yes => Cleared { removed: 1, ..Cleared::default() },
+                Ok(event) => untouched(self.named_by(&event) == Names::Unclear),
+                Err(_) => untouched(self.is_in_bytes(body)),
+            };
+        }
+        let Ok(events) = serde_json::from_slice::<Vec<&RawValue>>(body) else {
+            return untouched(self.is_in_bytes(body));
+        };
+        let (mut kept, mut unclear) = (Vec::with_capacity(events.len()), false);
+        for event in &events {
+            let names = match serde_json::from_str::<Value>(event.get()) {
+                Ok(event) => self.named_by(&event),
+                Err(_) if self.is_in_bytes(event.get().as_bytes()) => Names::Unclear,
+                Err(_) => Names::No,
+            };
+            unclear |= names == Names::Unclear;
+            if names != Names::Yes {
+                kept.push(event.get());
+            }
+        }
+        match events.len() - kept.len() {
+            0 => untouched(unclear),
+            removed if kept.is_empty() => Cleared { removed, ..Cleared::default() },
+            removed => Cleared { removed, body: Some(format!("[{}]", kept.join(",")).into_bytes()), unclear },
+        }
+    }
+
+    /// Takes the items that name the subject out of the body of an outbox row: `kind:target:metric:delta` and `kind:target:user`,
+    /// spaces between. The rest is empty where all do.
+    pub fn clear_outbox(&self, body: &str) -> String {
+        let names = |item: &&str| {
+            let parts: Vec<&str> = item.split(':').collect();
+            match self {
+                Self::User(user) => parts.len() == 3 && parts.last() == Some(&user.to_string().as_str()),
+                Self::Target { target, .. } => {
+                    parts.first() == Some(&target.kind.to_string().as_str())
+                        && parts.get(1) == Some(&target.id.to_string().as_str())
+                }
+            }
+        };
+        body.split(' ').filter(|item| !names(item)).collect::<Vec<_>>().join(" ")
+    }
+
+    fn id(&self) -> u64 {
+        match self {
+            Self::User(user) => user.0,
+            Self::Target { target, .. } => target.id.0,
+        }
+    }
+
+    fn named_by(&self, event: &Value) -> Names {
+        let (id, kind) = match self {
+            Self::User(_) => (event.get("user_id"), None),
+            Self::Target { kind, .. } => (event.get("target_id"), Some(kind.as_str())),
+        };
+        match id {
+            Some(id) if self.is_id(id) => match (kind, event.get("kind").and_then(Value::as_str)) {
+                (Some(kind), Some(named)) if kind != named => Names::No,
+                (Some(_), None) => Names::Unclear,
+                _ => Names::Yes,
+            },
+            Some(_) => Names::No,
+            None if kind.is_none()
+                && event.get("type").and_then(Value::as_str).is_some_and(|of| WITHOUT_USER.contains(&of)) =>
+            {
+                Names::No
+            }
+            // An event in JSON of the site's own.
+            None if self.is_in(event) => Names::Unclear,
+            None => Names::No,
+        }
+    }
+
+    /// As a number, or as text in decimal.
+    fn is_id(&self, value: &Value) -> bool {
+        match value {
+            Value::Number(number) => number.as_u64() == Some(self.id()),
+            Value::String(text) => text.trim().parse() == Ok(self.id()),
+            _ => false,
+        }
+    }
+
+    fn is_in(&self, value: &Value) -> bool {
+        match value {
+            Value::Array(values) => values.iter().any(|value| self.is_in(value)),
+            Value::Object(fields) => fields.values().any(|value| self.is_in(value)),
+            value => self.is_id(value),
+        }
+    }
+
+    /// Whether the id's digits stand there, with no other digit beside them.
+    fn is_in_bytes(&self, bytes: &[u8]) -> bool {
+        let id = self.member();
+        bytes.split(|byte| !byte.is_ascii_digit()).any(|digits| digits == id.as_bytes())
+    }
+}
+
+/// The member that stands for an erased one in an archive that has `taken` for others already: `0`, then `0:1`, `0:2`, because a zset has
+/// no member twice.
+pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
+    let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
+    // There are more names than are taken.
+    names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
+}
+
+/// The text with `by` wherever the whole of `name` stands, a target as `video:42`. `None` where it does not.
+pub fn replaced(text: &str, name: &str, by: &str) -> Option<String> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
+    let (mut new, mut from) = (String::new(), 0);
+    for (place, _) in text.match_indices(name) {
+        let (before, after) = (text.get(..place)?, text.get(place + name.len()..)?);
+        let is_whole = !before.ends_with(is_part) && !after.starts_with(|letter: char| letter.is_ascii_digit());
+        if is_whole {
+            new.push_str(text.get(from..place)?);
+            new.push_str(by);
+            from = place + name.len();
+        }
+    }
+    if from == 0 {
+        return None;
+    }
+    new.push_str(text.get(from..)?);
+    Some(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Kind, TargetId};
+    use proptest::prelude::*;
+
+    const USER: Subject = Subject::User(UserId(7));
+
+    fn video() -> Subject {
+        Subject::Target { target: Target { kind: Kind(1), id: TargetId(42) }, kind: "video".to_owned() }
+    }
+
+    fn cleared(subject: &Subject, body: &str) -> (usize, Option<String>, bool) {
+        let Cleared { removed, body, unclear } = subject.clear(body.as_bytes());
+        (removed, body.map(|body| String::from_utf8(body).unwrap()), unclear)
+    }
+
+    #[test]
+    fn an_event_is_taken_out_where_it_names_the_subject() {
+        for (body, of_user, of_target) in [
+            (r#"{"type":"like","kind":"video","target_id":"42","user_id":7}"#, true, true),
+            (r#"{"type":"like","kind":"film","target_id":42,"user_id":"7"}"#, true, false),
+            (r#"{"type":"count","kind":"video","target_id":42,"delta":7}"#, false, true),
+            (r#"{"type":"count","kind":"video","target_id":7,"delta":42}"#, false, false),
+            (r#"{"type":"like","kind":"video","target_id":7,"user_id":42}"#, false, false),
+        ] {
+            for (subject, names) in [(&USER, of_user), (&video(), of_target)] {
+                let expected = if names { (1, None, false) } else { (0, Some(body.to_owned()), false) };
+                assert_eq!(cleared(subject, body), expected, "{body} {subject:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_list_the_events_of_others_stay_as_they_are() {
+        let (mine, other) = (r#"{"user_id":7}"#, r#"{ "user_id": 8, "extra":[7] }"#);
+        assert_eq!(cleared(&USER, &format!("[{mine}, {other},{mine}]")), (2, Some(format!("[{other}]")), false));
+        assert_eq!(cleared(&USER, &format!("[{mine},{mine}]")), (2, None, false));
+        let untouched = format!("[{other} , 17]");
+        assert_eq!(cleared(&USER, &untouched), (0, Some(untouched.clone()), false));
+    }
+
+    #[test]
+    fn what_may_name_the_subject_in_another_way_is_told() {
+        for body in [r#"{"actor":{"id":7}}"#, r#"{"user_id":7"#, "user 7 likes", r#"[{"uid":"7"}]"#, "[7"] {
+            assert_eq!(cleared(&USER, body), (0, Some(body.to_owned()), true), "{body}");
+        }
+        for body in [r#"{"actor":{"id":77}}"#, "user 17", "", "[]", r#"{"type":"set","value":7}"#] {
+            assert_eq!(cleared(&USER, body), (0, Some(body.to_owned()), false), "{body}");
+        }
+        let without_kind = r#"{"type":"like","target_id":42,"user_id":1}"#;
+        assert_eq!(cleared(&video(), without_kind), (0, Some(without_kind.to_owned()), true));
+    }
+
+    #[test]
+    fn items_of_the_outbox_are_taken_out_by_their_places() {
+        let body = "1:42:1:7 1:7:1:42 2:42:1:1 1:42:7 1:7:42 1:42:77";
+        assert_eq!(USER.clear_outbox(body), "1:42:1:7 1:7:1:42 2:42:1:1 1:7:42 1:42:77");
+        assert_eq!(video().clear_outbox(body), "1:7:1:42 2:42:1:1 1:7:42");
+        assert_eq!(USER.clear_outbox("1:42:7"), "");
+    }
+
+    #[test]
+    fn each_erased_member_of_an_archive_has_a_name_of_its_own() {
+        let mut taken = Vec::new();
+        for expected in ["0", "0:1", "0:2"] {
+            let name = placeholder(&taken);
+            assert_eq!(name, expected.as_bytes());
+            taken.push(name);
+        }
+    }
+
+    #[test]
+    fn only_a_whole_name_is_replaced() {
+        let text = r#"video:42 and "video:42", not video:421, avideo:42 or my-video:42"#;
+        let expected = r#"video:? and "video:?", not video:421, avideo:42 or my-video:42"#;
+        assert_eq!(replaced(text, "video:42", "video:?").as_deref(), Some(expected));
+        assert_eq!(replaced("video:421", "video:42", "x"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_cleared_names_the_subject_no_more(users in prop::collection::vec(1_u64..9, 1..20)) {
+            let events: Vec<String> = users.iter().map(|user| format!(r#"{{"type":"like","user_id":{user}}}"#)).collect();
+            let Cleared { removed, body, unclear } = USER.clear(format!("[{}]", events.join(",")).as_bytes());
+            prop_assert_eq!(removed, users.iter().filter(|user| **user == 7).count());
+            prop_assert!(!unclear);
+            let left = body.map(|body| serde_json::from_slice::<Vec<Value>>(&body).unwrap()).unwrap_or_default();
+            let left: Vec<u64> = left.iter().map(|event| event["user_id"].as_u64().unwrap()).collect();
+            prop_assert_eq!(left, users.into_iter().filter(|user| *user != 7).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_bytes_are_cleared_or_left(body: Vec<u8>, text in ".*") {
+            let cleared = USER.clear(&body);
+            prop_assert!(cleared.removed > 0 || cleared.body.as_deref() == Some(body.as_slice()));
+            let _ = (replaced(&text, "video:4", "x"), USER.clear_outbox(&text));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Everything that MySQL has of a user or a target, found and deleted. Every deletion is fenced: it holds the job's lock in its own
+//! transaction.
+
+mod boards;
+mod numbers;
+mod traces;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, Row};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
+
+pub use boards::{Moved, Place};
+pub use traces::{NamedRow, NamedRun};
+
+use super::rows::{TRIPLE_SHAPES, in_shapes_of, target};
+use super::{Context, Result, Store, jobs, micros, placeholders};
+
+/// The job whose lock fences the deletions.
+pub const JOB: &str = JobName::Erase.name();
+
+/// How often a deletion is tried that another transaction was in the way of.
+const TRIES: u32 = 10;
+
+/// A like record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LikeRow {
+    pub target: Target,
+    pub user: UserId,
+    pub liked: bool,
+    /// The row's version.
+    pub at: Micros,
+}
+
+impl Store {
+    /// The name of an index of `like_record` that begins with the user, where the site has one.
+    pub async fn index_by_user(&self) -> Result<Option<String>> {
+        const ACTION: &str = "look for an index by user";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() \
+                       AND TABLE_NAME = 'like_record' AND COLUMN_NAME = 'user_id' AND SEQ_IN_INDEX = 1 LIMIT 1";
+            sqlx::query_scalar(sql).fetch_optional(connection).await.context(ACTION)
+        })
+        .await
+    }
+
+    /// The next rows of a user after that target, by the index of that name.
+    pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
+        const ACTION: &str = "read the likes of a user";
+        let index = index.replace('`', "``");
+        let sql = format!(
+            "SELECT kind, target_id, user_id, is_del, update_at FROM like_record FORCE INDEX (`{index}`) \
+             WHERE user_id = ? AND (kind > ? OR (kind = ? AND target_id > ?)) ORDER BY kind, target_id LIMIT ?"
+        );
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let query = sqlx::query(AssertSqlSafe(sql)).bind(user.0).bind(after.kind.0).bind(after.kind.0);
+            let rows = query.bind(after.id.0).bind(limit).fetch_all(connection).await.context(ACTION)?;
+            read_all(&rows).context(ACTION)
+        })
+        .await
+    }
+
+    /// The rows of a user at these targets: point reads of the primary key.
+    pub async fn likes_among(&self, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
+        const ACTION: &str = "look for the likes of a user";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut found = Vec::new();
+            for piece in in_shapes_of(TRIPLE_SHAPES, targets) {
+                let sql = format!(
+                    "SELECT kind, target_id, user_id, is_del, update_at FROM like_record \
+                     WHERE (kind, target_id, user_id) IN ({})",
+                    placeholders(piece.len(), 3)
+                );
+                let query = sqlx::query(AssertSqlSafe(sql));
+                let query = piece.iter().fold(query, |query, id| query.bind(kind.0).bind(id.0).bind(user.0));
+                let rows = query.fetch_all(&mut *connection).await.context(ACTION)?;
+                found.extend(read_all(&rows).context(ACTION)?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    /// The next rows of a target after that user.
+    pub async fn likes_of_target(&self, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
+        const ACTION: &str = "read the likes of a target";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT kind, target_id, user_id, is_del, update_at FROM like_record \
+                 WHERE kind = ? AND target_id = ? AND user_id > ? ORDER BY user_id LIMIT ?",
+            )
+            .bind(target.kind.0)
+            .bind(target.id.0)
+            .bind(after.0)
+            .bind(limit)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            read_all(&rows).context(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes those of these rows that are unlikes, sorted by key; returns how many. A row that is a like by now stays.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn erase_unlikes(&self, run: u64, pairs: &[(Target, UserId)]) -> Result<u64> {
+        const ACTION: &str = "delete like records";
+        let mut erased = 0;
+        for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
+            let sql = format!(
+                "DELETE FROM like_record WHERE (kind, target_id, user_id) IN ({}) AND is_del = 1",
+                placeholders(piece.len(), 3)
+            );
+            erased += self
+                .erase(ACTION, run, &sql, |query| {
+                    piece
+                        .iter()
+                        .fold(query, |query, (target, user)| query.bind(target.kind.0).bind(target.id.0).bind(user.0))
+                })
+                .await?;
+        }
+        Ok(erased)
+    }
+
+    /// Runs one statement in a transaction of the run, again where another one was in the way; returns how many rows it changed.
+    async fn erase(
+        &self,
+        action: &'static str,
+        run: u64,
+        sql: &str,
+        bind: impl for<'q> Fn(Query<'q>) -> Query<'q>,
+    ) -> Result<u64> {
+        let mut tries = 1;
+        loop {
+            let mut conn = self.acquire().await?;
+            let erased = conn
+                .limit(action, |connection| async {
+                    let mut tx = connection.begin().await.context(action)?;
+                    jobs::hold(&mut tx, JOB, run).await?;
+                    let query = bind(sqlx::query(AssertSqlSafe(sql.to_owned())));
+                    let rows = query.execute(&mut *tx).await.context(action)?.rows_affected();
+                    tx.commit().await.context(action)?;
+                    Ok(rows)
+                })
+                .await;
+            match erased {
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
+                erased => return erased,
+            }
+        }
+    }
+}
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::MySql, sqlx::mysql::MySqlArguments>;
+
+fn read_all(rows: &[MySqlRow]) -> std::result::Result<Vec<LikeRow>, sqlx::Error> {
+    let read = |row: &MySqlRow| {
+        Ok(LikeRow {
+            target: target(row, 0)?,
+            user: UserId(row.try_get(2)?),
+            liked: !row.try_get::<bool, _>(3)?,
+            at: micros(row.try_get(4)?),
+        })
+    };
+    rows.iter().map(read).collect()
+}

@@ -1,0 +1,75 @@
+//! The rows that say what a target's numbers are, were, or should have been.
+
+use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::Target;
+
+use crate::{Context, Result, Store};
+
+/// Tables whose keys begin with the target.
+const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_seen"];
+
+/// Rows that one statement deletes.
+const DELETED_ROWS: u64 = 1_000;
+
+impl Store {
+    /// How many rows each table has of the target's numbers. Those that a reconcile logs while it runs are in none of them.
+    pub async fn count_numbers(&self, target: Target) -> Result<Vec<(&'static str, u64)>> {
+        const ACTION: &str = "count the rows of a target";
+        let mut conn = self.acquire().await?;
+        // `repair` has no index by target: some hundred thousand rows are read.
+        conn.unlimited(|connection| async move {
+            let mut counts = Vec::new();
+            for table in BY_TARGET.into_iter().chain(["repair"]) {
+                let sql = format!("SELECT COUNT(*) FROM {table} WHERE kind = ? AND target_id = ?");
+                let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(target.kind.0).bind(target.id.0);
+                let rows: i64 = query.fetch_one(&mut *connection).await.context(ACTION)?;
+                counts.push((table, rows.unsigned_abs()));
+            }
+            Ok(counts)
+        })
+        .await
+    }
+
+    /// Deletes the rows of the target's numbers; returns how many of each table.
+    ///
+    /// # Errors
+    /// MySQL's; [`crate::StoreError::TakenOver`].
+    pub async fn erase_numbers(&self, run: u64, target: Target) -> Result<Vec<(&'static str, u64)>> {
+        const ACTION: &str = "delete the rows of a target";
+        let mut counts = Vec::new();
+        for table in BY_TARGET {
+            let sql = format!("DELETE FROM {table} WHERE kind = ? AND target_id = ? LIMIT {DELETED_ROWS}");
+            let (mut erased, mut last) = (0, DELETED_ROWS);
+            while last == DELETED_ROWS {
+                last = self.erase(ACTION, run, &sql, |query| query.bind(target.kind.0).bind(target.id.0)).await?;
+                erased += last;
+            }
+            counts.push((table, erased));
+        }
+        counts.push(("repair", self.erase_repairs(run, target).await?));
+        Ok(counts)
+    }
+
+    /// Read without locks first, because there is no index by target: so reconciles that note repairs wait for no scan.
+    async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
+        const ACTION: &str = "delete the repairs of a target";
+        let mut conn = self.acquire().await?;
+        let passes: Vec<(u64, u8)> = conn
+            .unlimited(|connection| async move {
+                let rows = sqlx::query("SELECT pass, metric FROM repair WHERE kind = ? AND target_id = ?");
+                let rows = rows.bind(target.kind.0).bind(target.id.0).fetch_all(connection).await.context(ACTION)?;
+                let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+                rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+            })
+            .await?;
+        drop(conn);
+        let mut erased = 0;
+        for (pass, metric) in passes {
+            let sql = "DELETE FROM repair WHERE pass = ? AND kind = ? AND target_id = ? AND metric = ?";
+            erased += self
+                .erase(ACTION, run, sql, |query| query.bind(pass).bind(target.kind.0).bind(target.id.0).bind(metric))
+                .await?;
+        }
+        Ok(erased)
+    }
+}

@@ -1,0 +1,186 @@
+//! Rows that name a user or a target beside others: of the outbox, of dead letters, of runs. They are changed, not deleted.
+
+use sqlx::{Connection, Row};
+use tallyd_core::erase::Subject;
+use tallyd_core::model::Target;
+
+use crate::{Context, Result, Store};
+
+/// Rows of an outbox that are read at once.
+const OUTBOX_PAGE: u64 = 100;
+
+/// A row of an outbox whose body names the subject, as it seems.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRow {
+    pub partition: u16,
+    /// The row's number.
+    pub number: u64,
+    pub body: String,
+}
+
+/// A run whose report or checkpoint names a target, as it seems.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRun {
+    pub run: u64,
+    /// JSON; empty where there is none.
+    pub report: String,
+    /// Likewise.
+    pub checkpoint: String,
+}
+
+impl Store {
+    /// Some rows of a partition's outbox after that number that may name the subject, and the number up to which all were read; `None` at
+    /// the end.
+    pub async fn outbox_naming(
+        &self,
+        partition: u16,
+        after: u64,
+        subject: &Subject,
+    ) -> Result<(Vec<NamedRow>, Option<u64>)> {
+        const ACTION: &str = "search the outbox";
+        let needle = match subject {
+            Subject::User(user) => format!(":{user} "),
+            Subject::Target { target, .. } => format!(" {}:{}:", target.kind, target.id),
+        };
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT number, IF(LOCATE(?, CONCAT(' ', body, ' ')) > 0, body, NULL) FROM outbox \
+                 WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?",
+            )
+            .bind(needle.into_bytes())
+            .bind(partition)
+            .bind(after)
+            .bind(OUTBOX_PAGE)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let (mut named, mut last) = (Vec::new(), None);
+            for row in &rows {
+                let number = row.try_get(0).context(ACTION)?;
+                let body: Option<Vec<u8>> = row.try_get_unchecked(1).context(ACTION)?;
+                let body = body.map(|body| String::from_utf8_lossy(&body).into_owned());
+                named.extend(body.map(|body| NamedRow { partition, number, body }));
+                last = Some(number);
+            }
+            Ok((named, last))
+        })
+        .await
+    }
+
+    /// Gives a row of an outbox another body, or deletes it where that is empty. Only a row that Redis has.
+    ///
+    /// # Errors
+    /// MySQL's; [`crate::StoreError::TakenOver`].
+    pub async fn rewrite_outbox(&self, run: u64, NamedRow { partition, number, body }: &NamedRow) -> Result<u64> {
+        const ACTION: &str = "rewrite a row of the outbox";
+        const APPLIED: &str = "number <= (SELECT applied FROM outbox_state WHERE `partition` = ?)";
+        if body.is_empty() {
+            let sql = format!("DELETE FROM outbox WHERE `partition` = ? AND number = ? AND {APPLIED}");
+            return self.erase(ACTION, run, &sql, |query| query.bind(partition).bind(number).bind(partition)).await;
+        }
+        let sql = format!("UPDATE outbox SET body = ? WHERE `partition` = ? AND number = ? AND {APPLIED}");
+        let bytes = body.as_bytes();
+        self.erase(ACTION, run, &sql, |query| query.bind(bytes.to_vec()).bind(partition).bind(number).bind(partition))
+            .await
+    }
+
+    /// Gives a dead letter another body; returns whether it was there with the former one. Where another letter has that body already it is
+    /// deleted, and the other one is open if either was.
+    pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
+        const ACTION: &str = "rewrite a dead letter";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            let was_open: Option<i64> =
+                sqlx::query_scalar("SELECT replayed_at IS NULL FROM dead_letter WHERE id = ? AND body = ? FOR UPDATE")
+                    .bind(id)
+                    .bind(former)
+                    .fetch_optional(&mut *tx)
+                    .await
+                    .context(ACTION)?;
+            let Some(was_open) = was_open else { return Ok(false) };
+            let other: Option<u64> = sqlx::query_scalar(
+                "SELECT id FROM dead_letter WHERE digest = UNHEX(SHA2(?, 256)) AND id <> ? FOR UPDATE",
+            )
+            .bind(body)
+            .bind(id)
+            .fetch_optional(&mut *tx)
+            .await
+            .context(ACTION)?;
+            if let Some(other) = other {
+                let sql = "UPDATE dead_letter SET replayed_at = IF(? = 1, NULL, replayed_at) WHERE id = ?";
+                sqlx::query(sql).bind(was_open).bind(other).execute(&mut *tx).await.context(ACTION)?;
+                sqlx::query("DELETE FROM dead_letter WHERE id = ?").bind(id).execute(&mut *tx).await.context(ACTION)?;
+            } else {
+                let sql = "UPDATE dead_letter SET body = ? WHERE id = ?";
+                sqlx::query(sql).bind(body).bind(id).execute(&mut *tx).await.context(ACTION)?;
+            }
+            tx.commit().await.context(ACTION)?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// How many rows a running reconcile has logged that name the subject: it needs them, and deletes them when it ends.
+    pub async fn watched_of(&self, subject: &Subject) -> Result<u64> {
+        const ACTION: &str = "count what a reconcile has logged";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows: i64 = match subject {
+                Subject::User(user) => {
+                    let sql = "SELECT COUNT(*) FROM watched_event WHERE user_id = ?";
+                    sqlx::query_scalar(sql).bind(user.0).fetch_one(connection).await.context(ACTION)?
+                }
+                Subject::Target { target: Target { kind, id }, .. } => {
+                    let sql = "SELECT (SELECT COUNT(*) FROM watched_target WHERE kind = ? AND target_id = ?) \
+                               + (SELECT COUNT(*) FROM watched_event WHERE kind = ? AND target_id = ?) \
+                               + (SELECT COUNT(*) FROM watched_count WHERE kind = ? AND target_id = ?)";
+                    let query = sqlx::query_scalar(sql).bind(kind.0).bind(id.0).bind(kind.0).bind(id.0);
+                    query.bind(kind.0).bind(id.0).fetch_one(connection).await.context(ACTION)?
+                }
+            };
+            Ok(rows.unsigned_abs())
+        })
+        .await
+    }
+
+    /// Runs other than `run` whose report or checkpoint may name a target, given as `video:42` and by its id. Old ones are forgotten, so
+    /// few are read.
+    pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
+        const ACTION: &str = "search the reports of runs";
+        let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let rows = sqlx::query(
+                "SELECT run, COALESCE(report, ''), COALESCE(checkpoint, '') FROM job_run \
+                 WHERE run <> ? AND (report LIKE ? OR checkpoint LIKE ? OR checkpoint LIKE ?)",
+            )
+            .bind(run)
+            .bind(&name)
+            .bind(&name)
+            .bind(&id)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let read = |row: &sqlx::mysql::MySqlRow| {
+                Ok(NamedRun { run: row.try_get(0)?, report: row.try_get(1)?, checkpoint: row.try_get(2)? })
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// Gives a run another report and checkpoint, where it has them.
+    ///
+    /// # Errors
+    /// MySQL's; [`crate::StoreError::TakenOver`].
+    pub async fn rewrite_run(&self, by: u64, NamedRun { run, report, checkpoint }: &NamedRun) -> Result<u64> {
+        let sql = "UPDATE job_run SET report = IF(report IS NULL, NULL, ?), \
+                   checkpoint = IF(checkpoint IS NULL, NULL, ?) WHERE run = ?";
+        self.erase("rewrite the report of a run", by, sql, |query| {
+            query.bind(report.clone()).bind(checkpoint.clone()).bind(run)
+        })
+        .await
+    }
+}

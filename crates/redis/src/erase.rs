@@ -1,0 +1,135 @@
+//! Everything that Redis has of a user or a target, beside filters: found, and taken out.
+
+use redis::{Pipeline, Value};
+use tallyd_core::keys::KindNames;
+use tallyd_core::model::{BoardPeriod, Metric, Target, UserId};
+
+use super::boards::Changed;
+use super::{BOARD_ERASE, Cache, PIPELINE_COMMANDS_MAX, Result, text};
+
+/// One of a period's zsets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BoardZset {
+    /// The one that is written to.
+    Live,
+    /// The one that is archived.
+    Frozen,
+    /// One that a restore was filling when it died.
+    Filling,
+    /// One that a restore had filled, from the source of that tag.
+    Restored(String),
+}
+
+impl Cache {
+    /// Forgets these clicks, and what gateways have published of them; returns how many fields that were. Where other requests were given
+    /// the event of an older click, a field with their number stays until the whole hash expires.
+    pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
+        const ACTION: &str = "forget clicks";
+        let mut forgotten = 0;
+        for some in pairs.chunks(PIPELINE_COMMANDS_MAX / 4) {
+            let (mut reads, mut fields) = (Pipeline::with_capacity(some.len() * 2), Vec::with_capacity(some.len() * 2));
+            for (target, user) in some {
+                let kind = kinds.get(target.kind).unwrap_or_default();
+                // The newer hash first: it becomes the older one.
+                for key in self.keys.recent(kind, self.keys.bucket(*target)) {
+                    let field = format!("{}:{user}", target.id);
+                    reads.cmd("HGET").arg(&key).arg(&field);
+                    fields.push((key, field));
+                }
+            }
+            let clicks = self.answers(ACTION, &reads).await?;
+            let mut deletes = Pipeline::with_capacity(some.len() * 3);
+            for ((key, field), click) in fields.iter().zip(&clicks) {
+                let command = deletes.cmd("HDEL").arg(key).arg(field);
+                if let Some(at) = text(click).and_then(|click| click.get(..click.len().saturating_sub(1))) {
+                    command.arg(format!("{field}:{at}"));
+                }
+            }
+            for (target, user) in some {
+                let field = format!("{}:{}", kinds.get(target.kind).unwrap_or_default(), target.id);
+                deletes.cmd("HDEL").arg(self.keys.published(*user)).arg(field);
+            }
+            forgotten += sum(&self.answers(ACTION, &deletes).await?);
+        }
+        Ok(forgotten)
+    }
+
+    /// Deletes the keys of a user: how much was clicked, and what gateways have published. Returns how many; a dry run only counts them.
+    pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
+        let mut pipeline = Pipeline::with_capacity(2);
+        for key in [self.keys.limit(user), self.keys.published(user)] {
+            pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(key);
+        }
+        Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
+    }
+
+    /// Deletes a target's numbers in this layout; returns how many fields or keys that were. A dry run only counts them.
+    pub async fn erase_numbers(&self, kind: &str, metrics: &[Metric], target: Target, dry_run: bool) -> Result<u64> {
+        if self.is_packed() {
+            let mut command = redis::cmd(if dry_run { "HEXISTS" } else { "HDEL" });
+            command.arg(self.keys.counters(kind, self.keys.bucket(target))).arg(target.id.0);
+            return self.count_ones(vec![command]).await;
+        }
+        self.count_ones(metrics.iter().map(|metric| self.drop_number(kind, target, *metric, dry_run)).collect()).await
+    }
+
+    /// Those of these zsets that have the member.
+    pub async fn zsets_with(
+        &self,
+        zsets: Vec<(BoardPeriod, BoardZset)>,
+        member: &[u8],
+    ) -> Result<Vec<(BoardPeriod, BoardZset)>> {
+        const ACTION: &str = "look for a member of boards";
+        let mut found = Vec::new();
+        for some in zsets.chunks(PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::with_capacity(some.len());
+            for (at, zset) in some {
+                pipeline.cmd("ZSCORE").arg(self.zset(at, zset)).arg(member);
+            }
+            let answers = self.answers(ACTION, &pipeline).await?;
+            found.extend(some.iter().zip(answers).filter(|(_, score)| *score != Value::Nil).map(|(it, _)| it.clone()));
+        }
+        Ok(found)
+    }
+
+    /// Takes a member out of a zset of a board that the run has claimed, or gives it another name.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn erase_member(
+        &self,
+        run: u64,
+        (at, zset): (&BoardPeriod, &BoardZset),
+        member: &[u8],
+        by: Option<&[u8]>,
+    ) -> Result<Changed> {
+        let call = self.claimed(&BOARD_ERASE, at, run, [self.zset(at, zset)]);
+        self.change("take a member out of a board", call.arg(member).arg(by.unwrap_or_default())).await
+    }
+
+    /// Deletes a zset that a restore has left: it can be made again.
+    ///
+    /// # Errors
+    /// Redis is away: it may be gone.
+    pub async fn drop_zset(&self, at: &BoardPeriod, zset: &BoardZset) -> Result<()> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.cmd("UNLINK").arg(self.zset(at, zset));
+        self.answers("delete what a restore has left", &pipeline).await.map(drop)
+    }
+
+    fn zset(&self, at: &BoardPeriod, zset: &BoardZset) -> String {
+        let BoardPeriod { board, period } = at;
+        match zset {
+            BoardZset::Live => self.live(at),
+            BoardZset::Frozen => self.frozen(at),
+            BoardZset::Filling => self.keys.filling_board(board, period),
+            BoardZset::Restored(tag) => self.keys.restored_board(board, period, tag),
+        }
+    }
+}
+
+/// The sum of answers that are numbers.
+fn sum(answers: &[Value]) -> u64 {
+    let number = |answer: &Value| if let Value::Int(number) = answer { number.unsigned_abs() } else { 0 };
+    answers.iter().map(number).sum()
+}

@@ -1,0 +1,79 @@
+//! `tallyd erase`: deletes all that tallyd has of a user or a target.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::consent::Consent;
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_target, print, progress_sink};
+use crate::config::Config;
+use crate::moving::erase::{self, Order};
+use crate::runtime::shutdown;
+use crate::servers::Servers;
+use tallyd_core::erase::Subject;
+use tallyd_core::event::ID_MAX;
+use tallyd_core::model::UserId;
+
+#[derive(Debug, Args)]
+pub(super) struct EraseArgs {
+    /// Erase this user.
+    #[arg(long, value_name = "ID", required_unless_present = "target", conflicts_with = "target",
+        value_parser = clap::value_parser!(u64).range(1..=ID_MAX))]
+    user: Option<u64>,
+    /// Erase this target, for instance video:42.
+    #[arg(long, value_name = "KIND:ID")]
+    target: Option<String>,
+    /// Take the id out of this board, too; repeat the option for more. Without it only boards that a [[rule]] feeds lose a target.
+    #[arg(long, value_name = "NAME")]
+    board: Vec<String>,
+    /// Go on where the last run of the same user or target was stopped or killed.
+    #[arg(long, conflicts_with = "dry_run")]
+    resume: bool,
+    #[command(flatten)]
+    consent: Consent,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
+    let subject = match (args.user, &args.target) {
+        (Some(user), _) => Subject::User(UserId(user)),
+        (None, target) => {
+            let target = parse_target(target.as_deref().unwrap_or_default(), &config.kinds)?;
+            Subject::Target { target, kind: config.kinds.name(target.kind) }
+        }
+    };
+    let servers = Servers::checked(config).await?;
+    for board in &args.board {
+        check_board(config, &servers, board).await?;
+    }
+    let order = Order { subject, boards: args.board.clone(), dry_run: args.consent.dry_run, resume: args.resume };
+    if !order.dry_run {
+        let name = order.name();
+        let plan = [
+            format!("take back all likes of {name}, and delete what MySQL, Redis and the dead letters have of it"),
+            "archived boards keep the place under the name 0; none of this can be undone".to_owned(),
+        ];
+        if let Some(code) = args.consent.ends(&plan)? {
+            return Ok(code);
+        }
+    }
+    let stop = shutdown::on_signals()?;
+    let ran = erase::erase(&servers, config, &order, progress_sink(), &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(if report.dry_run || report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
+}
+
+/// A board can be gone from the configuration, and its archive be there.
+async fn check_board(config: &Config, servers: &Servers, board: &str) -> Result<()> {
+    let known: BTreeSet<&str> = config.boards.iter().map(|board| board.name.as_str()).collect();
+    if known.contains(board) || !servers.store.known_periods(board).await?.is_empty() {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
+    Err(Usage(format!("no board is called {board}: the configuration has {known}, and MySQL knows no period of it"))
+        .into())
+}

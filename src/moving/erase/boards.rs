@@ -1,0 +1,262 @@
+//! Boards, under the archiver's lock and the board's claim: zsets and snapshots lose the member; in a verified archive, and in the frozen zset
+//! that it is of, another name keeps place and score.
+//!
+//! Members with equal scores are ordered by their bytes, in Redis and so in the archive. The new name takes its place among them, and the others
+//! move by one: so a frozen zset is still equal to its archive, and an archive can be restored.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::iter;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use super::{LOOK_EVERY, Run};
+use crate::config::Rules;
+use crate::jobs::JobError;
+use crate::jobs::runner::{self, Job, Outcome, Ran, run_once};
+use crate::runtime::fault;
+use tallyd_core::erase::{Subject, placeholder};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_core::period::{LOOK_BACK, Period};
+use tallyd_core::tally::Tally;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::boards::{PeriodRow, PeriodState};
+use tallyd_mysql::erase::{Moved, Place};
+use tallyd_redis::boards::Changed;
+use tallyd_redis::erase::BoardZset;
+
+/// Rows of an archive that are read at once.
+const PAGE_ROWS: usize = 5_000;
+
+/// What was taken out of boards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Members {
+    /// Zsets that lost the member, or have another name for it.
+    zsets: u64,
+    /// Places of archives with another name.
+    places: u64,
+    /// Rows of snapshots.
+    saved: u64,
+    /// Periods whose archive is not what was verified.
+    left: Vec<String>,
+}
+
+/// What MySQL and Redis have of the member, by period.
+type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
+
+impl Run<'_> {
+    pub(super) async fn erase_members(&mut self) -> Result<()> {
+        let boards = self.boards();
+        if boards.is_empty() {
+            return Ok(());
+        }
+        let Members { zsets, places, saved, left } = match self.order.dry_run {
+            true => self.foresee_members(&boards).await?,
+            false => self.erase_under_lock(&boards).await?,
+        };
+        self.report.zsets = zsets;
+        self.report.places = places;
+        self.report.saved = saved;
+        self.report.left.extend(left);
+        Ok(())
+    }
+
+    /// Those that were named, and those that rules feed with targets of the kind.
+    fn boards(&self) -> Vec<String> {
+        let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
+        if let Subject::Target { target, .. } = &self.order.subject {
+            let (rules, metrics) = (Rules::from(self.config), self.config.metrics.codes());
+            boards.extend(metrics.into_iter().filter_map(|metric| rules.board(target.kind, metric).map(str::to_owned)));
+        }
+        boards.into_iter().collect()
+    }
+
+    /// Waits for the archiver, but not for longer than for a fence.
+    async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
+        let began = Instant::now();
+        let keep = self.config.reconcile.repair_keep.0;
+        let job = Job { name: JobName::Archive, mode: "erase", owner: &self.servers.owner, keep };
+        loop {
+            let ran = run_once(&self.servers.store, job, |number| self.erase_boards(number, boards)).await?;
+            match ran {
+                Ran::Ended(members) => return Ok(members),
+                Ran::Held { owner, .. } if began.elapsed() > self.config.reconcile.fence_max.0 => {
+                    let text = format!("{owner} archives boards: try again once that has ended");
+                    return Err(JobError::NotNow(text).into());
+                }
+                Ran::Held { .. } => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    async fn foresee_members(&self, boards: &[String]) -> Result<Members> {
+        let mut members = Members::default();
+        for board in boards {
+            for (at, (places, zsets, is_saved)) in self.find_members(board).await? {
+                let verified = self.verified(&at).await?;
+                let is_verified = |place: &&Place| verified.is_some_and(|row| row.copy == Some(place.copy));
+                members.places += places.iter().filter(is_verified).count() as u64;
+                members.zsets += zsets.len() as u64;
+                members.saved += u64::from(is_saved);
+            }
+        }
+        Ok(members)
+    }
+
+    async fn erase_boards(&self, run: u64, boards: &[String]) -> Result<Members> {
+        let (store, cache) = (&self.servers.store, &self.servers.cache);
+        let mut members = Members::default();
+        for board in boards {
+            cache.claim_board(board, run, &store.frozen_periods(board).await?).await?;
+            for (at, (places, zsets, is_saved)) in self.find_members(board).await? {
+                self.erase_archived(run, &at, &places, &mut members).await.with_context(|| format!("erase in {at}"))?;
+                for zset in zsets {
+                    self.erase_zset(run, &at, &zset, &mut members).await?;
+                }
+                if is_saved {
+                    store.erase_saved(run, &at, self.order.subject.member().as_bytes()).await?;
+                    members.saved += 1;
+                }
+            }
+        }
+        Ok(members)
+    }
+
+    /// Looks for the member in every period of the board that MySQL knows, and in the latest ones by the clock.
+    async fn find_members(&self, board: &str) -> Result<Found> {
+        let (store, member) = (&self.servers.store, self.order.subject.member());
+        let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
+        let known: Vec<String> = periods.iter().cloned().collect();
+        let now = store.clock().await?.0;
+        for configured in self.config.boards.iter().filter(|configured| configured.name == board) {
+            let calendar = configured.calendar(jiff::tz::db()).context("read the time zone of a board")?;
+            let open = Period::containing(configured.period, now, &calendar);
+            let all = iter::successors(Some(open), |period| period.previous()).take(LOOK_BACK);
+            periods.extend(all.map(|period| period.to_string()));
+        }
+        let at = |period: &String| BoardPeriod { board: board.to_owned(), period: period.clone() };
+        let mut zsets = Vec::new();
+        for at in periods.iter().map(at) {
+            zsets.extend([BoardZset::Live, BoardZset::Frozen, BoardZset::Filling].map(|zset| (at.clone(), zset)));
+        }
+        let mut found = Found::new();
+        for at in known.iter().map(at) {
+            let tags = store.board_period(&at).await?.map(|row| row.tag()).into_iter();
+            let tags = tags.chain(store.snapshot(&at).await?.map(|snapshot| snapshot.tag()));
+            zsets.extend(tags.map(|tag| (at.clone(), BoardZset::Restored(tag))));
+            let places = store.places_of(&at, member.as_bytes()).await?;
+            let is_saved = store.is_saved(&at, member.as_bytes()).await?;
+            if is_saved || !places.is_empty() {
+                found.insert(at, (places, Vec::new(), is_saved));
+            }
+        }
+        for (at, zset) in self.servers.cache.zsets_with(zsets, member.as_bytes()).await? {
+            found.entry(at).or_default().1.push(zset);
+        }
+        Ok(found)
+    }
+
+    /// The period's row where a copy of it is verified.
+    async fn verified(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+        let row = self.servers.store.board_period(at).await?;
+        Ok(row.filter(|row| row.copy.is_some() && row.state != PeriodState::Pruned))
+    }
+
+    async fn erase_archived(&self, run: u64, at: &BoardPeriod, places: &[Place], members: &mut Members) -> Result<()> {
+        let (store, cache) = (&self.servers.store, &self.servers.cache);
+        if places.is_empty() {
+            return Ok(());
+        }
+        let verified = self.verified(at).await?;
+        let by = placeholder(&store.placeholders_of(at).await?);
+        for place in places {
+            match verified {
+                Some(row) if row.copy == Some(place.copy) => {
+                    let former = self.order.subject.member();
+                    let to = store.place_for(at, *place, &by).await?;
+                    let (before, after) = self.tallies(at, *place, &by).await?;
+                    if before != row.tally {
+                        let text = format!("the archive of {at} is not what was verified: it is left as it is");
+                        members.left.push(text);
+                        continue;
+                    }
+                    // The zset first: what names the member in MySQL is found again by the next run, which chooses the same name.
+                    let zset = (at, &BoardZset::Frozen);
+                    let changed = cache.erase_member(run, zset, former.as_bytes(), Some(&by)).await?;
+                    members.zsets += taken(changed)?;
+                    fault::point("erase:renamed");
+                    let moved = Moved {
+                        from: *place,
+                        to,
+                        member: former.as_bytes(),
+                        by: &by,
+                        former: before.checksum,
+                        new: after.checksum,
+                    };
+                    if !store.move_member(run, at, moved).await? {
+                        bail!("the archive of {at} was changed meanwhile: try again");
+                    }
+                    members.places += 1;
+                }
+                _ => store.rename_unverified(run, at, *place, &by).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What the rows of a copy come to as they are, and with the new name.
+    async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
+        let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
+        loop {
+            let rows = self.servers.store.archived_page(at, place.copy, last, PAGE_ROWS).await?;
+            let Some((reached, _)) = rows.last() else { return Ok((before, after)) };
+            last = *reached;
+            let renamed = rows.iter().position(|(number, _)| *number == place.place);
+            let mut page: Vec<BoardMember> = rows.into_iter().map(|(_, row)| row).collect();
+            before.add_members(&page);
+            if let Some(row) = renamed.and_then(|renamed| page.get_mut(renamed)) {
+                by.clone_into(&mut row.member);
+            }
+            after.add_members(&page);
+        }
+    }
+
+    async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
+        let cache = &self.servers.cache;
+        members.zsets += match zset {
+            // Made of the archive's rows, and made again by the next restore.
+            BoardZset::Restored(tag) if tag.starts_with('a') => {
+                cache.drop_zset(at, zset).await?;
+                1
+            }
+            _ => taken(cache.erase_member(run, (at, zset), self.order.subject.member().as_bytes(), None).await?)?,
+        };
+        Ok(())
+    }
+}
+
+fn taken(changed: Changed) -> Result<u64> {
+    match changed {
+        Changed::Done(_) | Changed::Put(_) => Ok(1),
+        // It was given its new name already.
+        Changed::Absent | Changed::Lost => Ok(0),
+        Changed::Refused => Err(StoreError::TakenOver("the board".to_owned()).into()),
+    }
+}
+
+impl runner::Report for Members {
+    fn outcome(&self) -> Outcome {
+        Outcome::Done
+    }
+}
+
+impl fmt::Display for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { zsets, places, saved, left } = self;
+        write!(f, "{zsets} zsets, {places} places of archives and {saved} rows of snapshots have lost a member")?;
+        left.iter().try_for_each(|left| write!(f, "; {left}"))
+    }
+}

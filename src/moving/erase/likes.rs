@@ -1,0 +1,236 @@
+//! The likes: a page of rows at a time is unliked as any user would, and deleted once that is committed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::Run;
+use crate::runtime::fault;
+use tallyd_core::erase::Subject;
+use tallyd_core::event::{LikeEvent, Terms, encode_like};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_mysql::Store;
+use tallyd_mysql::erase::LikeRow;
+use tallyd_mysql::ranges::LAST;
+
+/// Rows of one page: one fence is waited for after as many unlikes.
+const PAGE_ROWS: usize = 2_000;
+
+/// Targets at which a user's rows are looked for by one statement: some ten milliseconds.
+const PAGE_TARGETS: usize = 2_000;
+
+/// Unlikes whose confirms are waited for at once.
+const AT_ONCE: usize = 64;
+
+/// Between two looks at queues that are too long.
+const PACE_EVERY: Duration = Duration::from_secs(1);
+
+/// Where a run is, in the order of the primary key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Cursor {
+    kind: u8,
+    target_id: u64,
+    user_id: u64,
+    /// All likes are done.
+    ended: bool,
+}
+
+/// What a run notes for the one that resumes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Checkpoint {
+    /// Of which subject: the next run that is done deletes this.
+    of: String,
+    cursor: Cursor,
+    unlikes: u64,
+    rows: u64,
+    liked_again: u64,
+}
+
+/// The rows of the subject, page by page.
+struct Rows<'a> {
+    store: &'a Store,
+    subject: &'a Subject,
+    /// The kinds that a user's rows are searched in, in their order.
+    kinds: Vec<Kind>,
+    index: Option<String>,
+    cursor: Cursor,
+}
+
+impl Run<'_> {
+    pub(super) async fn erase_likes(&mut self) -> Result<()> {
+        let store = &self.servers.store;
+        let mut rows = Rows {
+            store,
+            subject: &self.order.subject,
+            kinds: self.kinds.all().map(|(kind, _)| kind).collect(),
+            index: store.index_by_user().await?,
+            cursor: self.resumed().await?,
+        };
+        while !rows.cursor.ended && !self.stop.is_cancelled() {
+            let page = rows.next().await?;
+            if self.order.dry_run {
+                self.report.rows += page.len() as u64;
+                self.report.unlikes += page.iter().filter(|row| row.liked).count() as u64;
+                let targets: BTreeSet<Target> = page.iter().map(|row| row.target).collect();
+                if matches!(self.order.subject, Subject::User(_)) {
+                    self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
+                }
+            } else if !page.is_empty() {
+                self.erase_page(&page).await.with_context(self.context("erase likes"))?;
+            }
+            let (cursor, rows) = (rows.cursor, self.report.rows);
+            self.progress.send_modify(|progress| progress.note(rows, cursor.kind));
+            if !self.order.dry_run {
+                self.note_checkpoint(cursor).await?;
+                fault::point("erase:page");
+            }
+        }
+        Ok(())
+    }
+
+    async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
+        self.unlike(page).await?;
+        fault::point("erase:published");
+        // Also where all are unlikes: an older like that is in flight would come back once its row is gone.
+        self.fence().await?;
+        fault::point("erase:fenced");
+        let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
+        let erased = self.servers.store.erase_unlikes(self.number, &pairs).await?;
+        fault::point("erase:deleted");
+        self.report.rows += erased;
+        self.report.liked_again += (pairs.len() as u64).saturating_sub(erased);
+        for cache in &self.caches {
+            self.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
+        }
+        // A target's filter goes at the end, once.
+        if matches!(self.order.subject, Subject::User(_)) {
+            let targets: BTreeSet<Target> = pairs.into_iter().map(|(target, _)| target).collect();
+            self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
+        }
+        Ok(())
+    }
+
+    /// Publishes an unlike for each row that is a like, and waits for the confirms.
+    async fn unlike(&mut self, page: &[LikeRow]) -> Result<()> {
+        self.keep_pace().await?;
+        let now = self.servers.cache.now().await?;
+        let (exchange, terms) = (self.servers.broker.exchange(), Terms::from(self.config));
+        let publisher = &self.fences.publisher;
+        let unlikes: Vec<(String, Vec<u8>)> = page
+            .iter()
+            .filter(|row| row.liked)
+            .filter_map(|row| {
+                // Newer than the row by any clock.
+                let at = now.max(Micros(row.at.0.saturating_add(1)));
+                let LikeRow { target, user, .. } = *row;
+                let event = LikeEvent { target, user, at, liked: false };
+                let kind = self.kinds.get(target.kind)?;
+                Some((terms.partition_by.routing_key(target, user), encode_like(&event, kind, None)))
+            })
+            .collect();
+        let exchange = &exchange;
+        stream::iter(&unlikes)
+            .map(|(key, body)| publisher.publish(exchange, key, body))
+            .buffered(AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await
+            .context("publish unlikes")?;
+        self.report.unlikes += unlikes.len() as u64;
+        Ok(())
+    }
+
+    /// Waits while the queues hold more than `[reconcile] queue_depth_max`: the site's own events go first.
+    async fn keep_pace(&self) -> Result<()> {
+        let max = self.config.reconcile.queue_depth_max;
+        while max > 0 && !self.stop.is_cancelled() {
+            let waiting = self.fences.waiting().await?;
+            if waiting <= max {
+                break;
+            }
+            info!(
+                event = "erase-waiting",
+                waiting, "waiting, live traffic goes first: {waiting} messages, above {max}"
+            );
+            self.stop.run_until_cancelled(tokio::time::sleep(PACE_EVERY)).await;
+        }
+        Ok(())
+    }
+
+    async fn resumed(&mut self) -> Result<Cursor> {
+        if !self.order.resume {
+            return Ok(Cursor::default());
+        }
+        let (job, mode) = (JobName::Erase.name(), self.order.subject.word());
+        let Some((run, text)) = self.servers.store.last_checkpoint(job, mode, self.number, true).await? else {
+            return Ok(Cursor::default());
+        };
+        let checkpoint = serde_json::from_str::<Checkpoint>(&text).ok();
+        let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.of == self.order.name()) else {
+            return Ok(Cursor::default());
+        };
+        self.report.resumed_run = Some(run);
+        self.report.unlikes = checkpoint.unlikes;
+        self.report.rows = checkpoint.rows;
+        self.report.liked_again = checkpoint.liked_again;
+        Ok(checkpoint.cursor)
+    }
+
+    async fn note_checkpoint(&self, cursor: Cursor) -> Result<()> {
+        let super::Report { unlikes, rows, liked_again, .. } = self.report;
+        let checkpoint = Checkpoint { of: self.order.name(), cursor, unlikes, rows, liked_again };
+        let text = serde_json::to_string(&checkpoint).context("write the checkpoint")?;
+        Ok(self.servers.store.note_checkpoint(self.number, &text).await?)
+    }
+}
+
+impl Rows<'_> {
+    /// The next page: of a user without an index some targets' rows, perhaps none.
+    async fn next(&mut self) -> Result<Vec<LikeRow>> {
+        let Cursor { kind, target_id, user_id, .. } = self.cursor;
+        let page = match (self.subject, &self.index) {
+            (Subject::Target { target, .. }, _) => {
+                self.store.likes_of_target(*target, UserId(user_id), PAGE_ROWS as u64).await?
+            }
+            (Subject::User(user), Some(index)) => {
+                let after = Target { kind: Kind(kind), id: TargetId(target_id) };
+                self.store.likes_by_index(index, *user, after, PAGE_ROWS as u64).await?
+            }
+            (Subject::User(user), None) => return self.scan(*user).await,
+        };
+        match page.last() {
+            Some(last) => {
+                let Target { kind: Kind(kind), id: TargetId(target_id) } = last.target;
+                self.cursor = Cursor { kind, target_id, user_id: last.user.0, ended: page.len() < PAGE_ROWS };
+            }
+            None => self.cursor.ended = true,
+        }
+        Ok(page)
+    }
+
+    /// The user's rows at the next targets that have like records. The server jumps from target to target, so the cost grows with the
+    /// targets, not with the rows.
+    async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
+        let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
+            self.cursor.ended = true;
+            return Ok(Vec::new());
+        };
+        let after = if kind.0 == self.cursor.kind { TargetId(self.cursor.target_id) } else { TargetId(0) };
+        let targets = self.store.liked_targets(kind, after, LAST, PAGE_TARGETS).await?;
+        let page = self.store.likes_among(user, kind, &targets).await?;
+        self.cursor = match targets.last() {
+            Some(last) if targets.len() == PAGE_TARGETS => {
+                Cursor { kind: kind.0, target_id: last.0, ..Cursor::default() }
+            }
+            _ => {
+                let next = self.kinds.iter().find(|other| **other > kind);
+                Cursor { kind: next.map_or(0, |next| next.0), ended: next.is_none(), ..Cursor::default() }
+            }
+        };
+        Ok(page)
+    }
+}

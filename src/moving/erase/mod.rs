@@ -1,0 +1,342 @@
+//! `tallyd erase`: deletes all that tallyd has of a user or a target, while the site goes on.
+//!
+//! # The way
+//!
+//! ```text
+//! likes    a page of rows -> unlikes through the exchange -> fence -> delete the rows that are unlikes -> clicks and filters in Redis
+//!          -> checkpoint; and the next page
+//! settle   wait until Redis has all rows of the outbox
+//! numbers  of a target: its rows in MySQL, then its numbers and its filter in Redis; of a user: the user's own keys
+//! traces   rows of the outbox, dead letters and reports of runs that name it beside others are rewritten
+//! boards   under the archiver's lock: zsets and snapshots lose the member, archives keep its place under another name
+//! waiting  what the queues hold is counted
+//! ```
+//!
+//! Each step does what is missing, so the next run is the retry of one that died anywhere ([`FAULT_POINTS`]), and one after a run that was done
+//! finds nothing. Only the likes of a user can take long, because `like_record` has no index by user: all targets are listed, and for each page
+//! of them the user's rows are read by their keys. `--resume` goes on after the last page.
+//!
+//! # The races
+//!
+//! *A is this run; B is the site.*
+//!
+//! * B likes after A's unlike: the newer event wins, the row is a like and stays. It is counted as `liked_again`.
+//! * B's like was published before A's unlike, in whichever partition: the fence is behind both, so the row is final when A deletes it.
+//! * A deletes a row, which was the version that older events lose against. B's daemon had committed the batch with the like and died before
+//!   it acknowledged: the like comes once more, with the unlike that follows it in the queue, and the row is there again as an unlike. So does
+//!   a producer that publishes an old event again. The counters are right all the same, and the next run deletes the row.
+//! * B's filter run has read the user before A deleted the row: A drops the filter after that, and what B builds is refused, because the
+//!   config that names its run is gone. The next run builds the filter without the user. A deletes the remembered click before it drops.
+//! * B writes a snapshot or an archive of a board: not at the same time, because A has the archiver's lock and the board's claim.
+//! * A gives a member of a frozen zset another name and dies before MySQL has the same: the next run finds the row, and chooses the same name.
+//! * A reconcile runs: it needs what the consumers log for it. That is left, counted, and gone when the reconcile ends.
+//!
+//! It must never delete a row of which a newer like was committed, an event of another user, or what Redis does not have yet. No log, report or
+//! checkpoint of a run that was done names whom it erased.
+
+mod boards;
+mod likes;
+pub mod report;
+mod traces;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, Rules};
+use crate::jobs::JobError;
+use crate::jobs::fence::{self, Fences};
+use crate::jobs::runner::{Job, Outcome, Ran, Report as _, run_once};
+use crate::runtime::fault;
+use crate::runtime::progress::{ProgressSink, follow};
+use crate::servers::Servers;
+use crate::servers::control::needed_by;
+use report::{Progress, Report, Waiting};
+use tallyd_core::erase::Subject;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Target;
+use tallyd_core::rules::Writes;
+use tallyd_mysql::jobs::number_of;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
+
+/// Where a test may end the process: between any two steps, in their order.
+pub const FAULT_POINTS: [&str; 10] = [
+    "erase:published",
+    "erase:fenced",
+    "erase:deleted",
+    "erase:page",
+    "erase:settled",
+    "erase:rows",
+    "erase:numbers",
+    "erase:traces",
+    "erase:renamed",
+    "erase:boards",
+];
+
+/// Between two looks at something that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub subject: Subject,
+    /// The boards whose members are this user, or targets of this kind; beside those of the rules.
+    pub boards: Vec<String>,
+    pub dry_run: bool,
+    /// Go on after the last page of a run that did not end.
+    pub resume: bool,
+}
+
+impl Order {
+    /// `user 7` or `video:42`.
+    pub fn name(&self) -> String {
+        match &self.subject {
+            Subject::User(user) => format!("user {user}"),
+            Subject::Target { target, kind } => format!("{kind}:{}", target.id),
+        }
+    }
+}
+
+/// Erases under a lock of its own.
+///
+/// # Errors
+/// [`JobError`]: paused, a queue that does not move, the archiver at work; a server fails. What was done until then stays done.
+pub async fn erase(
+    servers: &Servers,
+    config: &Config,
+    order: &Order,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<Report>, JobError> {
+    fence::knows_all(&servers.store, &servers.broker).await?;
+    servers.control.refresh(&servers.store).await?;
+    if let Some(pause) = servers.control.paused(needed_by(JobName::Erase)) {
+        return Err(JobError::Paused(Box::new(pause)));
+    }
+    let mode = if order.dry_run { "dry-run" } else { order.subject.word() };
+    let job = Job { name: JobName::Erase, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let ran = run_once(&servers.store, job, |number| async move {
+        let mut run = Run::new(servers, config, order, number, stop).await?;
+        let progress = run.progress.subscribe();
+        tokio::select! {
+            done = run.run() => done?,
+            () = follow(to, progress) => {}
+        }
+        Ok::<_, anyhow::Error>(run.report)
+    })
+    .await?;
+    if let Ran::Ended(report) = &ran
+        && report.outcome() == Outcome::Done
+    {
+        // Checkpoints hold places in the order of ids.
+        servers.store.forget_marks(JobName::Erase.name(), mode).await?;
+    }
+    Ok(ran)
+}
+
+struct Run<'a> {
+    // What it needs.
+    servers: &'a Servers,
+    config: &'a Config,
+    kinds: KindNames,
+    /// One for each layout.
+    caches: Vec<Cache>,
+    fences: Fences<'a>,
+    // What it is told.
+    order: &'a Order,
+    number: u64,
+    stop: &'a CancellationToken,
+    // What it counts.
+    fences_sent: u64,
+    report: Report,
+    progress: watch::Sender<Progress>,
+}
+
+impl<'a> Run<'a> {
+    async fn new(
+        servers: &'a Servers,
+        config: &'a Config,
+        order: &'a Order,
+        number: u64,
+        stop: &'a CancellationToken,
+    ) -> Result<Self> {
+        let Servers { store, cache, broker, .. } = servers;
+        let also = cache.also(&config.redis, &config.metrics)?;
+        let publisher = broker.connect_publisher("erase").await?;
+        let fence_max = config.reconcile.fence_max.0;
+        Ok(Self {
+            servers,
+            config,
+            kinds: KindNames::new(&config.kinds),
+            caches: [cache.clone()].into_iter().chain(also).collect(),
+            fences: Fences { job: JobName::Erase, store, broker, publisher, fence_max },
+            order,
+            number,
+            stop,
+            fences_sent: 0,
+            report: Report::new(order.subject.word(), order.dry_run),
+            progress: watch::Sender::default(),
+        })
+    }
+
+    async fn run(&mut self) -> Result<()> {
+        self.erase_likes().await?;
+        if self.is_stopped() {
+            return Ok(());
+        }
+        self.settle().await?;
+        fault::point("erase:settled");
+        self.erase_numbers().await?;
+        fault::point("erase:numbers");
+        self.erase_traces().await?;
+        fault::point("erase:traces");
+        if self.is_stopped() {
+            return Ok(());
+        }
+        self.erase_members().await?;
+        fault::point("erase:boards");
+        self.count_waiting().await?;
+        self.say_what_stays();
+        Ok(())
+    }
+
+    fn is_stopped(&mut self) -> bool {
+        self.report.stopped = self.stop.is_cancelled();
+        self.report.stopped
+    }
+
+    /// Waits until every event that was published before now is committed.
+    async fn fence(&mut self) -> Result<()> {
+        self.fences_sent += 1;
+        self.fences.pass(number_of(self.number, self.fences_sent)).await
+    }
+
+    /// Waits until Redis has what the outbox holds now: then its rows can be rewritten, and nothing is added to what is deleted next.
+    async fn settle(&mut self) -> Result<()> {
+        if self.order.dry_run {
+            return Ok(());
+        }
+        self.fence().await?;
+        let store = &self.servers.store;
+        let ends = store.outbox_numbers().await?;
+        let began = Instant::now();
+        loop {
+            let applied = store.outbox_applied().await?;
+            if ends.iter().all(|(partition, last)| applied.of(partition) >= last) {
+                return Ok(());
+            }
+            if began.elapsed() > self.config.reconcile.fence_max.0 {
+                let text = "Redis does not get what the outbox holds: wait until `tallyd status` shows no rows of it, then try again";
+                return Err(JobError::NotNow(text.to_owned()).into());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Deletes what is the subject's alone.
+    async fn erase_numbers(&mut self) -> Result<()> {
+        let Servers { store, cache, .. } = self.servers;
+        let dry_run = self.order.dry_run;
+        let (target, kind) = match &self.order.subject {
+            Subject::User(user) => {
+                self.report.redis_keys += cache.erase_user(*user, dry_run).await?;
+                return Ok(());
+            }
+            Subject::Target { target, kind } => (*target, kind.as_str()),
+        };
+        let rows = match dry_run {
+            true => store.count_numbers(target).await?,
+            false => store.erase_numbers(self.number, target).await?,
+        };
+        self.report.numbers = rows.into_iter().collect();
+        fault::point("erase:rows");
+        let metrics = self.config.metrics.codes();
+        for cache in &self.caches {
+            self.report.redis_keys += cache.erase_numbers(kind, &metrics, target, dry_run).await?;
+        }
+        self.drop_filters(&[target]).await
+    }
+
+    /// Drops the filters of these targets, where they have any: bits can't be taken out. The daemon's next run builds them again, because
+    /// their counters have changed.
+    async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
+        if !self.config.filter.is_on() {
+            return Ok(());
+        }
+        let cache = &self.servers.cache;
+        let states = cache.filter_states(&self.kinds, targets).await?;
+        let there = targets.iter().zip(states).filter(|(_, state)| state.is_some());
+        let there: Vec<Target> = there.map(|(target, _)| *target).collect();
+        if !self.order.dry_run {
+            cache.drop_filters(&self.kinds, &there).await?;
+        }
+        self.report.filters += there.len() as u64;
+        Ok(())
+    }
+
+    /// Counts what no consumer has taken, of whichever user and target.
+    async fn count_waiting(&mut self) -> Result<()> {
+        let broker = &self.servers.broker;
+        let partitions = (0..broker.partitions()).map(|partition| broker.queue(partition));
+        for queue in partitions.chain([broker.returned()]) {
+            let messages = u64::from(self.fences.publisher.depth(&queue).await?.messages);
+            if messages > 0 {
+                self.report.waiting.push(Waiting { queue, messages });
+            }
+        }
+        let returned = broker.returned();
+        if let Some(Waiting { messages, .. }) = self.report.waiting.iter().find(|waiting| waiting.queue == returned) {
+            let text = format!("{messages} messages wait in {returned}: run `tallyd dead list`, then erase again");
+            self.report.left.push(text);
+        }
+        let watched = self.servers.store.watched_of(&self.order.subject).await?;
+        if watched > 0 {
+            let text = format!(
+                "{watched} rows of watched_event, watched_count or watched_target: a reconcile that runs deletes them at its end"
+            );
+            self.report.left.push(text);
+        }
+        Ok(())
+    }
+
+    fn say_what_stays(&mut self) {
+        let rules = Rules::from(self.config);
+        let like = self.config.metrics.like();
+        let by_api = self.kinds.all().any(|(kind, _)| rules.of(kind, like).writer == Writes::Api);
+        self.report.redis_follows = by_api && self.report.unlikes > 0 && self.report.of == "user";
+        if self.report.liked_again > 0 {
+            let text = format!("{} rows are likes that came after the unlikes", self.report.liked_again);
+            self.report.left.push(text);
+        }
+        let unclear = &self.report.unclear_letters;
+        if !unclear.is_empty() {
+            let ids: Vec<String> = unclear.iter().map(u64::to_string).collect();
+            let text = format!(
+                "dead letters hold the id where tallyd knows no field: look at them with `tallyd dead show {}`",
+                ids.join(" ")
+            );
+            self.report.left.push(text);
+        }
+    }
+
+    fn context(&self, action: &'static str) -> impl Fn() -> String {
+        let rows = self.report.rows;
+        move || format!("{action} ({rows} like records were erased until then; the same command goes on)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FAULT_POINTS;
+
+    #[test]
+    fn every_fault_point_is_listed_once() {
+        let source = [include_str!("mod.rs"), include_str!("likes.rs"), include_str!("boards.rs")].concat();
+        for point in FAULT_POINTS {
+            assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+        }
+    }
+}

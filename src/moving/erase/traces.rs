@@ -1,0 +1,111 @@
+//! Rows that name the subject beside others: they lose its part, and the rest stays.
+
+use anyhow::Result;
+
+use super::Run;
+use tallyd_core::erase::{Cleared, Subject, replaced};
+use tallyd_mysql::erase::{NamedRow, NamedRun};
+use tallyd_mysql::letters::Selection;
+
+/// Dead letters whose numbers are read at once.
+const LETTERS_PAGE: u64 = 500;
+
+/// Dead letters whose bodies are read at once: at most some megabytes each.
+const LETTERS_AT_ONCE: usize = 16;
+
+/// Dead letters that a report names.
+const NAMED_MAX: usize = 1_000;
+
+impl Run<'_> {
+    pub(super) async fn erase_traces(&mut self) -> Result<()> {
+        self.erase_outbox().await?;
+        self.erase_letters().await?;
+        self.erase_reports().await
+    }
+
+    /// Redis has the rows, and the offsets in its buckets are above their numbers: nothing is added again, whatever a row says by now.
+    async fn erase_outbox(&mut self) -> Result<()> {
+        let store = &self.servers.store;
+        for (partition, _) in store.outbox_numbers().await?.iter() {
+            let mut after = 0;
+            loop {
+                let (named, last) = store.outbox_naming(partition, after, &self.order.subject).await?;
+                for row in named {
+                    let body = self.order.subject.clear_outbox(&row.body);
+                    if body == row.body {
+                        continue;
+                    }
+                    self.report.outbox_rows += match self.order.dry_run {
+                        true => 1,
+                        // One that came since the wait is left, and named by the next run.
+                        false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
+                    };
+                }
+                let Some(last) = last else { break };
+                after = last;
+            }
+        }
+        Ok(())
+    }
+
+    async fn erase_letters(&mut self) -> Result<()> {
+        let store = &self.servers.store;
+        let (until, all) = (store.newest_dead_letter().await?, Selection::default());
+        let mut after = 0;
+        while !self.stop.is_cancelled() {
+            let page = store.dead_letters_after(&all, (after, until), LETTERS_PAGE).await?;
+            let Some((last, _)) = page.last() else { break };
+            after = *last;
+            let ids: Vec<u64> = page.into_iter().map(|(id, _)| id).collect();
+            for piece in ids.chunks(LETTERS_AT_ONCE) {
+                for letter in store.whole_dead_letters(piece).await? {
+                    self.erase_letter(letter.id, &letter.body).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn erase_letter(&mut self, id: u64, former: &[u8]) -> Result<()> {
+        let (store, dry_run) = (&self.servers.store, self.order.dry_run);
+        let Cleared { removed, body, unclear } = self.order.subject.clear(former);
+        if unclear && self.report.unclear_letters.len() < NAMED_MAX {
+            self.report.unclear_letters.push(id);
+        }
+        match body {
+            _ if removed == 0 => {}
+            None if dry_run => self.report.letters_deleted += 1,
+            None => self.report.letters_deleted += store.delete_dead_letters(&[id], &Selection::default()).await?,
+            Some(_) if dry_run => self.report.letters_rewritten += 1,
+            Some(body) => {
+                self.report.letters_rewritten += u64::from(store.rewrite_dead_letter(id, former, &body).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports list targets that had drifted; checkpoints of runs that did not end hold the last target. A place before it serves as well.
+    async fn erase_reports(&mut self) -> Result<()> {
+        let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
+        let (store, id) = (&self.servers.store, target.id.0);
+        let (name, before) = (format!("{kind}:{id}"), id.saturating_sub(1));
+        let of_kind = format!("\"kind\":{},", target.kind);
+        for run in store.runs_naming(self.number, &name, id).await? {
+            let report = replaced(&run.report, &name, &format!("{kind}:erased"));
+            let mut checkpoint = replaced(&run.checkpoint, &name, &format!("{kind}:{before}"));
+            if run.checkpoint.contains(&of_kind) {
+                let (place, earlier) = (format!("\"target_id\":{id}"), format!("\"target_id\":{before}"));
+                checkpoint = replaced(&run.checkpoint, &place, &earlier).or(checkpoint);
+            }
+            if report.is_none() && checkpoint.is_none() {
+                continue;
+            }
+            self.report.runs += 1;
+            if !self.order.dry_run {
+                let (report, checkpoint) = (report.unwrap_or(run.report), checkpoint.unwrap_or(run.checkpoint));
+                store.rewrite_run(self.number, &NamedRun { run: run.run, report, checkpoint }).await?;
+            }
+        }
+        Ok(())
+    }
+}

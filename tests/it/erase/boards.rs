@@ -1,0 +1,125 @@
+//! Members of boards: those of live zsets go, those of archives keep place and score under another name.
+
+use redis::AsyncCommands;
+use serde_json::json;
+use sqlx::Row;
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_core::period::{Calendar, Period, PeriodKind};
+use tallyd_core::tally::Tally;
+
+use super::{USER, erase, named, report};
+use crate::common::{World, stderr};
+
+/// A board of users, which API servers feed; archived weeks stay in Redis for that time.
+fn settings(expire_after: &str) -> String {
+    format!(
+        "[[board]]\nname = \"people\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"{expire_after}\"\n"
+    )
+}
+
+/// The week that now lies in, and the last one.
+fn weeks() -> [BoardPeriod; 2] {
+    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
+    [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
+}
+
+/// Users with equal scores before and after the erased ones, so that a place among equals must be found.
+const SCORES: [(u64, f64); 8] = [
+    (90_000_000_000, 5.0),
+    (USER.0, 5.0),
+    (SECOND, 5.0),
+    (1, 5.0),
+    (3, 9.0),
+    (4, 2.0),
+    (5, 2.0),
+    (80_000_000_000, 2.0),
+];
+
+const SECOND: u64 = 60_060_060_006;
+
+async fn fill(world: &World, at: &BoardPeriod) {
+    let mut redis = world.redis().await;
+    for (user, score) in SCORES {
+        let key = world.cache.keys.board(&at.board, &at.period);
+        let () = redis.zadd(key, user.to_string(), score).await.unwrap();
+    }
+}
+
+/// The archive, in the order of its places, which must be whole and as its checksum says.
+async fn archived(world: &World, at: &BoardPeriod) -> Vec<(String, f64)> {
+    let sql = "SELECT a.place, a.member, a.score, p.members, p.checksum FROM leaderboard_archive AS a \
+               JOIN leaderboard_period AS p USING (board, period) \
+               WHERE a.copy = p.copy AND board = ? AND period = ? ORDER BY place";
+    let rows = sqlx::query(sql).bind(&at.board).bind(&at.period).fetch_all(&world.pool).await.unwrap();
+    let places: Vec<u32> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(places, (1..=rows.len() as u32).collect::<Vec<_>>());
+    let members: Vec<BoardMember> =
+        rows.iter().map(|row| BoardMember { member: row.get(1), score: row.get(2) }).collect();
+    let mut tally = Tally::default();
+    tally.add_members(&members);
+    assert_eq!((tally.members, tally.checksum), (rows[0].get(3), rows[0].get(4)), "the checksum");
+    members.into_iter().map(|member| (String::from_utf8(member.member).unwrap(), member.score)).collect()
+}
+
+#[track_caller]
+fn succeeds(world: &World, arguments: &[&str]) {
+    let output = world.tallyd(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
+    let mut world = World::new("erase_board", &settings("1h")).await;
+    world.publisher().await;
+    let [open, closed] = weeks();
+    for at in [&open, &closed] {
+        fill(&world, at).await;
+    }
+    succeeds(&world, &["board", "snapshot", "people"]);
+    succeeds(&world, &["archive"]);
+    let before = archived(&world, &closed).await;
+    assert_eq!(before.len(), SCORES.len());
+
+    for (user, name) in [(USER.0, "0"), (SECOND, "0:1")] {
+        let dry = report(&erase(&world, &["--user", &user.to_string(), "--board", "people", "--dry-run"]), 0);
+        let erased = report(&erase(&world, &["--user", &user.to_string(), "--board", "people"]), 0);
+        for erased in [dry, erased] {
+            assert_eq!((&erased["places"], &erased["zsets"], &erased["saved"]), (&json!(1), &json!(2), &json!(1)));
+        }
+        assert_eq!(named(&world, user).await, [] as [String; 0]);
+        let after = archived(&world, &closed).await;
+        let scores = |board: &[(String, f64)]| board.iter().map(|(_, score)| *score).collect::<Vec<_>>();
+        assert_eq!(scores(&after), scores(&before), "every place keeps its score");
+        assert!(after.contains(&(name.to_owned(), 5.0)), "{after:?}");
+    }
+    // Each run of the archiver compares the zset with the rows before it ends it.
+    world.set(&settings("0s"));
+    succeeds(&world, &["archive"]);
+    let state = "SELECT COUNT(*) FROM leaderboard_period WHERE state = 'ended'";
+    assert_eq!(world.count(state).await, 1);
+    succeeds(&world, &["board", "restore", "people", &closed.period]);
+    let mut redis = world.redis().await;
+    let frozen = world.cache.keys.frozen_board(&closed.board, &closed.period);
+    let restored: Vec<(String, f64)> = redis.zrevrange_withscores(frozen, 0, -1).await.unwrap();
+    assert_eq!(restored, archived(&world, &closed).await);
+    succeeds(&world, &["archive"]);
+    assert_eq!(world.count(state).await, 1);
+
+    let live: Vec<String> = redis.zrange(world.cache.keys.board(&open.board, &open.period), 0, -1).await.unwrap();
+    assert_eq!(live.len(), SCORES.len() - 2, "those who are left stay on the open board");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_is_not_what_was_verified_is_left_and_named() {
+    let world = World::new("erase_board_bad", &settings("1h")).await;
+    world.publisher().await;
+    let [_, closed] = weeks();
+    fill(&world, &closed).await;
+    succeeds(&world, &["archive"]);
+    sqlx::query("UPDATE leaderboard_archive SET score = 8 WHERE score = 9").execute(&world.pool).await.unwrap();
+    let erased = report(&erase(&world, &["--user", &USER.to_string(), "--board", "people"]), 1);
+    assert_eq!(erased["places"], 0);
+    assert!(erased["left"].to_string().contains("is not what was verified"), "{erased}");
+    world.close().await;
+}

@@ -1,0 +1,105 @@
+//! `tallyd erase`: afterwards no table and no key names whom it erased, and all others have what they had.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod boards;
+#[cfg(feature = "fault-points")]
+mod crash;
+mod letters;
+mod target;
+mod user;
+
+use std::process::Output;
+
+use redis::AsyncCommands;
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Target, UserId};
+use tallyd_rabbitmq::Publisher;
+
+use crate::common;
+use common::{Model, World, body, stderr, stdout, target};
+
+/// Long enough to be nobody else's and no number of anything.
+const USER: UserId = UserId(70_070_070_007);
+
+/// Likewise.
+const VIDEO: u64 = 42_042_042_042;
+
+/// The daemon counts likes.
+const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
+
+/// Likes from now on, each later than the one before it.
+struct Likes {
+    model: Model,
+    events: Vec<LikeEvent>,
+}
+
+impl Likes {
+    fn new() -> Self {
+        Self { model: Model::default(), events: Vec::new() }
+    }
+
+    fn add(&mut self, target: Target, user: UserId) {
+        self.set(target, user, true);
+    }
+
+    fn set(&mut self, target: Target, user: UserId, liked: bool) {
+        let event = LikeEvent { target, user, at: tallyd::runtime::clock::now(), liked };
+        self.model.apply(&event);
+        self.events.push(event);
+    }
+
+    /// Publishes what was added since the last time.
+    async fn publish(&mut self, world: &World, publisher: &Publisher) {
+        let bodies: Vec<_> = std::mem::take(&mut self.events).iter().map(body).collect();
+        world.publish(publisher, &bodies).await;
+    }
+}
+
+/// Runs the command, which ends with that code, and reads its report.
+#[track_caller]
+fn report(output: &Output, code: i32) -> Value {
+    assert_eq!(output.status.code(), Some(code), "{}{}", stdout(output), stderr(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn erase(world: &World, arguments: &[&str]) -> Output {
+    world.tallyd(&[&["erase"], arguments, &["--format", "json"]].concat())
+}
+
+/// Every column and key that has the id somewhere.
+async fn named(world: &World, id: u64) -> Vec<String> {
+    let mut named = Vec::new();
+    let columns = "SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()";
+    let columns = sqlx::query(columns).fetch_all(&world.pool).await.unwrap();
+    assert!(columns.len() > 100, "all tables are searched");
+    for row in columns {
+        let (table, column): (String, String) = (row.get(0), row.get(1));
+        let sql = format!("SELECT COUNT(*) FROM `{table}` WHERE LOCATE('{id}', `{column}`) > 0");
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&world.pool).await.unwrap();
+        if rows > 0 {
+            named.push(format!("{table}.{column}: {rows}"));
+        }
+    }
+    let (mut redis, id) = (world.redis().await, id.to_string());
+    let keys: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
+    for key in keys {
+        let kind: String = redis::cmd("TYPE").arg(&key).query_async(&mut redis).await.unwrap();
+        let parts: Vec<Vec<u8>> = match kind.as_str() {
+            "hash" => redis::cmd("HGETALL").arg(&key).query_async(&mut redis).await.unwrap(),
+            "zset" => redis.zrange(&key, 0, -1).await.unwrap(),
+            "set" => redis.smembers(&key).await.unwrap(),
+            "string" => vec![redis.get(&key).await.unwrap()],
+            // It is gone by now.
+            "none" => Vec::new(),
+            other => panic!("{key} is a {other}"),
+        };
+        let has = |part: &Vec<u8>| part.windows(id.len()).any(|window| window == id.as_bytes());
+        if key.contains(&id) || parts.iter().any(has) {
+            named.push(key);
+        }
+    }
+    named
+}

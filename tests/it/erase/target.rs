@@ -1,0 +1,81 @@
+//! A target with likes and views.
+
+use serde_json::json;
+use tallyd_core::event::encode_count;
+use tallyd_core::model::{TargetId, UserId};
+
+use super::{BY_DAEMON, Likes, VIDEO, erase, named, report};
+use crate::common::{World, assert_redis_equals, stderr, target};
+
+/// What is added to the target's likes and views counts on a board, too.
+const ON_BOARD: &str = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
+    let world = World::new("erase_target", &format!("{BY_DAEMON}{ON_BOARD}")).await;
+    let publisher = world.publisher().await;
+    let mut likes = Likes::new();
+    for user in 1..=2_300 {
+        likes.add(target(VIDEO), UserId(user));
+        likes.add(target(1 + user % 7), UserId(user));
+    }
+    likes.set(target(VIDEO), UserId(5), false);
+    likes.publish(&world, &publisher).await;
+    let at = tallyd::runtime::clock::now();
+    for id in [VIDEO, 3] {
+        let view = encode_count(TargetId(id), ("video", "view"), 4, at, "one", None);
+        publisher.publish(&world.broker.exchange(), &id.to_string(), &view).await.unwrap();
+    }
+    let mut daemon = world.daemon();
+    world.drained(&publisher).await;
+    world.outbox_added().await;
+    // A drift, so that a report lists the target; a repair and a hint name it, too.
+    crate::common::drift(&world, target(VIDEO), 3).await;
+    world.reconcile("--full").await;
+    sqlx::query("INSERT INTO drift_seen VALUES (1, ?, 1, 3, NOW(6))").bind(VIDEO).execute(&world.pool).await.unwrap();
+    assert_eq!(world.tallyd(&["board", "snapshot", "hot"]).status.code(), Some(0));
+    let before = named(&world, VIDEO).await;
+    for table in ["like_record", "counter", "repair", "drift_seen", "job_run", "outbox", "leaderboard_snapshot"] {
+        assert!(before.iter().any(|found| found.starts_with(table)), "{table} is not in {before:?}");
+    }
+
+    let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
+    assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(2_300), Some(2_299)));
+    assert_eq!((&erased["numbers"]["repair"], &erased["numbers"]["drift_seen"]), (&json!(1), &json!(1)));
+    assert_eq!((&erased["saved"], &erased["zsets"]), (&json!(1), &json!(1)));
+    assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
+    likes.model.rows.retain(|(of, _), _| *of != target(VIDEO));
+    world.assert_equals(&likes.model).await;
+    assert_redis_equals(&world, &likes.model).await;
+    assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 4);
+    let full = world.reconcile("--full").await;
+    assert_eq!((&full["drifted"], &full["phantoms"], &full["counters_off"]), (&json!(0), &json!(0), &json!(0)));
+
+    let again = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
+    for count in ["rows", "unlikes", "redis_keys", "outbox_rows", "zsets", "saved", "runs"] {
+        assert_eq!(again[count], 0, "{count}");
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_erased_is_refused_before_anything_is() {
+    let world = World::new("erase_refused", BY_DAEMON).await;
+    for (arguments, code, said) in [
+        (["--target", "film:1"], 64, "film:1 is no target: write KIND:ID"),
+        (["--target", "video:0"], 64, "video:0 is no target: write KIND:ID"),
+        (["--user", "0"], 64, "0 is not in 1..="),
+        (["--user", "me"], 64, "invalid digit"),
+        (["--board", "hot"], 64, "required"),
+    ] {
+        let output = erase(&world, &arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+    let output = erase(&world, &["--user", "7", "--board", "hot"]);
+    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no board is called hot"), "{}", stderr(&output));
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'erase'").await, 0);
+    world.close().await;
+}

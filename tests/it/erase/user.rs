@@ -1,0 +1,144 @@
+//! A user with likes on many targets, while others go on liking.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tallyd::jobs::runner::Ran;
+use tallyd::jobs::runs;
+use tallyd::servers::Servers;
+use tallyd_core::model::UserId;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::recent::Seen;
+use tokio_util::sync::CancellationToken;
+
+use super::{BY_DAEMON, Likes, USER, erase, named, report};
+use crate::common::{Dice, World, assert_redis_equals, body, target};
+
+/// Others than the erased one.
+const OTHERS: u64 = 50;
+
+const TARGETS: u64 = 2_500;
+
+/// The user likes each third target and has taken some likes back; others like all of them.
+fn before() -> Likes {
+    let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
+    for id in 1..=TARGETS {
+        likes.add(target(id), UserId(1 + dice.below(OTHERS)));
+        if id % 3 == 0 {
+            likes.add(target(id), USER);
+        }
+        if id % 30 == 0 {
+            likes.set(target(id), USER, false);
+        }
+    }
+    likes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
+    let world = World::new("erase_user", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let mut likes = before();
+    likes.publish(&world, &publisher).await;
+    let mut daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert!(!named(&world, USER.0).await.is_empty());
+
+    let counted = report(&erase(&world, &["--user", &USER.to_string(), "--dry-run"]), 0);
+    assert_eq!((counted["rows"].as_u64(), counted["unlikes"].as_u64()), (Some(833), Some(750)));
+    world.assert_equals(&likes.model).await;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let going = Arc::clone(&stop);
+    let (site, others) = (world.publisher().await, world.broker.exchange());
+    let clicking = tokio::spawn(async move {
+        let mut dice = Dice::new(8);
+        while !going.load(Ordering::Relaxed) {
+            let user = UserId(1 + dice.below(OTHERS));
+            likes.set(target(1 + dice.below(TARGETS)), user, dice.percent(70));
+            for event in std::mem::take(&mut likes.events) {
+                site.publish(&others, &user.to_string(), &body(&event).1).await.unwrap();
+            }
+        }
+        likes
+    });
+    let output = tokio::task::block_in_place(|| erase(&world, &["--user", &USER.to_string()]));
+    stop.store(true, Ordering::Relaxed);
+    let mut likes = clicking.await.unwrap();
+    let erased = report(&output, 0);
+    assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(833), Some(750)));
+    assert_eq!(erased["liked_again"], 0);
+
+    likes.model.rows.retain(|(_, user), _| *user != USER);
+    world.drained(&publisher).await;
+    world.outbox_added().await;
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    world.assert_equals(&likes.model).await;
+    assert_redis_equals(&world, &likes.model).await;
+
+    let again = report(&erase(&world, &["--user", &USER.to_string()]), 0);
+    for count in ["rows", "unlikes", "redis_keys", "outbox_rows", "letters_deleted", "zsets", "places", "saved"] {
+        assert_eq!(again[count], 0, "{count}");
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_by_user_is_used_and_finds_the_same() {
+    let world = World::new("erase_user_index", BY_DAEMON).await;
+    let sql = "ALTER TABLE like_record ADD KEY like_record_user (user_id, kind, is_del, update_at)";
+    sqlx::query(sql).execute(&world.pool).await.unwrap();
+    let publisher = world.publisher().await;
+    let mut likes = before();
+    likes.publish(&world, &publisher).await;
+    let mut daemon = world.daemon();
+    world.drained(&publisher).await;
+
+    let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
+    assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(833), Some(750)));
+    likes.model.rows.retain(|(_, user), _| *user != USER);
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    world.assert_equals(&likes.model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_is_built_again_without_the_erased_user() {
+    let world = World::new("erase_filter", &format!("{BY_DAEMON}[filter]\nlikes_min = 20\ncron = \"\"\n")).await;
+    let publisher = world.publisher().await;
+    let mut likes = Likes::new();
+    (1..=40).for_each(|user| likes.add(target(1), UserId(user)));
+    likes.add(target(1), USER);
+    likes.publish(&world, &publisher).await;
+    let mut daemon = world.daemon();
+    world.drained(&publisher).await;
+    world.outbox_added().await;
+    run_filters(&world).await;
+    assert!(matches!(by_filter(&world).await, Some(Seen::Unknown(_))), "the filter has the user");
+
+    let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
+    assert_eq!(erased["filters"], 1);
+    assert_eq!(by_filter(&world).await, None, "no filter is left that has the user");
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    run_filters(&world).await;
+    assert_eq!(by_filter(&world).await, Some(Seen::Known(false)));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// One run of the job that keeps filters, once no other is at it.
+async fn run_filters(world: &World) {
+    let servers = Servers::new(&world.config).unwrap();
+    let ran = runs::filters(&servers, &world.config, &CancellationToken::new()).await.unwrap();
+    assert!(matches!(ran, Ran::Ended(_)), "another run holds the lock");
+}
+
+/// What the target's filter says of the user; `None` where there is no filter.
+async fn by_filter(world: &World) -> Option<Seen> {
+    let kinds = KindNames::new(&world.config.kinds);
+    let shape = world.cache.filter_states(&kinds, &[target(1)]).await.unwrap().pop()??.shape;
+    let epoch = world.cache.filter_epoch().await.unwrap();
+    world.cache.filtered_likes(&kinds, USER, &epoch, &[(target(1), shape)]).await.unwrap().pop()
+}
