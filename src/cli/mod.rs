@@ -13,6 +13,7 @@ mod erase;
 mod exit;
 mod filters;
 mod healthcheck;
+mod import;
 mod init;
 mod layout;
 mod names;
@@ -82,6 +83,8 @@ enum Command {
     Reconcile(reconcile::ReconcileArgs),
     /// Compare `counter` with the tables that [[recount]] names, and correct it.
     Recount(recount::RecountArgs),
+    /// Bring a table of the site's over, and compare it.
+    Import(import::ImportArgs),
     /// Archive the boards of closed periods, and remove expired ones from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
@@ -223,6 +226,7 @@ where
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
+            Some(Command::Import(args)) => import::run(&config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,

@@ -107,7 +107,7 @@ impl Wakes {
 
 /// Checks that these sources have each of these fault points once, and no others.
 #[cfg(test)]
-fn assert_fault_points(points: &[&str], sources: &[&str]) {
+pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     let source = sources.concat();
     for point in points {
         assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");

@@ -21,7 +21,6 @@ use crate::runtime::retry::Outage;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
 use crate::telemetry::{WaitsFor, telemetry};
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
@@ -35,7 +34,8 @@ const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    pub name: JobName,
+    /// Its name in `job_lock` and `job_run`.
+    pub name: &'static str,
     /// What kind of run: `full`, `changed`. What is due is computed per mode.
     pub mode: &'a str,
     /// Who runs it: shown to those who find the lock held.
@@ -80,7 +80,7 @@ where
     F: Future<Output = Result<R, E>>,
     JobError: From<E>,
 {
-    let (name, mode) = (job.name.name(), job.mode);
+    let Job { name, mode, .. } = job;
     let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
@@ -149,7 +149,7 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
 
 /// Not worth failing a run for: the next one does it.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
-    if let Err(error) = store.forget_runs(job.name.name(), job.mode, job.keep).await {
+    if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
         warn!(event = "prune-failed", error, "old runs could not be forgotten: {error}");
     }

@@ -33,7 +33,7 @@ pub async fn reconcile(
     let allowed = Allowed::begin(servers, JobName::Reconcile, stop).await?;
     let reconciler = Reconciler::new(config, servers)?;
     let job = Job {
-        name: JobName::Reconcile,
+        name: JobName::Reconcile.name(),
         mode: options.mode.name(),
         owner: &servers.owner,
         keep: config.reconcile.repair_keep.0,
@@ -105,7 +105,7 @@ fn snapshots(servers: &Servers, config: &Config) -> snapshots::Snapshots {
 }
 
 fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'a> {
-    Job { name: JobName::Archive, mode, owner: &servers.owner, keep }
+    Job { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
 }
 
 /// Builds Bloom filters, and keeps them up.
@@ -118,7 +118,7 @@ pub async fn filters(
     let cache = servers.cache.named(&config.metrics);
     let allowed = Allowed::begin(servers, JobName::Filters, stop).await?;
     let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
-    let job = Job { name: JobName::Filters, mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
+    let job = Job { name: JobName::Filters.name(), mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
     run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
 }
 
@@ -136,6 +136,6 @@ pub async fn recount(
     let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
     let mode = recount.name();
     let keep = config.reconcile.repair_keep.0;
-    let job = Job { name: JobName::Recount, mode: &mode, owner: &servers.owner, keep };
+    let job = Job { name: JobName::Recount.name(), mode: &mode, owner: &servers.owner, keep };
     run_once(&servers.store, job, |run| async move { recounter.run(run, options, to, &allowed.stop).await }).await
 }

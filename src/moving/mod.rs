@@ -1,3 +1,5 @@
-//! Commands that bring the data of a site in, compare it, or take it out. None of them runs in a daemon.
+//! Commands that bring a site's data in, compare it, or take it out. A person starts each, as a run under a lock of its own; none runs in a
+//! daemon.
 
 pub mod erase;
+pub mod import;

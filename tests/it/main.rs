@@ -16,6 +16,7 @@ mod filters;
 mod fuzz;
 mod gateway;
 mod hostile;
+mod import;
 mod init;
 mod layouts;
 mod likes;

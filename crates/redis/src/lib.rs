@@ -31,6 +31,7 @@ pub mod read;
 pub mod recent;
 pub mod replies;
 mod sentinel;
+pub mod site_keys;
 mod slots;
 pub mod snapshots;
 pub mod space;

@@ -39,6 +39,7 @@ pub enum What {
     MysqlClock,
     MysqlReplicas,
     MysqlRecounts,
+    MysqlImports,
     RedisAnswers,
     RedisVersion,
     RedisPermissions,
@@ -53,7 +54,7 @@ pub enum What {
 
 impl What {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -72,6 +73,7 @@ impl What {
         Self::MysqlClock,
         Self::MysqlReplicas,
         Self::MysqlRecounts,
+        Self::MysqlImports,
         Self::RedisAnswers,
         Self::RedisVersion,
         Self::RedisPermissions,

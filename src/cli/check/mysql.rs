@@ -3,6 +3,7 @@
 use crate::config::{Config, ConfigError, Key, Problem, Recount};
 use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
+use crate::moving::import::Importer;
 use crate::servers::Servers;
 use crate::servers::code_registry;
 use tallyd_mysql::Store;
@@ -39,6 +40,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
                 packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
             });
             recounts(config, servers, &mut checks).await;
+            imports(config, servers, &mut checks).await;
         }
     }
     replicas(config, &mut checks).await;
@@ -201,6 +203,38 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
 
 async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<Plan>, JobError> {
     Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await
+}
+
+async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
+    for (place, import) in config.imports.iter().enumerate() {
+        let key = Key::from("import").then(place).then("query");
+        let importer = match Importer::new(config, import, servers) {
+            Ok(importer) => importer,
+            Err(error) => {
+                checks.push(Check::failed(What::MysqlImports, error, AWAY, REFUSED));
+                continue;
+            }
+        };
+        match importer.explain().await {
+            Ok(plan) => checks.extend(plan.into_iter().map(|plan| match plan.fault() {
+                None => Check::ok(What::MysqlImports, format!("{}: {plan}", import.name)),
+                Some(fault) => Check::warning(
+                    What::MysqlImports,
+                    format!("{}: the query {fault}", import.name),
+                    "give the table an index on target and user, or import from a replica that has one",
+                ),
+            })),
+            Err(JobError::Refused(text)) => checks.push(Check {
+                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
+                ..Check::error(What::MysqlImports, text, "mend the query, or give the account SELECT on what it reads")
+            }),
+            Err(error) => {
+                let away = "start the site's server, or mend [import.source] url";
+                checks.push(Check::failed(What::MysqlImports, error.into_error(), away, REFUSED));
+            }
+        }
+        importer.close().await;
+    }
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ impl Stage {
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
-        let job = Job { name: JobName::Archive, mode: scope.mode(), owner: "test", keep: DAY };
+        let job = Job { name: JobName::Archive.name(), mode: scope.mode(), owner: "test", keep: DAY };
         run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await.map_err(JobError::into_error)
     }
 

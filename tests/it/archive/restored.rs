@@ -20,7 +20,7 @@ impl Stage {
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
         let job = Job {
-            name: JobName::Archive,
+            name: JobName::Archive.name(),
             mode: RESTORE_MODE,
             owner: "test",
             keep: std::time::Duration::from_secs(86_400),

@@ -31,7 +31,7 @@ impl Stage {
 
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
         let job = Job {
-            name: JobName::Archive,
+            name: JobName::Archive.name(),
             mode: SNAPSHOT_MODE,
             owner: "test",
             keep: std::time::Duration::from_secs(86_400),

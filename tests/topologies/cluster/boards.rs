@@ -75,8 +75,12 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
 async fn archive(world: &World, store: &Store, now: Micros) -> Report {
     let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
     let (scope, stop) = (&Scope::default(), &CancellationToken::new());
-    let job =
-        Job { name: JobName::Archive, mode: scope.mode(), owner: "test", keep: std::time::Duration::from_secs(86_400) };
+    let job = Job {
+        name: JobName::Archive.name(),
+        mode: scope.mode(),
+        owner: "test",
+        keep: std::time::Duration::from_secs(86_400),
+    };
     match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await })
         .await
         .unwrap()

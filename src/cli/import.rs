@@ -1,0 +1,81 @@
+//! `tallyd import`: a site's own tables brought over, and compared.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{
+    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink,
+};
+use crate::config::{Config, Import};
+use crate::moving::import::report::End;
+use crate::moving::import::{self, Pass, RunOptions};
+use crate::runtime::shutdown;
+use crate::servers::Servers;
+
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// Import this [[import]] [default: the only one].
+    name: Option<String>,
+    /// Take out the rows that this import wrote and the site's table no longer has. Events that came since stay.
+    #[arg(long)]
+    deletions: bool,
+    /// Compare the site's table with tallyd's; exit with 2 where they differ. Change nothing.
+    #[arg(long, conflicts_with_all = ["deletions", "dry_run", "resume"])]
+    verify: bool,
+    /// Read, and report what would be written. Change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Continue where the last run was stopped, killed, or ran out of time.
+    #[arg(long, conflicts_with = "dry_run")]
+    resume: bool,
+    /// Stop after this time, between two pages: 90s, 30m, 2h.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    run_time: Option<Duration>,
+    /// With --deletions: look for a missing row again after this time, longer than a replica can lag.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s", requires = "deletions")]
+    look_again: Duration,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &ImportArgs) -> Result<u8> {
+    let import = chosen(config, args.name.as_deref())?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
+    let options = RunOptions {
+        pass: match args {
+            ImportArgs { verify: true, .. } => Pass::Verify,
+            ImportArgs { deletions: true, .. } => Pass::Deletions,
+            _ => Pass::Rows,
+        },
+        dry_run: args.dry_run,
+        resume: args.resume,
+        run_time_max: args.run_time,
+        look_again_after: args.look_again,
+    };
+    let ran = import::run(&servers, config, import, options, progress_sink(), &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(match report.ended {
+        End::Stopped => EXIT_FAILED,
+        _ if report.differing > 0 => EXIT_DRIFT,
+        End::Done | End::TimeOver => EXIT_DONE,
+    })
+}
+
+fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Import> {
+    let known = || config.imports.iter().map(|import| import.name.as_str()).collect::<Vec<_>>().join(", ");
+    let usage = |text: String| Err(Usage(text).into());
+    match (name, config.imports.as_slice()) {
+        (_, []) => usage("there is nothing to import: the configuration has no [[import]]".to_owned()),
+        (None, [only]) => Ok(only),
+        (None, _) => usage(format!("name an [[import]]: there are {}", known())),
+        (Some(name), all) => match all.iter().find(|import| import.name == name) {
+            Some(import) => Ok(import),
+            None => usage(format!("no [[import]] is {name}: there are {}", known())),
+        },
+    }
+}

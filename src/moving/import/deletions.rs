@@ -1,0 +1,135 @@
+//! The second pass: takes out rows that the import wrote, that nobody has changed since, and that the site lacks at two looks.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::sides::{Sides, Step};
+use super::{Checkpoint, Run, raw};
+use crate::jobs::JobError;
+use crate::runtime::fault;
+use tallyd_core::coalesce::Pair;
+use tallyd_core::import::{Key, LAST, Side, differences};
+use tallyd_core::model::{Micros, Target};
+use tallyd_core::site_query::Query;
+use tallyd_mysql::moving::imports::Liked;
+use tallyd_mysql::moving::source::LikeColumns;
+
+/// Rows that wait for their second look. With more of them the walk waits, too.
+const HELD_MAX: usize = 100_000;
+
+/// Rows that are taken out in one transaction: consumers wait for its locks.
+const TAKEN_OUT_MAX: usize = 500;
+
+/// A row that the site lacked, and when.
+struct Missed {
+    row: Liked,
+    seen: Instant,
+}
+
+impl Run<'_> {
+    pub(super) async fn take_out_missing(&mut self, query: &Query) -> Result<(), JobError> {
+        if self.on.import.keeps_deleted == Some(true) {
+            return Err(self.on.refused("the table keeps its deleted rows: run the import again instead"));
+        }
+        let (columns, plan) = self.on.like_columns(query).await?;
+        self.plan(&plan);
+        let checkpoint = self.begin().await?;
+        let site = (query, &columns);
+        let mut sides = Sides::new(self.on, site, (checkpoint.key(), LAST));
+        let mut held: VecDeque<Missed> = VecDeque::new();
+        let mut reached = checkpoint.key();
+        loop {
+            self.wait().await?;
+            if self.is_over() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let step = self.stop.run_until_cancelled(sides.next(self.pace.page())).await.transpose()?;
+            let Some(step) = step.flatten() else { break };
+            let count = step.site.len().max(step.here.len());
+            self.report.pages += 1;
+            self.report.rows += step.site.len() as u64;
+            reached = step.until;
+            held.extend(self.missed(step, &checkpoint, &columns));
+            self.pace.note(count, began.elapsed());
+            self.show(reached);
+            while held.len() > HELD_MAX || held.front().is_some_and(|first| self.is_due(first)) {
+                self.look_again(site, &mut held, reached, &checkpoint).await?;
+            }
+            if held.is_empty() && !self.options.dry_run {
+                let done = Checkpoint { after: raw(reached), ..checkpoint };
+                self.on.store.note_checkpoint(self.number, &done.text()?).await?;
+            }
+        }
+        while !held.is_empty() && !self.is_over() {
+            self.look_again(site, &mut held, reached, &checkpoint).await?;
+        }
+        if self.stop.is_cancelled() {
+            self.end_stopped();
+        }
+        Ok(())
+    }
+
+    /// Rows of the import that the site lacks.
+    fn missed(&mut self, step: Step, checkpoint: &Checkpoint, columns: &LikeColumns) -> Vec<Missed> {
+        let seen = Instant::now();
+        let here = step.here.iter().map(|row| row.key);
+        let mut only_here =
+            differences(step.site, here).filter(|(_, side)| *side == Side::Here).map(|(key, _)| key).peekable();
+        let mut missed = Vec::new();
+        for row in &step.here {
+            if only_here.next_if_eq(&row.key).is_some() && checkpoint.start.is_of_import(row.at, columns.has_times()) {
+                missed.push(Missed { row: *row, seen });
+            }
+        }
+        self.report.missed += missed.len() as u64;
+        fault::point("import:missed");
+        missed
+    }
+
+    fn is_due(&self, missed: &Missed) -> bool {
+        missed.seen.elapsed() >= self.options.look_again_after
+    }
+
+    /// Looks again for the rows that have waited longest, once they have waited long enough, and takes out what is still missing.
+    async fn look_again(
+        &mut self,
+        site: (&Query, &LikeColumns),
+        held: &mut VecDeque<Missed>,
+        reached: Key,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), JobError> {
+        let Some(first) = held.front() else { return Ok(()) };
+        let left = self.options.look_again_after.saturating_sub(first.seen.elapsed());
+        if self.stop.run_until_cancelled(tokio::time::sleep(left)).await.is_none() {
+            held.clear();
+            return Ok(());
+        }
+        let mut gone: Vec<(Pair, Micros)> = Vec::new();
+        let mut last = first.row.key;
+        for _ in 0..TAKEN_OUT_MAX {
+            if !held.front().is_some_and(|first| self.is_due(first)) {
+                break;
+            }
+            let Some(Missed { row, .. }) = held.pop_front() else { break };
+            last = row.key;
+            if !self.on.has_like(site, row.key).await? {
+                let target = Target { kind: self.on.kind, id: row.key.0 };
+                gone.push(((target, row.key.1), row.at));
+            }
+        }
+        if self.options.dry_run {
+            self.report.taken_out += gone.len() as u64;
+            return Ok(());
+        }
+        // Whatever is still held lies behind these.
+        let after = raw(if held.is_empty() { reached } else { last });
+        let done = Checkpoint { after, ..*checkpoint };
+        fault::point("import:taking-out");
+        self.report.taken_out += self.on.store.take_out(self.number, self.on.metric, &gone, &done.text()?).await?;
+        fault::point("import:taken-out");
+        Ok(())
+    }
+}

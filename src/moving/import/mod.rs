@@ -1,0 +1,389 @@
+//! `tallyd import`: a table of the site's becomes like records and counters, while users like and the site's own worker writes.
+//!
+//! The way of the first pass: read a page by the site's query -> write its rows, their counters and the checkpoint in one transaction, while
+//! the next page is read. Nothing is written to Redis and to the outbox: Redis is loaded once, at the cut-over. The second pass
+//! (`--deletions`) and `--verify` walk along the site's table and `like_record` beside each other (`sides`).
+//!
+//! What decides the races:
+//!
+//! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event is newer than the row (see
+//!   `tallyd_core::import`), and stays.
+//! * The same without the event, because it still waits in a queue: C writes a like, and then the event makes it an unlike.
+//! * A: a row is read. B: the site deletes it, and nobody published. The second pass takes it out.
+//! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the row is looked for again, a minute later, and found.
+//! * A: it was looked for twice. B: an event is applied. C: it is taken out. The row is locked, and no longer what it was: it stays.
+//! * A: a run is frozen. B: another one goes on. C: the first one wakes up. Each transaction holds the job's lock.
+//!
+//! What it must never do: write over a newer row, take out a row that it did not write, lock anything in the site's table.
+
+mod deletions;
+mod numbers;
+pub mod report;
+mod rows;
+mod sides;
+mod site;
+mod verify;
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::config::{Config, Import, Reads, Reconcile as Limits};
+use crate::jobs::JobError;
+use crate::jobs::runner::{Job, Ran, run_once};
+use crate::runtime::clock;
+use crate::runtime::progress::{ProgressSink, follow};
+use crate::servers::Servers;
+use crate::servers::control::Control;
+use crate::servers::pace::{Health, Pace};
+use report::{End, Progress, Report};
+use tallyd_core::import::{Key, Start};
+use tallyd_core::model::{Kind, Metric, TargetId, UserId};
+use tallyd_mysql::Store;
+use tallyd_mysql::moving::imports::JOB;
+use tallyd_mysql::site_query::Plan;
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+
+/// Where a test may end the process: between any two steps, in their order.
+pub const FAULT_POINTS: [&str; 8] = [
+    "import:read",
+    "import:writing",
+    "import:written",
+    "import:numbers-read",
+    "import:numbers-written",
+    "import:missed",
+    "import:taking-out",
+    "import:taken-out",
+];
+
+/// Connections to the site's server: one reads pages, one asks how much it has to do.
+const SITE_CONNECTIONS: u32 = 2;
+
+/// Warnings that a report has at most.
+const WARNINGS_MAX: usize = 10;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pass {
+    /// Writes what the site has.
+    #[default]
+    Rows,
+    /// Takes out what the import wrote and the site no longer has.
+    Deletions,
+    /// Compares, and changes nothing.
+    Verify,
+}
+
+impl Pass {
+    /// Its name in reports, and in the modes of runs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rows => "rows",
+            Self::Deletions => "deletions",
+            Self::Verify => "verify",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunOptions {
+    pub pass: Pass,
+    /// Read, and change nothing.
+    pub dry_run: bool,
+    /// Go on where the last run of the pass ended.
+    pub resume: bool,
+    /// End after this time, between two pages.
+    pub run_time_max: Option<Duration>,
+    /// How long after the first look the second pass looks for a row again.
+    pub look_again_after: Duration,
+}
+
+/// Imports one block of the configuration.
+pub struct Importer {
+    store: Store,
+    cache: Cache,
+    broker: Broker,
+    control: Control,
+    replicas: Vec<(String, Store)>,
+    limits: Limits,
+    import: Import,
+    reads: Reads,
+    kind: Kind,
+    metric: Metric,
+    /// How far ahead of this machine's clock a time may be.
+    future_max: Duration,
+    /// The site's server, unless it is that of `[mysql]`.
+    source: Option<Store>,
+}
+
+/// How far a run has come. The start is that of the first run, so that later ones know what it wrote.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Checkpoint {
+    start: Start,
+    /// The last target and user that are done.
+    after: (u64, u64),
+}
+
+/// One run.
+struct Run<'a> {
+    on: &'a Importer,
+    options: RunOptions,
+    number: u64,
+    began: Instant,
+    stop: &'a CancellationToken,
+    publisher: Publisher,
+    pace: Pace<'a>,
+    progress: watch::Sender<Progress>,
+    read_ms: Cell<u64>,
+    write_ms: Cell<u64>,
+    report: Report,
+}
+
+/// Does one run of an import under the job's lock.
+///
+/// # Errors
+/// [`JobError::Refused`] with what is wrong with the query or a row; a server fails. What was written stays written.
+pub async fn run(
+    servers: &Servers,
+    config: &Config,
+    import: &Import,
+    options: RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<Report>, JobError> {
+    let importer = Importer::new(config, import, servers)?;
+    let mode = importer.mode(options.pass);
+    let job = Job { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let importer = &importer;
+    run_once(&servers.store, job, |number| async move { importer.run(number, options, to, stop).await }).await
+}
+
+impl Importer {
+    /// An importer of that block.
+    pub fn new(config: &Config, import: &Import, servers: &Servers) -> Result<Self> {
+        let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
+        Ok(Self {
+            store: servers.store.clone(),
+            cache: servers.cache.clone(),
+            broker: servers.broker.clone(),
+            control: servers.control.clone(),
+            replicas: Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?,
+            limits: config.reconcile.clone(),
+            reads: import.reads().map_err(|(_, problem)| anyhow!(problem))?,
+            kind: config.kinds.named(&import.kind).context("the kind is not in [kinds]")?,
+            metric: config.metrics.named(&import.metric).context("the metric is not in [metrics]")?,
+            future_max: config.consumer.future_max.0,
+            import: import.clone(),
+            source,
+        })
+    }
+
+    /// How the site's server would run the query; it is not run. Nothing for keys.
+    ///
+    /// # Errors
+    /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
+    pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
+        match &self.reads {
+            Reads::Likes(query) => self.like_columns(query).await.map(|(_, plan)| plan),
+            Reads::Numbers(query) => self.number_columns(query).await.map(|(_, plan)| plan),
+            Reads::Keys(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn mode(&self, pass: Pass) -> String {
+        match pass {
+            Pass::Rows => self.import.name.clone(),
+            pass => format!("{}:{}", self.import.name, pass.name()),
+        }
+    }
+
+    async fn run(
+        &self,
+        number: u64,
+        options: RunOptions,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report, JobError> {
+        let (progress, shown) = watch::channel(Progress { import: self.import.name.clone(), ..Progress::default() });
+        let ran = tokio::select! {
+            ran = self.run_showing(number, options, progress, stop) => ran,
+            () = follow(to, shown) => Err(JobError::Other(anyhow!("nobody is shown the run any longer"))),
+        };
+        self.close().await;
+        ran
+    }
+
+    /// Closes the connections to servers that nothing else uses.
+    pub async fn close(&self) {
+        for store in self.replicas.iter().map(|(_, store)| store).chain(&self.source) {
+            store.close().await;
+        }
+    }
+
+    async fn run_showing(
+        &self,
+        number: u64,
+        options: RunOptions,
+        progress: watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> Result<Report, JobError> {
+        let health = Health {
+            store: &self.store,
+            cache: &self.cache,
+            broker: &self.broker,
+            replicas: &self.replicas,
+            site: self.source.as_ref(),
+            limits: &self.limits,
+            number,
+        };
+        let job = (JOB, say_waiting as fn(&str));
+        let report = Report::new(&self.import.name, options.pass.name(), options.dry_run);
+        let mut run = Run {
+            on: self,
+            options,
+            number,
+            began: Instant::now(),
+            stop,
+            publisher: self.broker.connect_publisher("import").await.map_err(anyhow::Error::from)?,
+            pace: Pace::new(health, &self.control, stop, job, self.import.page_rows),
+            progress,
+            read_ms: Cell::new(0),
+            write_ms: Cell::new(0),
+            report,
+        };
+        let worked = match (&self.reads, options.pass) {
+            (Reads::Likes(query), Pass::Rows) => run.import_rows(query).await,
+            (Reads::Likes(query), Pass::Deletions) => run.take_out_missing(query).await,
+            (Reads::Likes(query), Pass::Verify) => run.verify_likes(query).await,
+            (_, Pass::Rows) => run.import_numbers().await,
+            (_, Pass::Verify) => run.verify_numbers().await,
+            (_, Pass::Deletions) => Err(self.refused("--deletions is for likes")),
+        };
+        worked.map(|()| run.into_report())
+    }
+}
+
+impl Checkpoint {
+    fn key(&self) -> Key {
+        (TargetId(self.after.0), UserId(self.after.1))
+    }
+
+    fn text(&self) -> Result<String> {
+        serde_json::to_string(self).context("write the checkpoint")
+    }
+}
+
+impl Run<'_> {
+    /// Where the run begins: behind what the last one did, or before the first row. Notes it, so that even a run that ends now has fixed the start.
+    async fn begin(&mut self) -> Result<Checkpoint, JobError> {
+        let (store, mode) = (&self.on.store, self.on.mode(self.options.pass));
+        let parse = |(run, text): (u64, String)| {
+            Ok::<_, anyhow::Error>((run, serde_json::from_str::<Checkpoint>(&text).context("read the checkpoint")?))
+        };
+        let first =
+            store.last_checkpoint(JOB, &self.on.mode(Pass::Rows), self.number, false).await?.map(parse).transpose()?;
+        let start = match (first, self.options.pass) {
+            (Some((_, checkpoint)), _) => checkpoint.start,
+            (None, Pass::Rows) => Start::at(clock::now()),
+            (None, _) => {
+                let name = &self.on.import.name;
+                return Err(self
+                    .on
+                    .refused(format!("there is nothing to take out before `tallyd import {name}` has run")));
+            }
+        };
+        let mut checkpoint = Checkpoint { start, after: (0, 0) };
+        if self.options.resume {
+            let last = store.last_checkpoint(JOB, &mode, self.number, true).await?.map(parse).transpose()?;
+            let (run, last) = last
+                .ok_or_else(|| self.on.refused("there is nothing to resume: the last run was done, or none has run"))?;
+            checkpoint.after = last.after;
+            self.report.resumed_run = Some(run);
+        }
+        if !self.options.dry_run {
+            store.note_checkpoint(self.number, &checkpoint.text()?).await?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Notes how the query is read, and warns of what makes each page slower than the one before.
+    fn plan(&mut self, plan: &[Plan]) {
+        self.report.plan = plan.iter().map(ToString::to_string).collect();
+        let faults = plan.iter().filter_map(Plan::fault);
+        self.report.warnings.extend(faults.map(|fault| {
+            format!("the query {fault}: give it an index on target and user, or import from a replica that has one")
+        }));
+        let total = plan.iter().map(|plan| plan.rows).max();
+        self.progress.send_modify(|progress| progress.total = total);
+    }
+
+    /// Waits until the servers have time for the next page.
+    async fn wait(&mut self) -> Result<()> {
+        let until = self.options.run_time_max.map(|max| self.began + max);
+        let show = |reason: Option<&str>| {
+            self.progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
+        };
+        self.pace.wait(until, &self.publisher, show).await
+    }
+
+    /// Whether no other page may begin, which the report then says.
+    fn is_over(&mut self) -> bool {
+        if self.stop.is_cancelled() {
+            self.end_stopped();
+            return true;
+        }
+        let is_over = self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+        if is_over {
+            self.report.end(End::TimeOver, "its time was over: --resume goes on".to_owned());
+        }
+        is_over
+    }
+
+    fn end_stopped(&mut self) {
+        self.report.end(End::Stopped, "told to stop: --resume goes on".to_owned());
+    }
+
+    fn show(&self, reached: Key) {
+        let rows = self.report.rows;
+        self.progress.send_modify(|progress| {
+            progress.rows = rows;
+            progress.reached = reached.0.0;
+        });
+    }
+
+    fn into_report(self) -> Report {
+        let mut report = self.report;
+        let (waited, waits, waited_for) = self.pace.waited();
+        (report.waited_s, report.waits, report.waited_for) = (waited.as_secs(), waits, waited_for);
+        (report.read_ms, report.write_ms) = (self.read_ms.get(), self.write_ms.get());
+        report
+    }
+}
+
+fn say_waiting(reason: &str) {
+    info!(event = "import-waiting", reason, "waiting, live traffic goes first: {reason}");
+}
+
+fn raw((target, user): Key) -> (u64, u64) {
+    (target.0, user.0)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_point_is_listed_once() {
+        let sources = [include_str!("rows.rs"), include_str!("numbers.rs"), include_str!("deletions.rs")];
+        crate::jobs::assert_fault_points(&FAULT_POINTS, &sources);
+    }
+}

@@ -1,0 +1,143 @@
+//! Opening balances: numbers of the site that no rows stand behind, from a column or from keys in Redis.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Checkpoint, Importer, Run};
+use crate::config::Reads;
+use crate::jobs::JobError;
+use crate::runtime::fault;
+use tallyd_core::model::{TargetId, UserId};
+use tallyd_core::site_query::Query;
+use tallyd_core::template::Template;
+use tallyd_mysql::moving::source::NumberColumns;
+use tallyd_redis::site_keys::SiteKeys;
+
+/// Where the numbers are.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers<'a> {
+    Table(&'a Query, NumberColumns),
+    Keys(&'a Template),
+}
+
+/// Where a page begins.
+pub(super) enum Cursor {
+    /// Behind this target.
+    After(TargetId),
+    /// Redis' own.
+    Scan(String),
+}
+
+/// Some numbers, in order of their targets.
+pub(super) struct Page {
+    pub numbers: Vec<(TargetId, i64)>,
+    /// Keys of no target.
+    ignored: u64,
+    /// `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+impl Numbers<'_> {
+    /// Where to begin. Redis goes on nowhere but where it has just been.
+    pub(super) fn cursor(&self, after: TargetId) -> Cursor {
+        match self {
+            Self::Table(..) => Cursor::After(after),
+            Self::Keys(_) => Cursor::Scan("0".to_owned()),
+        }
+    }
+}
+
+impl Importer {
+    fn site_keys<'a>(&'a self, template: &'a Template) -> SiteKeys<'a> {
+        SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
+    }
+
+    pub(super) async fn numbers_page(&self, of: Numbers<'_>, from: Cursor, limit: usize) -> Result<Page, JobError> {
+        let (numbers, ignored, next, fault) = match (of, from) {
+            (Numbers::Table(query, columns), Cursor::After(after)) => {
+                let page = self.numbers((query, columns), after, limit).await?;
+                let last = page.rows.last().filter(|_| page.answered == limit).map(|(target, _)| *target);
+                (page.rows, 0, last.map(Cursor::After), page.fault)
+            }
+            (Numbers::Keys(template), Cursor::Scan(from)) => {
+                let found =
+                    self.cache.scan_site_keys(self.site_keys(template), &from).await.map_err(anyhow::Error::from)?;
+                (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
+            }
+            // A cursor is always of the same source.
+            (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
+        };
+        match fault {
+            Some(fault) => Err(self.refused(fault)),
+            None => Ok(Page { numbers, ignored, next }),
+        }
+    }
+
+    /// The site's number of a target, if it has one.
+    pub(super) async fn number_of(&self, of: Numbers<'_>, target: TargetId) -> Result<Option<i64>, JobError> {
+        let found = match of {
+            Numbers::Table(query, columns) => self.numbers((query, columns), TargetId(target.0 - 1), 1).await?.rows,
+            Numbers::Keys(template) => {
+                self.cache.site_numbers(self.site_keys(template), &[target]).await.map_err(anyhow::Error::from)?.0
+            }
+        };
+        Ok(found.first().filter(|(id, _)| *id == target).map(|(_, number)| *number))
+    }
+}
+
+impl<'a> Run<'a> {
+    /// Writes all numbers that the site has: each counter becomes what the site says now.
+    pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
+        let of = self.source_of_numbers().await?;
+        let checkpoint = self.begin().await?;
+        let mut next = Some(of.cursor(TargetId(checkpoint.after.0)));
+        while let Some(from) = next {
+            self.wait().await?;
+            if self.is_over() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let page = self.stop.run_until_cancelled(self.on.numbers_page(of, from, self.pace.page())).await;
+            let Some(page) = page.transpose()? else {
+                self.end_stopped();
+                return Ok(());
+            };
+            fault::point("import:numbers-read");
+            if !self.options.dry_run {
+                let reached = page.numbers.last().map_or(0, |(target, _)| target.0);
+                let after = if matches!(of, Numbers::Table(..)) { (reached, 0) } else { (0, 0) };
+                let done = Checkpoint { after, ..checkpoint };
+                let which = (self.on.kind, self.on.metric);
+                let text = done.text()?;
+                self.report.changed += self.on.store.level_numbers(self.number, which, &page.numbers, &text).await?;
+                fault::point("import:numbers-written");
+            }
+            self.note_numbers(&page);
+            self.pace.note(page.numbers.len(), began.elapsed());
+            next = page.next;
+        }
+        Ok(())
+    }
+
+    pub(super) fn note_numbers(&mut self, page: &Page) {
+        self.report.pages += 1;
+        self.report.rows += page.numbers.len() as u64;
+        self.report.ignored += page.ignored;
+        if let Some((last, _)) = page.numbers.last() {
+            self.show((*last, UserId(0)));
+        }
+    }
+
+    /// What the block names, once it is known to be right.
+    pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
+        match &self.on.reads {
+            Reads::Numbers(query) | Reads::Likes(query) => {
+                let (columns, plan) = self.on.number_columns(query).await?;
+                self.plan(&plan);
+                Ok(Numbers::Table(query, columns))
+            }
+            Reads::Keys(template) => Ok(Numbers::Keys(template)),
+        }
+    }
+}

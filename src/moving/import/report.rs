@@ -1,0 +1,264 @@
+//! What an import did and found, for people and for programs; and how far it has come.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use tracing::info;
+
+use crate::jobs::runner::{self, Outcome};
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+pub use crate::servers::pace::Waits;
+use tallyd_core::model::Micros;
+use tallyd_mysql::moving::imports::JOB;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    #[default]
+    Done,
+    /// `--run-time` was over.
+    TimeOver,
+    Stopped,
+}
+
+/// The result of one run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The name of the block.
+    pub import: String,
+    /// `rows`, `deletions` or `verify`.
+    pub pass: &'static str,
+    /// Nothing was changed.
+    pub dry_run: bool,
+    /// Rows, numbers or keys that the site returned.
+    pub rows: u64,
+    /// Of the rows, those that say "likes".
+    pub likes: u64,
+    /// Rows that were not there before.
+    pub added: u64,
+    /// Rows that were there, older; numbers that were others.
+    pub changed: u64,
+    /// Rows that were there, as new or newer, and stayed.
+    pub kept: u64,
+    /// By how much all counters of likes have changed.
+    pub counted: i64,
+    /// Rows that the import wrote and the site lacked at the first look.
+    pub missed: u64,
+    /// Of those, taken out; of a dry run, those that would have been.
+    pub taken_out: u64,
+    /// Rows that came twice (only a dry run counts them).
+    pub repeated: u64,
+    /// Rows in the wrong order (only a dry run counts them).
+    pub unordered: u64,
+    /// Keys that fit the pattern and are of no target.
+    pub ignored: u64,
+    /// The oldest and the newest time, in microseconds since the epoch.
+    pub oldest: Option<Micros>,
+    pub newest: Option<Micros>,
+    /// Of `verify`: users that like, or targets, as `like_record` or `counter` has them.
+    pub here: u64,
+    /// Targets that differ.
+    pub differing: u64,
+    /// The first of these.
+    pub targets: Vec<TargetReport>,
+    pub pages: u64,
+    pub read_ms: u64,
+    pub write_ms: u64,
+    /// Seconds that the run waited because a server had enough to do.
+    pub waited_s: u64,
+    /// How often it found that, by what it was.
+    pub waits: Waits,
+    /// The last reason, in words.
+    pub waited_for: Option<String>,
+    /// How the site's server reads the query.
+    pub plan: Vec<String>,
+    pub warnings: Vec<String>,
+    /// The run that this one went on from.
+    pub resumed_run: Option<u64>,
+    /// How the run ended.
+    pub ended: End,
+    /// Why it ended before all was done, where it did.
+    pub ended_early: Option<String>,
+}
+
+/// A target that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TargetReport {
+    pub target: String,
+    /// How many like it, or its number, by the site.
+    pub site: i64,
+    /// The same here.
+    pub here: i64,
+    /// Users that like it only by the site.
+    pub missing: u64,
+    /// Users that like it only here.
+    pub extra: u64,
+}
+
+/// Targets that a report lists at most.
+pub(super) const LISTED_MAX: usize = 20;
+
+impl Report {
+    pub(super) fn new(import: &str, pass: &'static str, dry_run: bool) -> Self {
+        Self { import: import.to_owned(), pass, dry_run, ..Self::default() }
+    }
+
+    pub(super) fn end(&mut self, ended: End, why: String) {
+        self.ended = ended;
+        self.ended_early = Some(why);
+    }
+}
+
+impl runner::Report for Report {
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            _ if self.dry_run => Outcome::DryRun,
+            End::Done => Outcome::Done,
+            End::TimeOver | End::Stopped => Outcome::Stopped,
+        }
+    }
+}
+
+/// One line for a log; with `{:#}` more of them, for a person.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { import, rows, .. } = self;
+        write!(f, "{import}: {rows} rows read")?;
+        match self.pass {
+            "verify" => write!(f, ", {} here, {} targets differ", self.here, self.differing)?,
+            "deletions" => write!(f, ", {} missed at first, {} taken out", self.missed, self.taken_out)?,
+            _ => {
+                let Self { added, changed, kept, counted, .. } = self;
+                write!(f, ", {added} added, {changed} changed, {kept} kept, likes {counted:+}")?;
+            }
+        }
+        for (count, what) in [
+            (self.repeated, "came twice"),
+            (self.unordered, "in the wrong order"),
+            (self.ignored, "keys of no target"),
+            (self.waited_s, "seconds waited for the servers"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        if self.dry_run {
+            f.write_str("; a dry run: nothing was changed")?;
+        }
+        if self.pass == "deletions" && self.taken_out > 0 && !self.dry_run {
+            f.write_str("; where Redis is loaded already, run `tallyd reconcile --full`")?;
+        }
+        if let Some(why) = &self.ended_early {
+            write!(f, "; ended early: {why}")?;
+        }
+        if f.alternate() { self.write_details(f) } else { Ok(()) }
+    }
+}
+
+impl Report {
+    fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(oldest), Some(newest)) = (self.oldest.map(date), self.newest.map(date)) {
+            write!(f, "\n  times from {oldest} to {newest}")?;
+        }
+        for warning in &self.warnings {
+            write!(f, "\n  warning: {warning}")?;
+        }
+        if self.dry_run {
+            for plan in &self.plan {
+                write!(f, "\n  plan: {plan}")?;
+            }
+        }
+        for TargetReport { target, site, here, missing, extra } in &self.targets {
+            write!(f, "\n  {target}: {site} on the site, {here} here")?;
+            if missing + extra > 0 {
+                write!(f, " ({missing} missing, {extra} too many)")?;
+            }
+        }
+        let listed = self.targets.len() as u64;
+        if self.differing > listed {
+            write!(f, "\n  and {} more", self.differing - listed)?;
+        }
+        Ok(())
+    }
+}
+
+fn date(at: Micros) -> String {
+    jiff::Timestamp::from_microsecond(at.0).map_or_else(|_| at.0.to_string(), |time| time.to_string())
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub import: String,
+    pub rows: u64,
+    /// About how many there are, by the server's statistics.
+    pub total: Option<u64>,
+    /// The last target of the last page.
+    pub reached: u64,
+    /// What the run waits for, if it does.
+    pub waiting: Option<String>,
+}
+
+impl RunProgress for Progress {
+    const JOB: &'static str = JOB;
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.rows, self.total)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let Self { import, rows, total, reached, waiting } = self;
+        let mut words = format!("{import}: {rows} rows, {} a second, now after target {reached}", rate(*rows, elapsed));
+        if let (Some(percent), Some(left)) = (percent(*rows, *total), left(*rows, *total, elapsed)) {
+            words += &format!(", about {percent} %, {} left", spoken(left));
+        }
+        if let Some(reason) = waiting {
+            words += &format!(", waiting: {reason}");
+        }
+        words
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { import, rows, total, reached, .. } = self;
+        let per_second = rate(*rows, elapsed);
+        let left_s = left(*rows, *total, elapsed).map(|left| left.as_secs());
+        let words = self.words(elapsed);
+        info!(event = "import-progress", import, rows, per_second, left_s, reached, "{words}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_each_pass_reads_as_a_sentence() {
+        let report = Report {
+            rows: 10,
+            added: 7,
+            changed: 1,
+            kept: 2,
+            counted: 6,
+            oldest: Some(Micros(1_764_000_000_000_000)),
+            newest: Some(Micros(1_764_000_001_000_000)),
+            ..Report::new("old", "rows", false)
+        };
+        assert_eq!(
+            format!("{report:#}"),
+            "old: 10 rows read, 7 added, 1 changed, 2 kept, likes +6\n  times from 2025-11-24T16:00:00Z to 2025-11-24T16:00:01Z"
+        );
+        let target = TargetReport { target: "video:42".to_owned(), site: 5, here: 4, missing: 2, extra: 1 };
+        let report =
+            Report { rows: 9, here: 8, differing: 2, targets: vec![target], ..Report::new("old", "verify", false) };
+        assert_eq!(
+            format!("{report:#}"),
+            "old: 9 rows read, 8 here, 2 targets differ\n  video:42: 5 on the site, 4 here (2 missing, 1 too many)\n  and 1 more"
+        );
+        let report = Report { rows: 9, missed: 2, taken_out: 1, ..Report::new("old", "deletions", false) };
+        assert_eq!(
+            report.to_string(),
+            "old: 9 rows read, 2 missed at first, 1 taken out; where Redis is loaded already, run `tallyd reconcile --full`"
+        );
+    }
+}

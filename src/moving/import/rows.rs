@@ -1,0 +1,133 @@
+//! The first pass: pages of the site's rows become like records and counters.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Checkpoint, Run, WARNINGS_MAX, millis, raw};
+use crate::jobs::JobError;
+use crate::runtime::fault;
+use tallyd_core::coalesce::{Pair, State};
+use tallyd_core::import::{Key, SiteLike, Start};
+use tallyd_core::model::Target;
+use tallyd_core::site_query::Query;
+use tallyd_mysql::moving::imports::Written;
+use tallyd_mysql::moving::source::{LikeColumns, SitePage};
+
+/// What reading a page came to.
+enum Walked {
+    /// The page, and after which row the next one begins, if there is one.
+    Page(SitePage<SiteLike>, Option<Key>),
+    End,
+    Stopped,
+}
+
+impl Run<'_> {
+    /// Writes all rows that the site has, from where the run begins.
+    pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
+        let (columns, plan) = self.on.like_columns(query).await?;
+        self.plan(&plan);
+        let checkpoint = self.begin().await?;
+        let site = (query, &columns);
+        let mut page = self.read(site, checkpoint.key()).await?;
+        loop {
+            let (rows, next) = match page {
+                Walked::Page(rows, next) => (rows, next),
+                Walked::End => return Ok(()),
+                Walked::Stopped => {
+                    self.end_stopped();
+                    return Ok(());
+                }
+            };
+            self.judge(&rows)?;
+            self.wait().await?;
+            if self.is_over() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let count = rows.answered;
+            let done =
+                Checkpoint { after: rows.rows.last().map_or(checkpoint.after, |row| raw(row.key)), ..checkpoint };
+            let states: Vec<(Pair, State)> =
+                rows.rows.into_iter().map(|row| self.state(row, checkpoint.start)).collect();
+            let following = async {
+                match next {
+                    Some(after) => self.read(site, after).await,
+                    None => Ok(Walked::End),
+                }
+            };
+            // Both to their end: a transaction is never dropped for a page that could not be read.
+            let (written, following) = tokio::join!(self.write(&states, &done), following);
+            self.note_written(written?);
+            self.pace.note(count, began.elapsed());
+            fault::point("import:written");
+            self.show(done.key());
+            page = following?;
+        }
+    }
+
+    fn state(&self, SiteLike { key: (target, user), liked, at }: SiteLike, start: Start) -> (Pair, State) {
+        let target = Target { kind: self.on.kind, id: target };
+        let at = start.version(at, self.on.import.keeps_deleted == Some(true));
+        ((target, user), State { at, liked })
+    }
+
+    async fn write(&self, states: &[(Pair, State)], done: &Checkpoint) -> Result<Written, JobError> {
+        if self.options.dry_run || states.is_empty() {
+            return Ok(Written::default());
+        }
+        fault::point("import:writing");
+        let began = Instant::now();
+        let written = self.on.store.write_import(self.number, self.on.metric, states, &done.text()?).await;
+        self.write_ms.set(self.write_ms.get() + millis(began.elapsed()));
+        Ok(written?)
+    }
+
+    fn note_written(&mut self, Written { added, changed, kept, likes }: Written) {
+        let report = &mut self.report;
+        report.added += added;
+        report.changed += changed;
+        report.kept += kept;
+        report.counted += likes;
+    }
+
+    /// The rows after `after`, and after which row the next page begins, if there is one.
+    async fn read(&self, site: (&Query, &LikeColumns), after: Key) -> Result<Walked, JobError> {
+        let (limit, began) = (self.pace.page(), Instant::now());
+        let read = self.stop.run_until_cancelled(self.on.likes(site, after, limit)).await;
+        let Some(page) = read.transpose()? else { return Ok(Walked::Stopped) };
+        self.read_ms.set(self.read_ms.get() + millis(began.elapsed()));
+        fault::point("import:read");
+        if page.answered == 0 {
+            return Ok(Walked::End);
+        }
+        let last = page.rows.last().map(|row| row.key);
+        let next = last.filter(|_| page.answered == limit);
+        if page.answered == limit && last.is_none() {
+            let fault = page.fault.unwrap_or_default();
+            return Err(self.on.refused(format!("no row of a page comes after the page before it: {fault}")));
+        }
+        Ok(Walked::Page(page, next))
+    }
+
+    /// Counts a page's rows. What a table says in the wrong order is refused, and counted by a dry run.
+    fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
+        if let (Some(fault), false) = (&page.fault, self.options.dry_run) {
+            return Err(self.on.refused(fault));
+        }
+        let report = &mut self.report;
+        report.pages += 1;
+        report.rows += page.answered as u64;
+        report.repeated += page.repeated;
+        report.unordered += page.unordered;
+        report.likes += page.rows.iter().filter(|row| row.liked).count() as u64;
+        for at in page.rows.iter().filter_map(|row| row.at) {
+            report.oldest = Some(report.oldest.map_or(at, |oldest| oldest.min(at)));
+            report.newest = Some(report.newest.map_or(at, |newest| newest.max(at)));
+        }
+        if let Some(fault) = page.fault.as_ref().filter(|_| report.warnings.len() < WARNINGS_MAX) {
+            report.warnings.push(fault.clone());
+        }
+        Ok(())
+    }
+}

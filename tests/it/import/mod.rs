@@ -1,0 +1,129 @@
+//! A site's own table, brought over while its users like and its own worker writes.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod live;
+#[cfg(feature = "fault-points")]
+mod killed;
+mod missing;
+mod numbers;
+mod refused;
+mod schemas;
+mod verified;
+
+use std::collections::BTreeSet;
+
+use sqlx::{AssertSqlSafe, Row};
+
+use crate::common;
+use common::{World, stderr};
+
+/// A site's table, as one of the three kinds that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Schema {
+    /// Rows stay, with `deleted` and the time of the last change.
+    SoftWithTime,
+    /// Rows go, and have the time at which they came.
+    HardWithTime,
+    /// Rows go, and have no time.
+    HardWithoutTime,
+}
+
+impl Schema {
+    const ALL: [Self; 3] = [Self::SoftWithTime, Self::HardWithTime, Self::HardWithoutTime];
+
+    fn columns(self) -> &'static str {
+        match self {
+            Self::SoftWithTime => "post_id AS target, user_id AS user, deleted, changed_at AS at",
+            Self::HardWithTime => "post_id AS target, user_id AS user, changed_at AS at",
+            Self::HardWithoutTime => "post_id AS target, user_id AS user",
+        }
+    }
+
+    fn query(self) -> String {
+        format!(
+            "SELECT {} FROM old_like WHERE post_id > :after_target OR (post_id = :after_target AND user_id > :after_user) \
+             ORDER BY post_id, user_id LIMIT :rows",
+            self.columns()
+        )
+    }
+
+    /// The configuration with an import of the table; `more` is what else its block has.
+    fn settings(self, more: &str) -> String {
+        let keeps_deleted = if self == Self::SoftWithTime { "keeps_deleted = true\n" } else { "" };
+        block(&self.query(), &format!("{keeps_deleted}{more}"))
+    }
+}
+
+fn block(query: &str, more: &str) -> String {
+    format!(
+        "[metrics]\nlike = 1\nview = 2\n[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"
+    )
+}
+
+const TABLE: &str = "CREATE TABLE old_like (user_id BIGINT UNSIGNED NOT NULL, post_id BIGINT UNSIGNED NOT NULL, \
+                     deleted BOOLEAN NOT NULL DEFAULT 0, changed_at DATETIME NOT NULL DEFAULT '2024-05-06 07:08:09', \
+                     PRIMARY KEY (post_id, user_id))";
+
+/// A world with an empty table of the site's.
+async fn world(name: &str, settings: &str) -> World {
+    let world = World::new(name, settings).await;
+    world.publisher().await;
+    run(&world, TABLE).await;
+    world
+}
+
+async fn run(world: &World, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
+}
+
+/// What the site's own worker does when users like.
+async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
+    let rows: Vec<String> = pairs.into_iter().map(|(post, user)| format!("({post},{user})")).collect();
+    for rows in rows.chunks(5_000) {
+        let sql = format!(
+            "INSERT INTO old_like (post_id, user_id) VALUES {} ON DUPLICATE KEY UPDATE deleted = 0",
+            rows.join(",")
+        );
+        run(world, &sql).await;
+    }
+}
+
+/// Targets and users of a query's two columns.
+async fn pairs(world: &World, sql: &'static str) -> BTreeSet<(u64, u64)> {
+    let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Who likes what, by the site.
+async fn on_site(world: &World) -> BTreeSet<(u64, u64)> {
+    pairs(world, "SELECT post_id, user_id FROM old_like WHERE deleted = 0").await
+}
+
+/// Who likes what, here.
+async fn here(world: &World) -> BTreeSet<(u64, u64)> {
+    pairs(world, "SELECT target_id, user_id FROM like_record WHERE kind = 1 AND is_del = 0").await
+}
+
+/// Fails unless each counter of likes is what the rows say.
+async fn counters_equal_rows(world: &World) {
+    let off = "SELECT COUNT(*) FROM (SELECT target_id, CAST(SUM(value) AS SIGNED) AS counted FROM counter WHERE metric = 1 GROUP BY target_id) AS c \
+               LEFT JOIN (SELECT target_id, COUNT(*) AS likes FROM like_record WHERE is_del = 0 GROUP BY target_id) AS l USING (target_id) \
+               WHERE counted <> COALESCE(likes, 0)";
+    assert_eq!(world.count(off).await, 0, "counters that differ from their rows");
+    let sums = "SELECT (SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 1) - (SELECT COUNT(*) FROM like_record WHERE is_del = 0)";
+    assert_eq!(world.count(sums).await, 0, "likes without a counter");
+}
+
+/// Both sides are the same, and so are the counters.
+async fn assert_brought_over(world: &World) {
+    assert_eq!(here(world).await, on_site(world).await);
+    counters_equal_rows(world).await;
+}
+
+/// The report of an import that ends with this code.
+fn report(world: &World, code: i32, arguments: &[&str]) -> serde_json::Value {
+    let output = world.tallyd(&[&["import"], arguments, &["--format", "json"]].concat());
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}

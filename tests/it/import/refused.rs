@@ -1,0 +1,76 @@
+//! Queries and rows that can't be: said in words, and nothing of the page is written.
+
+use super::{Schema, block, here, old_likes, report, run, world};
+use crate::common::stderr;
+
+const KEYSET: &str = "WHERE post_id > :after_target OR (post_id = :after_target AND user_id > :after_user)";
+const ORDER: &str = "ORDER BY post_id, user_id LIMIT :rows";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_imported_is_refused_by_name() {
+    let mut world = world("import_refused", &Schema::HardWithTime.settings("")).await;
+    old_likes(&world, [(1, 1), (2, 1), (3, 1)]).await;
+    let of = |columns: &str| format!("SELECT {columns} FROM old_like {KEYSET} {ORDER}");
+    let plain = "post_id AS target, user_id AS user";
+    for (query, more, why) in [
+        (of("post_id AS target"), "", "has no column user: it returns target; write ... AS user"),
+        (of(&format!("{plain}, 1 AS more")), "", "returns the column more: there are target, user, deleted, at"),
+        (of(&format!("{plain}, deleted")), "", "say whether a row stays when its user unlikes"),
+        (of(plain), "keeps_deleted = true", "the query has no column deleted"),
+        (of(&format!("{plain}, 5 AS deleted")), "keeps_deleted = true", "deleted = 5 for the row of target 1 and user 1"),
+        (of(&format!("{plain}, 1700000000 AS at")), "", "say what it counts, with unit"),
+        (of(&format!("{plain}, NULLIF(changed_at, changed_at) AS at")), "", "at = NULL for the row of target 1"),
+        (of(&format!("{plain}, NOW() + INTERVAL 8 HOUR AS at")), "", "in the future: times are read as UTC"),
+        (of("-post_id AS target, user_id AS user"), "", "the row of target -1 and user 1: ids are whole numbers"),
+        (of("CONCAT('9223372036854775808') AS target, user_id AS user"), "", "the row of target 9223372036854775808 and"),
+        (of("UUID() AS target, user_id AS user"), "", "in decimals; others can't be imported"),
+        (format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"), "", "the row of target 2 and user 1 after that of target 3"),
+        (format!("SELECT {plain} FROM old_like WHERE :after_target + :after_user < 9 {ORDER}"), "page_rows = 2", "the row of target 1 and user 1 after that of target 2"),
+        (format!("SELECT {plain} FROM old_like {KEYSET} OR :rows > 0 ORDER BY post_id, user_id"), "page_rows = 2", "more than the 2 rows"),
+        (format!("SELECT {plain} FROM nowhere {KEYSET} {ORDER}"), "", "nowhere"),
+    ] {
+        world.set(&block(&query, more));
+        let output = world.tallyd(&["import"]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{query}: {said}");
+        assert!(said.contains("[[import]] old: ") && said.contains(why), "{query}: {said}");
+    }
+    // The two pages that were right before one was not.
+    assert!(here(&world).await.len() <= 2);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_without_the_right_to_read_is_told_which_right() {
+    let mut world = world("import_rights", &Schema::HardWithTime.settings("")).await;
+    let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
+    let other = format!("{}_site", world.name);
+    run(&world, &format!("CREATE DATABASE {other}; CREATE TABLE {other}.old_like LIKE old_like; INSERT INTO {other}.old_like (post_id, user_id) VALUES (1, 2)")).await;
+    let query = Schema::HardWithTime.query().replace("FROM old_like", &format!("FROM {other}.old_like"));
+    world.set(&block(&query, ""));
+    let output = world.tallyd(&["import"]);
+    assert!(stderr(&output).contains("the account of [mysql] url may not run the query"), "{}", stderr(&output));
+    // As docs/moving.md says.
+    run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
+    assert_eq!(report(&world, 0, &[])["added"], 1);
+    run(&world, &format!("DROP DATABASE {other}")).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_and_options_that_do_not_fit_are_refused() {
+    let mut world = world("import_usage", &Schema::SoftWithTime.settings("")).await;
+    for (arguments, code, why) in [
+        (["import", "new"].as_slice(), 64, "no [[import]] is new: there are old"),
+        (&["import", "--verify", "--dry-run"], 64, "cannot be used with"),
+        (&["import", "--resume"], 1, "there is nothing to resume"),
+        (&["import", "--deletions"], 1, "the table keeps its deleted rows"),
+    ] {
+        let output = world.tallyd(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    world.set("");
+    assert!(stderr(&world.tallyd(&["import"])).contains("the configuration has no [[import]]"));
+    world.close().await;
+}
