@@ -56,7 +56,6 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Archive) => "archiver",
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
-            Self::Job(JobName::Erase) => "eraser",
             Self::Schedules => "schedules",
             Self::Writers => "announcer of writers",
         })

@@ -17,7 +17,6 @@ use super::JobError;
 use crate::runtime::fault;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::event::encode_fence;
-use tallyd_core::job_name::JobName;
 use tallyd_mysql::Store;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, Depth, Publisher};
@@ -41,7 +40,8 @@ const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Fences<'a> {
-    pub job: JobName,
+    /// Its name in `job_lock`.
+    pub job: &'static str,
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub publisher: Publisher,
@@ -86,7 +86,7 @@ impl Fences<'_> {
                 info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
                 said = Instant::now();
             }
-            telemetry().jobs.waits(self.job.name(), Some((WaitsFor::Fence, reason)));
+            telemetry().jobs.waits(self.job, Some((WaitsFor::Fence, reason)));
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOK_MAX);
         }
@@ -94,7 +94,7 @@ impl Fences<'_> {
 
     /// Looks at every partition once: the reason of the first one that is waited for; `None` when all are through.
     async fn waits_for(&self, number: u64, sent: &mut [bool]) -> Result<Option<String>> {
-        let noted = self.store.fences(self.job.name(), self.broker.partitions()).await?;
+        let noted = self.store.fences(self.job, self.broker.partitions()).await?;
         let mut waiting = None;
         for (partition, (noted, sent)) in (0_u16..).zip(noted.into_iter().zip(sent)) {
             if let FenceState::Waiting(reason) = self.state(partition, number, noted, sent).await? {
@@ -131,10 +131,10 @@ impl Fences<'_> {
 }
 
 /// The status says that a run waits for a fence, until this is dropped.
-struct ShownWait(JobName);
+struct ShownWait(&'static str);
 
 impl Drop for ShownWait {
     fn drop(&mut self) {
-        telemetry().jobs.waits(self.0.name(), None);
+        telemetry().jobs.waits(self.0, None);
     }
 }

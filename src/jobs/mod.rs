@@ -89,8 +89,6 @@ pub struct Wakes {
     archive: Arc<Notify>,
     filters: Arc<Notify>,
     recount: Arc<Notify>,
-    /// Of jobs that only commands run: nobody waits for it.
-    commanded: Arc<Notify>,
 }
 
 impl Wakes {
@@ -100,7 +98,6 @@ impl Wakes {
             JobName::Archive => &self.archive,
             JobName::Filters => &self.filters,
             JobName::Recount => &self.recount,
-            JobName::Erase => &self.commanded,
         }
     }
 }

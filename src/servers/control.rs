@@ -25,7 +25,7 @@ pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
     match job {
         JobName::Reconcile => &[Task::Reconcile, Task::Consumer],
         JobName::Archive => &[Task::Archive, Task::Outbox],
-        JobName::Filters | JobName::Recount | JobName::Erase => &[Task::Consumer],
+        JobName::Filters | JobName::Recount => &[Task::Consumer],
     }
 }
 

@@ -13,12 +13,10 @@ pub enum JobName {
     Filters,
     /// Compares `counter` with tables of the site.
     Recount,
-    /// Deletes all that is known of a user or a target; only a command runs it.
-    Erase,
 }
 
 impl JobName {
-    /// Those that daemons run.
+    /// All of them.
     pub const ALL: [Self; 4] = [Self::Reconcile, Self::Archive, Self::Filters, Self::Recount];
 
     /// The name in `job_lock` and `job_run`.
@@ -28,6 +26,24 @@ impl JobName {
             Self::Archive => "archive",
             Self::Filters => "filters",
             Self::Recount => "recount",
+        }
+    }
+}
+
+/// A run that only a command starts. Each has one lock, as a job has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandName {
+    /// Copies a like table of the site.
+    Import,
+    /// Deletes all that is known of a user or a target.
+    Erase,
+}
+
+impl CommandName {
+    /// The name in `job_lock` and `job_run`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Import => "import",
             Self::Erase => "erase",
         }
     }

@@ -58,8 +58,13 @@ impl Run<'_> {
             self.publisher = Some(on.broker.connect_publisher("filters").await?);
         }
         let publisher = self.publisher.take().context("there is no publisher")?;
-        let fences =
-            Fences { job: JobName::Filters, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
+        let fences = Fences {
+            job: JobName::Filters.name(),
+            store: &on.store,
+            broker: &on.broker,
+            publisher,
+            fence_max: on.fence_max,
+        };
         self.fences_sent += 1;
         let number = number_of(self.number, self.fences_sent);
         let stopped = || Err(JobError::NotNow("told to stop".to_owned()).into());

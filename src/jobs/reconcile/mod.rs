@@ -56,7 +56,6 @@ use crate::config::{Config, Rules};
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
 use crate::runtime::progress::{ProgressSink, follow};
-use tallyd_core::job_name::JobName;
 use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;
@@ -136,7 +135,7 @@ impl Reconciler {
         // What an earlier run that was killed has left behind.
         servers.unwatch(number).await;
         let fences = Fences {
-            job: JobName::Reconcile,
+            job: JOB,
             store: &servers.store,
             broker: &servers.broker,
             publisher: servers.broker.connect_publisher("reconcile").await?,

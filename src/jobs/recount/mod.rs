@@ -174,7 +174,7 @@ impl Recounter {
     ) -> Result<Report, JobError> {
         let publisher = self.broker.connect_publisher("recount").await.map_err(anyhow::Error::from)?;
         let fences = Fences {
-            job: JobName::Recount,
+            job: JobName::Recount.name(),
             store: &self.store,
             broker: &self.broker,
             publisher,

@@ -78,7 +78,7 @@ impl Run<'_> {
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
-        let job = Job { name: JobName::Archive, mode: "erase", owner: &self.servers.owner, keep };
+        let job = Job { name: JobName::Archive.name(), mode: "erase", owner: &self.servers.owner, keep };
         loop {
             let ran = run_once(&self.servers.store, job, |number| self.erase_boards(number, boards)).await?;
             match ran {

@@ -12,10 +12,9 @@ use super::Run;
 use crate::runtime::fault;
 use tallyd_core::erase::Subject;
 use tallyd_core::event::{LikeEvent, Terms, encode_like};
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 use tallyd_mysql::Store;
-use tallyd_mysql::erase::LikeRow;
+use tallyd_mysql::erase::{JOB, LikeRow};
 use tallyd_mysql::ranges::LAST;
 
 /// Rows of one page: one fence is waited for after as many unlikes.
@@ -165,7 +164,7 @@ impl Run<'_> {
         if !self.order.resume {
             return Ok(Cursor::default());
         }
-        let (job, mode) = (JobName::Erase.name(), self.order.subject.word());
+        let (job, mode) = (JOB, self.order.subject.word());
         let Some((run, text)) = self.servers.store.last_checkpoint(job, mode, self.number, true).await? else {
             return Ok(Cursor::default());
         };

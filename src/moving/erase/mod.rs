@@ -52,12 +52,12 @@ use crate::jobs::runner::{Job, Outcome, Ran, Report as _, run_once};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::servers::Servers;
-use crate::servers::control::needed_by;
 use report::{Progress, Report, Waiting};
+use tallyd_core::control::Task;
 use tallyd_core::erase::Subject;
-use tallyd_core::job_name::JobName;
 use tallyd_core::model::Target;
 use tallyd_core::rules::Writes;
+use tallyd_mysql::erase::JOB;
 use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
@@ -75,6 +75,9 @@ pub const FAULT_POINTS: [&str; 10] = [
     "erase:renamed",
     "erase:boards",
 ];
+
+/// Tasks whose pause keeps unlikes from being written.
+const PAUSED_BY: &[Task] = &[Task::Consumer];
 
 /// Between two looks at something that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -113,11 +116,11 @@ pub async fn erase(
 ) -> Result<Ran<Report>, JobError> {
     fence::knows_all(&servers.store, &servers.broker).await?;
     servers.control.refresh(&servers.store).await?;
-    if let Some(pause) = servers.control.paused(needed_by(JobName::Erase)) {
+    if let Some(pause) = servers.control.paused(PAUSED_BY) {
         return Err(JobError::Paused(Box::new(pause)));
     }
     let mode = if order.dry_run { "dry-run" } else { order.subject.word() };
-    let job = Job { name: JobName::Erase, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let job = Job { name: JOB, mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
     let ran = run_once(&servers.store, job, |number| async move {
         let mut run = Run::new(servers, config, order, number, stop).await?;
         let progress = run.progress.subscribe();
@@ -132,7 +135,7 @@ pub async fn erase(
         && report.outcome() == Outcome::Done
     {
         // Checkpoints hold places in the order of ids.
-        servers.store.forget_marks(JobName::Erase.name(), mode).await?;
+        servers.store.forget_marks(JOB, mode).await?;
     }
     Ok(ran)
 }
@@ -172,7 +175,7 @@ impl<'a> Run<'a> {
             config,
             kinds: KindNames::new(&config.kinds),
             caches: [cache.clone()].into_iter().chain(also).collect(),
-            fences: Fences { job: JobName::Erase, store, broker, publisher, fence_max },
+            fences: Fences { job: JOB, store, broker, publisher, fence_max },
             order,
             number,
             stop,

@@ -9,7 +9,6 @@ use tracing::info;
 
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
-use tallyd_core::job_name::JobName;
 
 /// Where the subject can still be named, and until when.
 const BEYOND: [&str; 4] = [
@@ -167,7 +166,7 @@ impl Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = JobName::Erase.name();
+    const JOB: &'static str = tallyd_mysql::erase::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.rows, None)

@@ -47,7 +47,7 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     let mut deliveries = consume.await.unwrap();
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let fences =
-        Fences { job: JobName::Reconcile, store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+        Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
     let delivery = tokio::select! {
         passed = fences.pass(number_of(1, 1)) => panic!("nobody has committed it: {passed:?}"),
         delivery = deliveries.next() => delivery.unwrap().unwrap(),
@@ -110,7 +110,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
     world.drained(&publisher).await;
     let fences = Fences {
-        job: JobName::Reconcile,
+        job: JobName::Reconcile.name(),
         store: &store,
         broker: &world.broker,
         publisher,

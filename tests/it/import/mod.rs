@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-mod live;
 #[cfg(feature = "fault-points")]
 mod killed;
+mod live;
 mod missing;
 mod numbers;
 mod refused;

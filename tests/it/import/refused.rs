@@ -17,16 +17,36 @@ async fn what_can_not_be_imported_is_refused_by_name() {
         (of(&format!("{plain}, 1 AS more")), "", "returns the column more: there are target, user, deleted, at"),
         (of(&format!("{plain}, deleted")), "", "say whether a row stays when its user unlikes"),
         (of(plain), "keeps_deleted = true", "the query has no column deleted"),
-        (of(&format!("{plain}, 5 AS deleted")), "keeps_deleted = true", "deleted = 5 for the row of target 1 and user 1"),
+        (
+            of(&format!("{plain}, 5 AS deleted")),
+            "keeps_deleted = true",
+            "deleted = 5 for the row of target 1 and user 1",
+        ),
         (of(&format!("{plain}, 1700000000 AS at")), "", "say what it counts, with unit"),
         (of(&format!("{plain}, NULLIF(changed_at, changed_at) AS at")), "", "at = NULL for the row of target 1"),
         (of(&format!("{plain}, NOW() + INTERVAL 8 HOUR AS at")), "", "in the future: times are read as UTC"),
         (of("-post_id AS target, user_id AS user"), "", "the row of target -1 and user 1: ids are whole numbers"),
-        (of("CONCAT('9223372036854775808') AS target, user_id AS user"), "", "the row of target 9223372036854775808 and"),
+        (
+            of("CONCAT('9223372036854775808') AS target, user_id AS user"),
+            "",
+            "the row of target 9223372036854775808 and",
+        ),
         (of("UUID() AS target, user_id AS user"), "", "in decimals; others can't be imported"),
-        (format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"), "", "the row of target 2 and user 1 after that of target 3"),
-        (format!("SELECT {plain} FROM old_like WHERE :after_target + :after_user < 9 {ORDER}"), "page_rows = 2", "the row of target 1 and user 1 after that of target 2"),
-        (format!("SELECT {plain} FROM old_like {KEYSET} OR :rows > 0 ORDER BY post_id, user_id"), "page_rows = 2", "more than the 2 rows"),
+        (
+            format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"),
+            "",
+            "the row of target 2 and user 1 after that of target 3",
+        ),
+        (
+            format!("SELECT {plain} FROM old_like WHERE :after_target + :after_user < 9 {ORDER}"),
+            "page_rows = 2",
+            "the row of target 1 and user 1 after that of target 2",
+        ),
+        (
+            format!("SELECT {plain} FROM old_like {KEYSET} OR :rows > 0 ORDER BY post_id, user_id"),
+            "page_rows = 2",
+            "more than the 2 rows",
+        ),
         (format!("SELECT {plain} FROM nowhere {KEYSET} {ORDER}"), "", "nowhere"),
     ] {
         world.set(&block(&query, more));

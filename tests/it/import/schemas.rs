@@ -17,7 +17,11 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
         assert_brought_over(&world).await;
         // Again: nothing is newer.
         let again = report(&world, 0, &["old"]);
-        assert_eq!((&again["added"], &again["changed"], &again["kept"]), (&0.into(), &0.into(), &300.into()), "{again}");
+        assert_eq!(
+            (&again["added"], &again["changed"], &again["kept"]),
+            (&0.into(), &0.into(), &300.into()),
+            "{again}"
+        );
         assert_brought_over(&world).await;
         assert_eq!(world.count("SELECT COUNT(*) FROM outbox").await, 0);
         world.close().await;
@@ -67,7 +71,8 @@ async fn a_table_of_another_server_with_text_ids_is_read() {
     let mut world = world("import_text", &block(query, "unit = \"ms\"")).await;
     let settings = block(query, &source(&world.name));
     world.set(&settings);
-    run(&world, "CREATE TABLE old_text (post VARCHAR(30) NOT NULL, who BIGINT NOT NULL, changed BIGINT NOT NULL)").await;
+    run(&world, "CREATE TABLE old_text (post VARCHAR(30) NOT NULL, who BIGINT NOT NULL, changed BIGINT NOT NULL)")
+        .await;
     run(&world, "INSERT INTO old_text VALUES ('9', 1, 1700000000123), ('10', 1, 1700000000123), ('9223372036854775807', 2, 1700000000123), ('10', 2, 1700000000123)").await;
     report(&world, 0, &[]);
     let expected = [(9, 1), (10, 1), (10, 2), (i64::MAX as u64, 2)];

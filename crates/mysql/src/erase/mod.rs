@@ -7,7 +7,7 @@ mod traces;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, Row};
-use tallyd_core::job_name::JobName;
+use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 pub use boards::{Moved, Place};
@@ -17,7 +17,7 @@ use super::rows::{TRIPLE_SHAPES, in_shapes_of, target};
 use super::{Context, Result, Store, jobs, micros, placeholders};
 
 /// The job whose lock fences the deletions.
-pub const JOB: &str = JobName::Erase.name();
+pub const JOB: &str = CommandName::Erase.name();
 
 /// How often a deletion is tried that another transaction was in the way of.
 const TRIES: u32 = 10;

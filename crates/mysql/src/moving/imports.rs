@@ -6,13 +6,14 @@
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, before, differences};
 use tallyd_core::import::{EARLIEST, Key};
+use tallyd_core::job_name::CommandName;
 use tallyd_core::model::{CounterKey, Difference, Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_core::outbox::IMPORTS;
 
 use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, micros, placeholders};
 
 /// The name of the job in `job_lock` and `job_run`.
-pub const JOB: &str = "import";
+pub const JOB: &str = CommandName::Import.name();
 
 /// Rows of one plain INSERT. Where one of them is there already all of these are read before they are written.
 const INSERT_ROWS: usize = 1_000;
