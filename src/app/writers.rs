@@ -22,6 +22,7 @@ use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
+use crate::servers::in_use::InUse;
 use tallyd_core::model::Micros;
 use tallyd_core::writers;
 use tallyd_redis::Cache;
@@ -127,8 +128,9 @@ impl Decider {
     async fn little_waits(&self) -> Result<()> {
         const MESSAGES: &str = "ask RabbitMQ for events that wait";
         let Servers { broker, store, .. } = &self.servers;
+        let in_use = InUse::read(store, broker).await?;
         let publisher = broker.connect_publisher("writers").await.context(MESSAGES)?;
-        let messages = publisher.waiting(broker).await.context(MESSAGES)?;
+        let messages = publisher.waiting(&in_use.partitions).await.context(MESSAGES)?;
         let rows = store.outbox_rows().await.context("ask MySQL for rows of the outbox that wait")?;
         if messages <= WAITING_MAX && rows <= WAITING_MAX {
             return Ok(());

@@ -8,6 +8,7 @@ use clap::Args;
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::jobs::JobError;
 use crate::servers::Servers;
+use crate::servers::in_use::InUse;
 use tallyd_core::control::{Command, Task};
 use tallyd_mysql::Store;
 
@@ -73,12 +74,11 @@ pub(super) async fn not_paused(store: &Store) -> Result<()> {
 pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
     let Servers { store, broker, .. } = servers;
     not_paused(store).await?;
-    let noted = store.noted_partitions().await?.map_or(0, |noted| noted.partitions);
+    let InUse { partitions, .. } = InUse::read(store, broker).await?;
     let link = broker.connect("operator").await?;
-    let depths = broker.depths(&link, noted.max(broker.partitions())).await?;
-    let mut consumed = (0..).zip(depths).filter(|(_, depth)| depth.is_some_and(|depth| depth.consumers > 0));
-    if let Some((partition, _)) = consumed.next() {
-        let queue = broker.queue(partition);
+    let depths = broker.depths(&link, &partitions).await?;
+    let mut consumed = depths.into_iter().filter(|(_, depth)| depth.is_some_and(|depth| depth.consumers > 0));
+    if let Some((queue, _)) = consumed.next() {
         return Err(JobError::NotNow(format!("a daemon consumes {queue}: stop all daemons, then try again")).into());
     }
     if let Some(running) = store.running_jobs().await?.first() {

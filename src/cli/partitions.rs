@@ -47,9 +47,9 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     let Servers { store, broker, .. } = servers;
     all_stopped(servers).await?;
     let link = broker.connect("operator").await?;
-    let depths = broker.depths(&link, from).await?;
-    let there = (0..).zip(depths).skip(usize::from(to)).filter_map(|(partition, depth)| Some((partition, depth?)));
-    let there: Vec<(String, u32)> = there.map(|(partition, depth)| (broker.queue(partition), depth.messages)).collect();
+    let depths = broker.depths(&link, &broker.numbered(from)).await?;
+    let spare = depths.into_iter().skip(usize::from(to));
+    let there: Vec<(String, u32)> = spare.filter_map(|(queue, depth)| Some((queue, depth?.messages))).collect();
     are_empty(&there.iter().filter(|(_, messages)| *messages > 0).map(|(queue, _)| queue.clone()).collect::<Vec<_>>())?;
     let declares = config.amqp.declare;
     if let Some((queue, _)) = there.first().filter(|_| !declares) {

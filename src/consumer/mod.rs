@@ -275,7 +275,7 @@ impl Partition {
     }
 
     /// Makes what is missing on the broker, for as many partitions as are in use. This daemon can be one that knows of fewer, and must not
-    /// undo what another daemon has made. More are noted before they are made. Returns how many there are.
+    /// undo what another daemon has made. More are noted before they are made. Returns how many partitions there are.
     async fn declare(&self, link: &Link) -> Result<u16> {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;

@@ -8,6 +8,7 @@
 //!
 //! Several jobs send fences. Each notes its own, so that no job takes another one's higher fence for a sign that it was overtaken.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -15,23 +16,26 @@ use tracing::info;
 
 use super::JobError;
 use crate::runtime::fault;
+use crate::servers::in_use::InUse;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::event::encode_fence;
+use tallyd_core::partition::Partitions;
 use tallyd_mysql::Store;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, Depth, Publisher};
 
-/// Checks that the configuration knows all partitions that are in use.
+/// All partitions that are in use, each of which the configuration knows.
 ///
 /// # Errors
 /// [`JobError::TooFewPartitions`]; MySQL fails.
-pub async fn knows_all(store: &Store, broker: &Broker) -> Result<()> {
+pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
+    let InUse { partitions, noted } = InUse::read(store, broker).await?;
     let known = broker.partitions();
-    match store.noted_partitions().await? {
+    match noted {
         Some(Noted { partitions: noted, raised_by }) if noted > known => {
             Err(JobError::TooFewPartitions { known, noted, raised_by }.into())
         }
-        _ => Ok(()),
+        _ => Ok(partitions),
     }
 }
 
@@ -61,7 +65,8 @@ enum FenceState {
 impl Fences<'_> {
     /// How many messages the partitions hold that no consumer has taken.
     pub async fn waiting(&self) -> Result<u64> {
-        Ok(self.publisher.waiting(self.broker).await?)
+        let in_use = InUse::read(self.store, self.broker).await?;
+        Ok(self.publisher.waiting(&in_use.partitions).await?)
     }
 
     /// Returns once every event that the broker took before this call is committed.
@@ -71,13 +76,13 @@ impl Fences<'_> {
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
         // A number is noted before its queues are bound: an event that was taken before now is in one of these, or it is seen here.
-        knows_all(self.store, self.broker).await?;
+        let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
-        let mut sent = vec![false; usize::from(self.broker.partitions())];
+        let mut sent = BTreeSet::new();
         let mut pause = LOOK_MIN;
         let mut said = began;
         loop {
-            let Some(reason) = self.waits_for(number, &mut sent).await? else { return Ok(()) };
+            let Some(reason) = self.waits_for(number, &partitions, &mut sent).await? else { return Ok(()) };
             if began.elapsed() > self.fence_max {
                 let seconds = self.fence_max.as_secs();
                 return Err(JobError::NotNow(format!("gave up after {seconds} s of waiting: {reason}")).into());
@@ -93,40 +98,48 @@ impl Fences<'_> {
     }
 
     /// Looks at every partition once: the reason of the first one that is waited for; `None` when all are through.
-    async fn waits_for(&self, number: u64, sent: &mut [bool]) -> Result<Option<String>> {
-        let noted = self.store.fences(self.job, self.broker.partitions()).await?;
+    async fn waits_for(
+        &self,
+        number: u64,
+        partitions: &Partitions,
+        sent: &mut BTreeSet<u16>,
+    ) -> Result<Option<String>> {
+        let noted = self.store.fences(self.job).await?;
         let mut waiting = None;
-        for (partition, (noted, sent)) in (0_u16..).zip(noted.into_iter().zip(sent)) {
-            if let FenceState::Waiting(reason) = self.state(partition, number, noted, sent).await? {
+        for (partition, queue) in partitions.queues() {
+            let noted = noted.get(&partition).copied().unwrap_or(0);
+            let (state, is_sent) = self.state(queue, number, noted, sent.contains(&partition)).await?;
+            if is_sent {
+                sent.insert(partition);
+            }
+            if let FenceState::Waiting(reason) = state {
                 waiting = waiting.or(Some(reason));
             }
         }
         Ok(waiting)
     }
 
-    /// Sends the fence where that is needed. `noted` is the newest one that was committed there.
-    async fn state(&self, partition: u16, number: u64, noted: u64, sent: &mut bool) -> Result<FenceState> {
-        if *sent && noted == number {
-            return Ok(FenceState::Passed);
+    /// Sends the fence where that is needed. `noted` is the newest one that was committed there. Returns whether it was sent, now or before, too.
+    async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
+        if sent && noted == number {
+            return Ok((FenceState::Passed, sent));
         }
         if noted > number {
             // Only a later run's fence is higher: ours can no longer be seen to pass.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
-        let queue = self.broker.queue(partition);
-        let Depth { messages, consumers } = self.publisher.depth(&queue).await?;
-        if consumers == 0 && messages == 0 && !*sent {
-            return Ok(FenceState::Idle);
+        let Depth { messages, consumers } = self.publisher.depth(queue).await?;
+        if consumers == 0 && messages == 0 && !sent {
+            return Ok((FenceState::Idle, sent));
         }
         if consumers == 0 {
-            return Ok(FenceState::Waiting(format!("{queue} has {messages} messages and no consumer")));
+            return Ok((FenceState::Waiting(format!("{queue} has {messages} messages and no consumer")), sent));
         }
-        if !*sent {
-            self.publisher.publish_behind(&queue, &encode_fence(number)).await?;
-            *sent = true;
+        if !sent {
+            self.publisher.publish_behind(queue, &encode_fence(number)).await?;
             fault::point("fence:sent");
         }
-        Ok(FenceState::Waiting(format!("{queue} has {messages} messages before the fence")))
+        Ok((FenceState::Waiting(format!("{queue} has {messages} messages before the fence")), true))
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub(crate) mod code_registry;
 pub(crate) mod control;
+pub(crate) mod in_use;
 pub(crate) mod numbers;
 pub mod pace;
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::control::Control;
+use super::in_use::InUse;
 use crate::config::Reconcile as Limits;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::model::Micros;
@@ -217,9 +218,9 @@ impl Health<'_> {
             }
         }
         if limits.queue_depth_max > 0 {
-            for partition in 0..self.broker.partitions() {
-                let queue = self.broker.queue(partition);
-                let messages = u64::from(publisher.depth(&queue).await?.messages);
+            let in_use = InUse::read(self.store, self.broker).await?;
+            for (_, queue) in in_use.partitions.queues() {
+                let messages = u64::from(publisher.depth(queue).await?.messages);
                 if messages > limits.queue_depth_max {
                     let words = format!("{queue} has {messages} messages, above {}", limits.queue_depth_max);
                     return Ok(Some(Wait { count: |waits| &mut waits.queue_depth, words }));

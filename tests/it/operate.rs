@@ -40,8 +40,8 @@ fn set(world: &mut World, partitions: u16) {
 /// The messages in each queue that there is.
 async fn queued(world: &World) -> Vec<Option<u32>> {
     let link = world.broker.connect("test").await.unwrap();
-    let depths = world.broker.depths(&link, 4).await.unwrap();
-    depths.into_iter().map(|depth| depth.map(|depth| depth.messages)).collect()
+    let depths = world.broker.depths(&link, &world.broker.numbered(4)).await.unwrap();
+    depths.into_iter().map(|(_, depth)| depth.map(|depth| depth.messages)).collect()
 }
 
 const IN_USE: &str = "SELECT CAST(partitions AS SIGNED) FROM partition_count";
@@ -119,7 +119,13 @@ async fn daemons_that_consume_nothing_are_noticed_all_the_same() {
     assert_exits(&world.tallyd(&["pause", "consumer", "--for", "10m"]), 0, "consumer is paused until");
     let consumed = async || {
         let link = world.broker.connect("test").await.unwrap();
-        world.broker.depths(&link, 4).await.unwrap().into_iter().flatten().any(|depth| depth.consumers > 0)
+        world
+            .broker
+            .depths(&link, &world.broker.numbered(4))
+            .await
+            .unwrap()
+            .into_iter()
+            .any(|(_, depth)| depth.is_some_and(|depth| depth.consumers > 0))
     };
     eventually("no queue has a consumer", || async { !consumed().await }).await;
     refused(&world, "consumer is paused until");

@@ -1,4 +1,7 @@
-//! What chooses the partition that an event goes through.
+//! Partitions: which there are, and what chooses the one that an event goes through.
+
+use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +14,59 @@ const EVENTS_OF_ONE: u32 = 62_500;
 /// How many partitions suit this many events a second.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
+}
+
+/// The partition of a map (`[[map]]`) is this and the map's number: far above those of `[amqp] partitions`.
+pub const MAPS_FROM: u16 = 60_000;
+
+/// A partition as people are told of it: `partition 3`, or `map site`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionName {
+    /// Its number.
+    pub number: u16,
+    /// The name of its map.
+    pub map: Option<String>,
+}
+
+impl fmt::Display for PartitionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.map {
+            Some(map) => write!(f, "map {map}"),
+            None => write!(f, "partition {}", self.number),
+        }
+    }
+}
+
+/// All partitions that are in use, each with its queue, in the order of their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Partitions(BTreeMap<u16, String>);
+
+impl Partitions {
+    /// How many there are.
+    pub fn count(&self) -> u16 {
+        u16::try_from(self.0.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Whether there is one of that number.
+    pub fn has(&self, number: u16) -> bool {
+        self.0.contains_key(&number)
+    }
+
+    /// Their numbers.
+    pub fn numbers(&self) -> impl Iterator<Item = u16> {
+        self.0.keys().copied()
+    }
+
+    /// Their numbers and queues.
+    pub fn queues(&self) -> impl Iterator<Item = (u16, &str)> {
+        self.0.iter().map(|(number, queue)| (*number, queue.as_str()))
+    }
+}
+
+impl FromIterator<(u16, String)> for Partitions {
+    fn from_iter<I: IntoIterator<Item = (u16, String)>>(partitions: I) -> Self {
+        Self(partitions.into_iter().collect())
+    }
 }
 
 /// What chooses the partition of a like. Of any other number the target does.

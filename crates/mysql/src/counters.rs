@@ -79,8 +79,8 @@ impl Store {
         .await
     }
 
-    /// The highest committed fence of that job in each of `partitions` partitions.
-    pub async fn fences(&self, job: &'static str, partitions: u16) -> Result<Vec<u64>> {
+    /// The highest committed fence of that job in each partition that has passed one.
+    pub async fn fences(&self, job: &'static str) -> Result<HashMap<u16, u64>> {
         const ACTION: &str = "read the fences";
         let mut conn: Conn = self.acquire().await?;
         let rows: Vec<(u16, u64)> = conn
@@ -90,13 +90,7 @@ impl Store {
                 query.fetch_all(connection).await.context(ACTION)
             })
             .await?;
-        let mut fences = vec![0; usize::from(partitions)];
-        for (partition, fence) in rows {
-            if let Some(place) = fences.get_mut(usize::from(partition)) {
-                *place = fence;
-            }
-        }
-        Ok(fences)
+        Ok(rows.into_iter().collect())
     }
 }
 

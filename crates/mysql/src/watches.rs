@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::drift::{Truth, Watched, WatchedCount, WatchedEvent};
 use tallyd_core::event::{EventId, LikeEvent};
 use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
+use tallyd_core::partition::Partitions;
 
 use super::counters::{begin_snapshot, read_counted};
 use super::partitions::read_noted;
@@ -26,13 +27,13 @@ pub struct Logged {
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
-    /// What the watch has logged so far and the counters of `numbers`, all as of one instant. None where one of the
-    /// `partitions` has not been watched all the time.
+    /// What the watch has logged so far and the counters of `numbers`, all as of one instant. `None` where a partition has not been
+    /// watched all the time: one of `partitions`, or one that came into use meanwhile.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
         watch: u64,
-        partitions: u16,
+        partitions: &Partitions,
     ) -> Result<Option<(HashMap<CounterKey, Truth>, Watched)>> {
         let mut conn = self.acquire().await?;
         conn.limit("read watched events", |connection| async move {
@@ -52,7 +53,7 @@ impl Store {
     /// Starts to log every event of `numbers` in every partition, as `watch`, a number never used before, until
     /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
     /// stays.
-    pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: u16, seconds: u64) -> Result<()> {
+    pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
@@ -71,7 +72,7 @@ impl Store {
             tx.commit().await.context(ACTION)?;
             // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
             // that nobody ever held gets its row here.
-            for partition in 0..partitions {
+            for partition in partitions.numbers() {
                 sqlx::query(
                     "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
                      VALUES (?, 0, NOW(6), ?, NOW(6) + INTERVAL ? SECOND) \
@@ -136,18 +137,16 @@ pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[
 }
 
 /// Whether each partition has been watched all the time.
-async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u16) -> Result<bool> {
-    let watching: i64 = sqlx::query_scalar(
-        "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
-    )
-    .bind(partitions)
-    .bind(watch)
-    .fetch_one(&mut *connection)
-    .await
-    .context("check the watch")?;
+async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &Partitions) -> Result<bool> {
+    let watching: Vec<u16> =
+        sqlx::query_scalar("SELECT `partition` FROM partition_owner WHERE watch = ? AND watch_until > NOW(6)")
+            .bind(watch)
+            .fetch_all(&mut *connection)
+            .await
+            .context("check the watch")?;
     // A partition that was added meanwhile, whose events nobody logged.
-    let all = read_noted(connection).await?.is_none_or(|noted| noted.partitions <= partitions);
-    Ok(all && watching == i64::from(partitions))
+    let added = (0..read_noted(connection).await?.map_or(0, |noted| noted.partitions)).any(|it| !partitions.has(it));
+    Ok(!added && partitions.numbers().all(|partition| watching.contains(&partition)))
 }
 
 async fn read_watched_counts(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedCount>> {

@@ -33,6 +33,7 @@ use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_connect::whole::Whole;
+use tallyd_core::partition::Partitions;
 use tallyd_core::traceparent::HEADER;
 
 pub use self::error::{BrokerError, Result};
@@ -102,7 +103,7 @@ impl Broker {
         &self.vhost
     }
 
-    /// How many partitions there are.
+    /// How many partitions `[amqp]` configures.
     pub fn partitions(&self) -> u16 {
         self.config.partitions
     }
@@ -278,11 +279,11 @@ impl Publisher {
         self.0.depth(queue).await
     }
 
-    /// How many messages all partitions hold that no consumer has taken.
-    pub async fn waiting(&self, broker: &Broker) -> Result<u64> {
+    /// How many messages these partitions hold that no consumer has taken.
+    pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
         let mut waiting = 0;
-        for partition in 0..broker.partitions() {
-            waiting += u64::from(self.depth(&broker.queue(partition)).await?.messages);
+        for (_, queue) in partitions.queues() {
+            waiting += u64::from(self.depth(queue).await?.messages);
         }
         Ok(waiting)
     }

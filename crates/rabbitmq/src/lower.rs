@@ -2,24 +2,26 @@
 
 use lapin::options::{ExchangeDeleteOptions, ExchangeUnbindOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
+use tallyd_core::partition::Partitions;
 
 use super::probe::NOT_FOUND;
 use super::{Broker, Depth, Link, Result};
 
 impl Broker {
-    /// The length of each partition's queue; `None` where there is no such queue.
-    pub async fn depths(&self, link: &Link, partitions: u16) -> Result<Vec<Option<Depth>>> {
+    /// Each partition's queue and its length; `None` where there is no such queue.
+    pub async fn depths(&self, link: &Link, partitions: &Partitions) -> Result<Vec<(String, Option<Depth>)>> {
         let mut depths = Vec::new();
         let mut channel = link.another_channel().await?;
-        for queue in (0..partitions).map(|partition| self.queue(partition)) {
+        for (_, queue) in partitions.queues() {
             let passive = QueueDeclareOptions::durable().passive();
-            let declare = channel.queue_declare(queue.as_str().into(), passive, FieldTable::default());
+            let declare = channel.queue_declare(queue.into(), passive, FieldTable::default());
             match link.call("ask for the queue's length", declare).await {
                 Ok(found) => {
-                    depths.push(Some(Depth { messages: found.message_count(), consumers: found.consumer_count() }));
+                    let depth = Depth { messages: found.message_count(), consumers: found.consumer_count() };
+                    depths.push((queue.to_owned(), Some(depth)));
                 }
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
-                    depths.push(None);
+                    depths.push((queue.to_owned(), None));
                     // The refusal has closed the other one.
                     channel = link.another_channel().await?;
                 }
@@ -36,14 +38,13 @@ impl Broker {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
             self.unbind_spread(link).await?;
         }
-        let depths = self.depths(link, from).await?;
-        let there = |depths: &[Option<Depth>]| -> Vec<(String, bool)> {
+        let spare: Partitions = (to..from).map(|partition| (partition, self.queue(partition))).collect();
+        let there = |depths: Vec<(String, Option<Depth>)>| -> Vec<(String, bool)> {
             // Messages that a consumer has not acknowledged are not counted.
-            let is_used = |depth: &Depth| depth.messages > 0 || depth.consumers > 0;
-            let numbered = (0..).zip(depths).skip(usize::from(to));
-            numbered.filter_map(|(partition, depth)| Some((self.queue(partition), is_used(depth.as_ref()?)))).collect()
+            let is_used = |depth: Depth| depth.messages > 0 || depth.consumers > 0;
+            depths.into_iter().filter_map(|(queue, depth)| Some((queue, is_used(depth?)))).collect()
         };
-        for (queue, _) in there(&depths) {
+        for (queue, _) in there(self.depths(link, &spare).await?) {
             let unbind = link.channel.queue_unbind(
                 queue.as_str().into(),
                 self.spread().into(),
@@ -53,7 +54,7 @@ impl Broker {
             link.call("unbind the queue", unbind).await?;
         }
         let mut kept = Vec::new();
-        for (queue, is_used) in there(&self.depths(link, from).await?) {
+        for (queue, is_used) in there(self.depths(link, &spare).await?) {
             if is_used {
                 kept.push(queue);
             } else {

@@ -3,6 +3,7 @@
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
+use tallyd_core::partition::Partitions;
 
 use super::{Broker, Link, Result};
 use crate::config::QueueType;
@@ -25,6 +26,11 @@ impl Broker {
     /// The queue of a partition.
     pub fn queue(&self, partition: u16) -> String {
         format!("{}.events.{partition}", self.config.prefix)
+    }
+
+    /// The partitions 0 to `count` - 1.
+    pub fn numbered(&self, count: u16) -> Partitions {
+        (0..count).map(|number| (number, self.queue(number))).collect()
     }
 
     /// Spreads the events over several partitions by the routing key's hash: by user.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::context::{RunContext, Servers};
 use super::report::{Report, Steps, TargetReport, Verdict};
 use crate::jobs::JobError;
-use crate::jobs::fence::Fences;
+use crate::jobs::fence::{self, Fences};
 use crate::runtime::fault;
 use tallyd_core::drift::{Judgement, Logged, Sample, Truth, judge, judge_waiting};
 use tallyd_core::model::{CounterKey, Metric, Micros, Target};
@@ -126,14 +126,14 @@ impl<'a> Measure<'a> {
         }
         let watch = self.run.next_pass();
         let seconds = (servers.limits.publish_grace.0 + servers.limits.fence_max.0).as_secs() + 60;
-        let partitions = servers.broker.partitions();
-        servers.store.watch(watch, &watched, partitions, seconds).await?;
+        let partitions = fence::knows_all(&servers.store, &servers.broker).await?;
+        servers.store.watch(watch, &watched, &partitions, seconds).await?;
         let samples = self.sample(&watched).await?;
         let taken = Instant::now();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
-        let read = servers.store.watched(&watched, watch, partitions).await?;
+        let read = servers.store.watched(&watched, watch, &partitions).await?;
         servers.unwatch(self.run.number).await;
         Steps::add(&mut self.steps.read, began.elapsed());
         let (truths, logged) =

@@ -52,6 +52,7 @@ use crate::jobs::runner::{Job, Outcome, Ran, Report as _, run_once};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::servers::Servers;
+use crate::servers::in_use::InUse;
 use report::{Progress, Report, Waiting};
 use tallyd_core::control::Task;
 use tallyd_core::erase::Subject;
@@ -282,9 +283,10 @@ impl<'a> Run<'a> {
 
     /// Counts what no consumer has taken, of whichever user and target.
     async fn count_waiting(&mut self) -> Result<()> {
-        let broker = &self.servers.broker;
-        let partitions = (0..broker.partitions()).map(|partition| broker.queue(partition));
-        for queue in partitions.chain([broker.returned()]) {
+        let Servers { store, broker, .. } = self.servers;
+        let in_use = InUse::read(store, broker).await?;
+        let queues = in_use.partitions.queues().map(|(_, queue)| queue.to_owned());
+        for queue in queues.chain([broker.returned()]) {
             let messages = u64::from(self.fences.publisher.depth(&queue).await?.messages);
             if messages > 0 {
                 self.report.waiting.push(Waiting { queue, messages });

@@ -21,6 +21,7 @@ use crate::config::{self, Config, ConfigHandle};
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use crate::servers::in_use::InUse;
 use crate::telemetry::status::{Observed, ServerStatus, Sight};
 use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
@@ -54,6 +55,7 @@ pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
+    broker: Broker,
     queues: Queues,
     modes: fn(&Config) -> Vec<JobMode>,
     runs: Runs,
@@ -78,7 +80,8 @@ impl Observer {
             live: live.clone(),
             store,
             cache,
-            queues: Queues::new(broker),
+            queues: Queues::new(broker.clone()),
+            broker,
             modes,
             runs: Runs::default(),
             failing: Failing::default(),
@@ -118,19 +121,22 @@ impl Observer {
     }
 
     async fn look(&mut self, config: &Config) {
-        let Self { store, cache, queues, seen, .. } = self;
-        // Other daemons may have more.
-        let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
+        let Self { store, cache, broker, queues, seen, .. } = self;
+        // What was noted at the last look: the servers are asked at the same time.
+        let partitions = match seen.in_use.count() {
+            0 => broker.numbered(config.amqp.partitions),
+            _ => seen.in_use.clone(),
+        };
         let (((owners, took), rows), redis, (rabbitmq, depths)) = tokio::join!(
             async {
-                let owners = async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) };
+                let owners = async { Ok((store.partition_owners().await?, InUse::read(store, broker).await?)) };
                 (timed(owners).await, timed(async { Ok(store.outbox_rows().await?) }).await.0)
             },
             timed(async { Ok(cache.ping().await?) }),
             async {
                 let asked = timed(queues.ask()).await;
                 let depths = match &asked.0 {
-                    Ok(()) => Some(timed(queues.look(partitions)).await.0),
+                    Ok(()) => Some(timed(queues.look(&partitions)).await.0),
                     Err(_) => None,
                 };
                 (asked, depths)
@@ -139,9 +145,10 @@ impl Observer {
         self.note(Server::Mysql, &owners, took);
         self.note(Server::Redis, &redis.0, redis.1);
         self.note(Server::Rabbitmq, &rabbitmq.0, rabbitmq.1);
-        if let (Ok((owners, noted)), Ok(rows)) = (owners, rows) {
+        if let (Ok((owners, in_use)), Ok(rows)) = (owners, rows) {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
-            self.seen.noted_partitions = noted.map(|noted| noted.partitions);
+            self.seen.noted_partitions = in_use.noted.map(|noted| noted.partitions);
+            self.seen.in_use = in_use.partitions;
         }
         // If the broker is away, nobody knows how full its queues are.
         let depths = depths.and_then(|depths| self.failing.told("looking at queues for the status", depths));
@@ -185,7 +192,7 @@ impl Observer {
             *reasons.entry(reason.clone()).or_default() += count;
             *queues.entry(queue).or_insert(0) += count;
         }
-        let partitions = self.seen.noted_partitions.unwrap_or(config.amqp.partitions);
+        let partitions = self.seen.in_use.count().max(config.amqp.partitions);
         let part = config::dead_letters_part(config.consumer.dead_letters_max, partitions);
         self.seen.dead_letters_full = Some(queues.into_values().max().unwrap_or(0) as f64 / part as f64);
         self.seen.dead_letters = Some(reasons);

@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use super::Rest;
 use tallyd_connect::fate::Fate;
+use tallyd_core::partition::Partitions;
 use tallyd_rabbitmq::{Broker, Publisher};
 
 /// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
@@ -38,12 +39,12 @@ impl Queues {
         Ok(())
     }
 
-    pub(super) async fn look(&mut self, partitions: u16) -> Result<Depths> {
+    pub(super) async fn look(&mut self, partitions: &Partitions) -> Result<Depths> {
         if self.again.is_over(AGAIN_AFTER) {
             self.missing.clear();
         }
         let mut depths = Depths::default();
-        let all = (0..partitions).map(|partition| (Some(partition), self.broker.queue(partition)));
+        let all = partitions.queues().map(|(partition, queue)| (Some(partition), queue.to_owned()));
         for (partition, queue) in all.chain([(None, self.broker.returned())]).collect::<Vec<_>>() {
             if self.missing.contains(&queue) {
                 continue;

@@ -24,6 +24,7 @@ use super::{Point, Server, WaitsFor};
 pub(crate) use crate::runtime::waits::Wait;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
+use tallyd_core::partition::Partitions;
 use tallyd_mysql::partitions::Owner;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -175,6 +176,8 @@ pub(crate) struct Observed {
     pub returned: Option<u64>,
     pub owners: Vec<Owner>,
     pub noted_partitions: Option<u16>,
+    /// Empty until MySQL has answered.
+    pub in_use: Partitions,
     pub outbox_rows: Option<u64>,
     pub jobs: Vec<Job>,
     pub reconciles: Vec<Reconciled>,

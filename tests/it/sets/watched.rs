@@ -46,9 +46,10 @@ const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
 /// The number of target 1 as the watch sees it, and what was logged, by time.
-async fn watched(store: &Store, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
+async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
-    let (truths, Watched { mut counts, .. }) = store.watched(&numbers, watch, 1).await.unwrap().unwrap();
+    let (truths, Watched { mut counts, .. }) =
+        store.watched(&numbers, watch, &world.broker.numbered(1)).await.unwrap().unwrap();
     counts.sort_unstable_by_key(|count| count.at);
     (truths[&(target(1), metric)].counted, counts)
 }
@@ -66,7 +67,10 @@ async fn what_changes_a_watched_number_is_logged_once() {
 
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let watch = number_of(1, 1);
-    store.watch(watch, &[(target(1), UNREAD_METRIC), (target(5), UNREAD_METRIC)], 1, 60).await.unwrap();
+    store
+        .watch(watch, &[(target(1), UNREAD_METRIC), (target(5), UNREAD_METRIC)], &world.broker.numbered(1), 60)
+        .await
+        .unwrap();
     let [again, void, lost] = [(1, 1, What::Count(2)), (1, 2, What::Count(100)), (1, 1, What::Set(100))];
     let (counted, taken, other) = ((1, 5, What::Count(4)), (1, 7, What::Count(-1)), (2, 7, What::Count(8)));
     let events = [(1, again), (3, void), (4, lost), (5, counted), (5, counted), (6, taken), (7, other)];
@@ -74,7 +78,7 @@ async fn what_changes_a_watched_number_is_logged_once() {
     bodies.extend([clock.view("b", 7), clock.like(1)]);
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    let (now, counts) = watched(&store, UNREAD_METRIC, watch).await;
+    let (now, counts) = watched(&store, &world, UNREAD_METRIC, watch).await;
     assert_eq!(
         (now, counts.as_slice()),
         (13, [clock.logged(5, (UNREAD_METRIC, Some(4))), clock.logged(7, (UNREAD_METRIC, Some(-1)))].as_slice())
@@ -84,7 +88,7 @@ async fn what_changes_a_watched_number_is_logged_once() {
 
     world.publish(&publisher, &[clock.unread(8, (1, 6, What::Reset))]).await;
     world.drained(&publisher).await;
-    let (now, counts) = watched(&store, UNREAD_METRIC, watch).await;
+    let (now, counts) = watched(&store, &world, UNREAD_METRIC, watch).await;
     assert_eq!((now, counts[1]), (-1, clock.logged(6, (UNREAD_METRIC, None))));
     assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "no likes were watched");
@@ -100,22 +104,29 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     let publisher = world.publisher().await;
     let (clock, store) = (Clock(start()), Store::new(&world.config.mysql, 2).unwrap());
     let [first, second, third] = [(1, 1), (2, 1), (2, 2)].map(|(run, number)| number_of(run, number));
-    store.watch(first, &[(target(1), UNREAD_METRIC)], 1, 60).await.unwrap();
+    store.watch(first, &[(target(1), UNREAD_METRIC)], &world.broker.numbered(1), 60).await.unwrap();
     world.publish(&publisher, &[clock.view("a", 6), clock.unread(1, (1, 6, What::Count(1)))]).await;
     world.drained(&publisher).await;
-    assert_eq!(watched(&store, UNREAD_METRIC, first).await, (1, vec![clock.logged(6, (UNREAD_METRIC, Some(1)))]));
+    assert_eq!(
+        watched(&store, &world, UNREAD_METRIC, first).await,
+        (1, vec![clock.logged(6, (UNREAD_METRIC, Some(1)))])
+    );
     // A number that can't be set.
-    store.watch(second, &[(target(1), VIEW)], 1, 60).await.unwrap();
-    assert!(store.watched(&[(target(1), UNREAD_METRIC)], first, 1).await.unwrap().is_none(), "it is over");
+    store.watch(second, &[(target(1), VIEW)], &world.broker.numbered(1), 60).await.unwrap();
+    assert!(
+        store.watched(&[(target(1), UNREAD_METRIC)], first, &world.broker.numbered(1)).await.unwrap().is_none(),
+        "it is over"
+    );
     let bodies = [clock.view("a", 6), clock.view("b", 8), clock.unread(2, (1, 8, What::Count(1))), clock.like(1)];
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
-    assert_eq!(watched(&store, VIEW, second).await, (6, vec![clock.logged(8, (VIEW, Some(3)))]));
+    assert_eq!(watched(&store, &world, VIEW, second).await, (6, vec![clock.logged(8, (VIEW, Some(3)))]));
     // Likes.
-    store.watch(third, &[(target(1), Metric(1))], 1, 60).await.unwrap();
+    store.watch(third, &[(target(1), Metric(1))], &world.broker.numbered(1), 60).await.unwrap();
     world.publish(&publisher, &[clock.view("c", 8), clock.like(2)]).await;
     world.drained(&publisher).await;
-    let (truths, logged) = store.watched(&[(target(1), Metric(1))], third, 1).await.unwrap().unwrap();
+    let (truths, logged) =
+        store.watched(&[(target(1), Metric(1))], third, &world.broker.numbered(1)).await.unwrap().unwrap();
     assert_eq!((truths[&(target(1), Metric(1))].counted, logged.likes.len()), (2, 1));
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_count").await, 2);
     store.unwatch(2).await.unwrap();

@@ -181,11 +181,11 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
 async fn a_comparison_reads_nothing_from_a_read_only_server() {
     let Some(stage) = Stage::new("reads_split").await else { return };
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
-    assert!(store.fences("reconcile", 1).await.is_ok());
+    assert!(store.fences("reconcile").await.is_ok());
     assert!(store.truths(&[(target(1), Metric(1))], None, None).await.is_ok());
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
     // As behind a proxy that sends reads to replicas.
-    let fences = store.fences("reconcile", 1).await;
+    let fences = store.fences("reconcile").await;
     assert!(fences.is_err_and(|error| error.is_of_no_primary()));
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;
     assert!(truths.is_err_and(|error| error.is_of_no_primary()));
