@@ -10,7 +10,7 @@
 -- bucket's marks.
 
 local now = redis.call('TIME')
-local bucket = redis.call('HMGET', KEYS[1], '_', '_o')
+local bucket = redis.call('HMGET', KEYS[1], '_', '_o', '_m')
 local parts = { string.format('%.0f', now[1] * 1000000 + now[2]), bucket[1] or '' }
 for index = 2, #KEYS do
     local field = string.match(ARGV[index - 1] or ARGV[1], '^entity:(.+)$')
@@ -27,6 +27,9 @@ if bucket[2] then
     local names = { '_65535' }
     for partition = 0, bucket[2] - 1 do
         names[partition + 2] = '_' .. partition
+    end
+    for partition in string.gmatch(bucket[3] or '', '%d+') do
+        names[#names + 1] = '_' .. partition
     end
     for place, number in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
         if number and number ~= '0' then

@@ -16,10 +16,10 @@ pub const SET_AT: &str = "_s";
 /// What the field of a bucket begins with that is no target's.
 pub const NO_TARGET: char = '_';
 
-/// How many fields a bucket has at most that are no targets': `_` and `_s`, and where the daemon counts, `_o`, one for each partition and one for what
-/// reconciles correct.
+/// How many fields a bucket has at most that are no targets': `_` and `_s`, and where the daemon counts, `_o`, `_m`, one for each partition and one for
+/// what reconciles correct.
 pub fn fields_beside(partitions: u16) -> u64 {
-    u64::from(partitions) + 4
+    u64::from(partitions) + 5
 }
 
 /// How keys are named, by configuration.

@@ -8,7 +8,8 @@
 -- ARGV     then for each bucket: of how many targets, their ids, and for each of these what is added: "1", or "0,0,1" by metric
 --
 -- The bucket holds a mark for each partition, the number of the last row up to which it has everything: the fields `_0`, `_1` and so on, and
--- `_65535` for what reconciles correct. `_o` says how many there are beside that one. A bucket whose mark is not between those two has some of the
+-- `_65535` for what reconciles correct. `_o` says how many there are from `_0` on. Partitions from 60000 on are those of maps: their marks are listed
+-- in `_m`, as "60001,60007". A bucket whose mark is not between those two has some of the
 -- rows already, or lacks others: it is left alone. So a call that comes twice, late, or from two daemons adds nothing twice; and mark and numbers are
 -- lost together.
 --
@@ -72,9 +73,10 @@ end
 
 -- The first mark of this partition: all marks below `_o` are there, so that fields can be counted.
 local function begin_marks(key, fields)
-    local known = redis.call('HGET', key, '_o')
+    local marks = redis.call('HMGET', key, '_o', '_m')
+    local known = marks[1]
     local count = tonumber(known or 0) or 0
-    local wanted = partition == '65535' and count or math.max(count, partition + 1)
+    local wanted = tonumber(partition) >= 60000 and count or math.max(count, partition + 1)
     local function put(field, value)
         fields[#fields + 1] = field
         fields[#fields + 1] = value
@@ -86,6 +88,9 @@ local function begin_marks(key, fields)
     end
     if not known and partition ~= '65535' then
         put('_65535', '0')
+    end
+    if tonumber(partition) >= 60000 and partition ~= '65535' then
+        put('_m', marks[2] and marks[2] .. ',' .. partition or partition)
     end
     put('_o', wanted)
 end

@@ -10,7 +10,7 @@
 -- the bucket is no hash: then nothing is done.
 
 local partition = ARGV[1]
-local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o')
+local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o', '_m')
 if kept.err then
     return string.find(kept.err, 'WRONGTYPE', 1, true) and { 0, 1, '-1' } or kept
 end
@@ -48,7 +48,7 @@ end
 if not kept[1] then
     -- All marks below `_o` are there, so that fields can be counted.
     local count = tonumber(kept[2] or 0) or 0
-    local wanted = partition == '65535' and count or math.max(count, partition + 1)
+    local wanted = tonumber(partition) >= 60000 and count or math.max(count, partition + 1)
     for missing = count, wanted - 1 do
         if tostring(missing) ~= partition then
             put('_' .. missing, '0')
@@ -56,6 +56,9 @@ if not kept[1] then
     end
     if not kept[2] and partition ~= '65535' then
         put('_65535', '0')
+    end
+    if tonumber(partition) >= 60000 and partition ~= '65535' then
+        put('_m', kept[3] and kept[3] .. ',' .. partition or partition)
     end
     put('_o', wanted)
 end

@@ -12,7 +12,7 @@
 
 -- Raises the bucket's marks.
 local function raise(text)
-    local marks, count = { [65535] = 0 }, redis.call('HGET', KEYS[1], '_o')
+    local marks, count = {}, redis.call('HGET', KEYS[1], '_o')
     if not count and text == '' then
         return
     end
@@ -20,16 +20,28 @@ local function raise(text)
     for partition = 0, count - 1 do
         marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
     end
-    marks[65535] = tonumber(redis.call('HGET', KEYS[1], '_65535') or 0)
+    -- Those of maps, and of what reconciles correct.
+    local beyond = { 65535 }
+    for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
+        beyond[#beyond + 1] = tonumber(partition)
+    end
+    for _, partition in ipairs(beyond) do
+        marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
+    end
     for partition, number in string.gmatch(text, '(%d+):(%d+)') do
         partition, number = tonumber(partition), tonumber(number)
-        marks[partition] = math.max(marks[partition] or 0, number)
-        if partition ~= 65535 then
+        if partition < 60000 then
             count = math.max(count, partition + 1)
+        elseif not marks[partition] then
+            beyond[#beyond + 1] = partition
         end
+        marks[partition] = math.max(marks[partition] or 0, number)
     end
     -- All marks below `_o` are there, so that fields can be counted.
     local fields = { '_o', count }
+    if #beyond > 1 then
+        fields = { '_o', count, '_m', table.concat(beyond, ',', 2) }
+    end
     local function put(partition)
         fields[#fields + 1] = '_' .. partition
         fields[#fields + 1] = string.format('%.0f', marks[partition] or 0)
@@ -37,7 +49,9 @@ local function raise(text)
     for partition = 0, count - 1 do
         put(partition)
     end
-    put(65535)
+    for _, partition in ipairs(beyond) do
+        put(partition)
+    end
     redis.call('HSET', KEYS[1], unpack(fields))
 end
 

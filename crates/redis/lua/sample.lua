@@ -16,6 +16,9 @@ if found[1] then
     for partition = 0, found[1] - 1 do
         names[partition + 2] = '_' .. partition
     end
+    for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
+        names[#names + 1] = '_' .. partition
+    end
     for place, number in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
         if number and number ~= '0' then
             marks[#marks + 1] = string.sub(names[place], 2) .. ':' .. number
