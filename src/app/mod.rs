@@ -85,7 +85,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
 }
 
 async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
-    let partitions = tasks.live.current().amqp.partitions;
+    let partitions = tasks.live.current().partitions();
     let owner = tasks.servers.owner.clone();
     let stop = tasks.stop.clone();
     tasks.start_all(running).await?;

@@ -10,6 +10,7 @@ use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::servers::Servers;
 use crate::servers::code_registry::{self, Change};
+use crate::servers::in_use;
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::schema::Schema;
 
@@ -45,6 +46,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     look_at_schema(servers).await?;
+    in_use::check_maps(config, &servers.store, &servers.broker).await?;
     let changes = code_registry::agree(&servers.store, config).await?;
     let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
     servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;

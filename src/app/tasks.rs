@@ -143,11 +143,14 @@ impl Tasks {
 
     fn start_consumers(&self, wake_outbox: watch::Sender<()>, running: &mut Running) {
         let Self { live, servers, stop, .. } = self;
-        for number in 0..live.current().amqp.partitions {
+        let config = live.current();
+        let numbered = (0..config.amqp.partitions).map(|number| (number, None));
+        let of_maps = config.maps.iter().map(|map| (map.partition(), Some(Arc::new(map.clone()))));
+        for (number, map) in numbered.chain(of_maps) {
             let Servers { store, broker, owner, control, .. } = servers.clone();
             running.start_loop(TaskName::Consumer(number), |beat| {
                 let (live, outbox, stop) = (live.clone(), wake_outbox.clone(), stop.clone());
-                Partition { number, broker, store, owner, live, control, outbox, stop, heartbeat: beat }.run()
+                Partition { number, map, broker, store, owner, live, control, outbox, stop, heartbeat: beat }.run()
             });
         }
         let (store, live, stop) = (servers.store.clone(), live.clone(), stop.clone());

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, import, recount, retired, rule, tls};
+use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, import, map, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -34,6 +34,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     rule::problems(config, found);
     recount::problems(config, found);
     import::problems(config, found);
+    map::problems(config, found);
     board::problems(config, found);
 }
 

@@ -13,6 +13,7 @@ mod handle;
 mod import;
 mod key;
 mod load;
+mod map;
 mod password;
 mod problem;
 mod reconcile;
@@ -52,6 +53,7 @@ pub use tallyd_connect::tls::{Identity, Tls};
 pub use tallyd_core::board::Board;
 pub use tallyd_core::click_limits::ClickLimits;
 pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
+pub use tallyd_core::mapping::Map;
 pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
@@ -117,6 +119,9 @@ pub struct Config {
     /// Tables of the site that `tallyd import` copies.
     #[serde(rename = "import")]
     pub imports: Vec<Import>,
+    /// Events of a site's own JSON, on an exchange of its own.
+    #[serde(rename = "map")]
+    pub maps: Vec<Map>,
     /// The leaderboards.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,
@@ -215,6 +220,14 @@ pub struct Archive {
 impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
+    }
+}
+
+impl Config {
+    /// How many partitions this configuration has: those of `[amqp]`, and one for each map.
+    pub fn partitions(&self) -> u16 {
+        // Maps have numbers up to 99, each once.
+        self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 }
 

@@ -27,6 +27,7 @@ use crate::telemetry::Step;
 use tallyd_connect::fate::Fate;
 use tallyd_core::event::{Reason, Refusal};
 use tallyd_core::model::Micros;
+use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 
@@ -51,6 +52,7 @@ pub(super) struct BatchWriter {
     ends: CancellationToken,
     // What it is told.
     partition: u16,
+    name: PartitionName,
     queue: String,
     database_away_max: Duration,
     // What it does.
@@ -108,17 +110,17 @@ impl BatchWriter {
         reads_first: bool,
         ends: CancellationToken,
     ) -> Self {
-        let Partition { number, broker, store, live, outbox, heartbeat, .. } = partition;
+        let Partition { number, store, live, outbox, heartbeat, .. } = partition;
         let letters_max = live.derive(|config| config.consumer.dead_letters_max);
-        let quota =
-            DeadLetterQuota::new(*number, partitions, broker.clone(), letters_max, heartbeat.clone(), ends.clone());
+        let quota = DeadLetterQuota::new(partition, partitions, letters_max, ends.clone());
         Self {
             store: store.clone(),
             outbox: outbox.clone(),
             heartbeat: heartbeat.clone(),
             ends,
             partition: *number,
-            queue: broker.queue(*number),
+            name: partition.name(),
+            queue: partition.queue(),
             database_away_max: config.consumer.database_away_max.0,
             transaction: Transaction::new(partition, config, reads_first, quota),
             throughput: Throughput::default(),
@@ -138,7 +140,7 @@ impl BatchWriter {
     }
 
     async fn write_parts(&mut self, batch: Batch) -> Result<Written, WriteError> {
-        let mut outage = Outage::new(Work::Writing(self.partition));
+        let mut outage = Outage::new(Work::Writing(self.name.clone()));
         let mut written = Written::default();
         // Events that are refused alone become dead letters together, in the last part.
         let mut refused = Batch { clock: batch.clock, ..Batch::default() };
@@ -187,7 +189,7 @@ impl BatchWriter {
     /// Logs a slow batch, at most every ten seconds. The traces lead to what sent its events.
     fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
         let Some(batches) = self.slow.note(1, Instant::now()) else { return };
-        let (partition, seconds) = (self.partition, took.as_secs_f32());
+        let (partition, name, seconds) = (self.partition, &self.name, took.as_secs_f32());
         warn!(
             event = "batch-slow",
             partition,
@@ -195,7 +197,7 @@ impl BatchWriter {
             seconds,
             batches,
             traceparents,
-            "writing {events} events of partition {partition} took {seconds:.1} s: look at tallyd_batch_write_duration_seconds"
+            "writing {events} events of {name} took {seconds:.1} s: look at tallyd_batch_write_duration_seconds"
         );
     }
 

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::Partition;
 use crate::config::{self, Derived};
 use crate::letter;
 use crate::runtime::liveness::Heartbeat;
@@ -48,17 +49,19 @@ pub(super) struct DeadLetterQuota {
 
 impl DeadLetterQuota {
     /// The quota of one of `partitions`.
-    pub(super) fn new(
-        partition: u16,
-        partitions: u16,
-        broker: Broker,
-        max: Derived<u64>,
-        heartbeat: Heartbeat,
-        ends: CancellationToken,
-    ) -> Self {
-        let queue = broker.queue(partition);
-        let (dropped, returned) = (Flood::default(), Flood::default());
-        Self { broker, publisher: None, heartbeat, ends, partition, queue, partitions, max, dropped, returned }
+    pub(super) fn new(partition: &Partition, partitions: u16, max: Derived<u64>, ends: CancellationToken) -> Self {
+        Self {
+            broker: partition.broker.clone(),
+            publisher: None,
+            heartbeat: partition.heartbeat.clone(),
+            ends,
+            partition: partition.number,
+            queue: partition.queue(),
+            partitions,
+            max,
+            dropped: Flood::default(),
+            returned: Flood::default(),
+        }
     }
 
     /// The first of `letters`, as many as the quota admits as of the transaction.

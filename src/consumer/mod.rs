@@ -20,6 +20,8 @@
 //! * A: a pause, which daemon 1 reads first. B: the broker makes daemon 2 the active consumer for up to a second, until it has read the pause,
 //!   too. Each daemon ends its session as at the stop, so nothing is lost or doubled, and the order is kept.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
+//! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The later arrival wins:
+//!   `tallyd_core::mapping`, order.
 //!
 //! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
 //! after 20 returns), end because a server does not answer.
@@ -29,11 +31,13 @@ mod batch_writer;
 mod clock;
 mod counting;
 mod dead_letter_quota;
+mod decode;
 pub(crate) mod ledger_gc;
 mod rows;
 mod session;
 mod transaction;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,15 +50,18 @@ use tracing::{info, warn};
 use batch_writer::WriteError;
 use clock::Clock;
 
-use crate::config::{Config, ConfigHandle};
+use crate::config::{Config, ConfigHandle, Map};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::servers::control::Control;
+use crate::servers::in_use::{InUse, noted, queue_of};
 use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::control::Task;
+use tallyd_core::partition::PartitionName;
 use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
 use tallyd_mysql::{Store, StoreError, likes};
+use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in flight have at most the bytes of this many batches.
@@ -68,8 +75,10 @@ const STAND_BACK: Duration = Duration::from_millis(100);
 
 /// One partition's consumer.
 pub struct Partition {
-    /// From 0.
+    /// From 0; those of maps are far above.
     pub number: u16,
+    /// The map by which its messages are read: they are not tallyd's own JSON.
+    pub map: Option<Arc<Map>>,
     /// The broker that delivers its events.
     pub broker: Broker,
     /// Where they are written.
@@ -167,13 +176,22 @@ impl Learned {
 }
 
 impl Partition {
+    /// How it is called in sentences.
+    fn name(&self) -> PartitionName {
+        PartitionName { number: self.number, map: self.map.as_ref().map(|map| map.name.clone()) }
+    }
+
+    fn queue(&self) -> String {
+        self.map.as_ref().map_or_else(|| self.broker.queue(self.number), |map| self.broker.map_queue(&map.name))
+    }
+
     /// Consumes until the stop, and reconnects after every failure.
     pub async fn run(self) {
         let config = self.live.current();
         let reads_first = config.consumer.reads_first;
         let mut learned = Learned { reads_first, sizes: MessageSizes::default(), limit: PrefetchLimit::default() };
-        let mut broker = Outage::new(Work::Consuming(self.number));
-        let mut database = Outage::new(Work::Database(self.number));
+        let mut broker = Outage::new(Work::Consuming(self.name()));
+        let mut database = Outage::new(Work::Database(self.name()));
         let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
             self.heartbeat.beat();
@@ -195,12 +213,7 @@ impl Partition {
         }
         vitals.stands(Standing::Stopped);
         vitals.oldest(None);
-        info!(
-            event = "partition-stopped",
-            partition = self.number,
-            "partition {} is no longer written here",
-            self.number
-        );
+        info!(event = "partition-stopped", partition = self.number, "{} is no longer written here", self.name());
     }
 
     /// Logs why a session has failed, and waits until the next one should begin.
@@ -215,8 +228,8 @@ impl Partition {
                 info!(
                     event = "partition-taken-over",
                     partition = self.number,
-                    "partition {} was written by another daemon meanwhile: beginning anew",
-                    self.number
+                    "{} was written by another daemon meanwhile: beginning anew",
+                    self.name()
                 );
                 self.wait(STAND_BACK).await;
             }
@@ -256,7 +269,7 @@ impl Partition {
 
     /// Connects, makes what is missing, and asks for messages. Returns how many partitions there are, too.
     async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
-        let link = self.broker.connect(&format!("partition {} of {}", self.number, self.owner)).await?;
+        let link = self.broker.connect(&format!("{} of {}", self.name(), self.owner)).await?;
         let partitions = self.declare(&link).await?;
         let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
         link.call("set the prefetch", qos).await?;
@@ -277,6 +290,37 @@ impl Partition {
     /// Makes what is missing on the broker, for as many partitions as are in use. This daemon can be one that knows of fewer, and must not
     /// undo what another daemon has made. More are noted before they are made. Returns how many partitions there are.
     async fn declare(&self, link: &Link) -> Result<u16> {
+        self.declare_numbered(link).await?;
+        if let Some(map) = &self.map {
+            self.declare_map(link, map).await?;
+        }
+        Ok(InUse::read(&self.store, &self.broker).await?.partitions.count())
+    }
+
+    /// Makes the map's queue and binds it, once the map is noted.
+    async fn declare_map(&self, link: &Link, map: &Map) -> Result<()> {
+        let queue = queue_of(map, &self.broker);
+        match self.broker.probe_map_exchange(link, &queue).await.context("ask for the site's exchange")? {
+            Found::Right => {}
+            Found::Missing => bail!(
+                "[[map]] {}: the exchange {} is not there: tallyd never makes it, so declare it or correct `exchange`",
+                map.name,
+                map.exchange
+            ),
+            Found::Different(text) | Found::Refused(text) => bail!(
+                "[[map]] {}: the account has no right to bind a queue to the exchange {}: {text}; docs/moving.md has the rights",
+                map.name,
+                map.exchange
+            ),
+        }
+        let noted = noted(map, &self.broker, &self.owner);
+        if let Some(problem) = noted.conflict(&self.store.note_map(&noted).await?) {
+            bail!(problem);
+        }
+        self.broker.declare_map(link, &queue).await.with_context(|| format!("make the queue of the map {}", map.name))
+    }
+
+    async fn declare_numbered(&self, link: &Link) -> Result<()> {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
@@ -284,7 +328,7 @@ impl Partition {
             let noted = self.store.noted_partitions().await?;
             // A smaller number was read from a server that is behind.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
-                return Ok(partitions);
+                return Ok(());
             }
         }
     }

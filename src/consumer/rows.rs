@@ -12,6 +12,7 @@ use super::batch::Received;
 use crate::config::Rules;
 use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
 use tallyd_core::event::{CountEvent, LikeEvent};
+use tallyd_core::mapping::{Unit, in_arrival};
 use tallyd_core::model::{CounterKey, Difference, Metric};
 use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
 use tallyd_mysql::watches::{self, Logged};
@@ -22,11 +23,13 @@ const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
-    metric: Metric,
+    pub metric: Metric,
     /// Targets have Bloom filters, to which the outbox adds who likes them.
-    has_filters: bool,
+    pub has_filters: bool,
     /// Old states are read before rows are written: the slower way, for servers that cannot do the faster one.
-    reads_first: bool,
+    pub reads_first: bool,
+    /// The unit of the events' times, where it is coarser than a microsecond: the order of arrival decides within it.
+    pub coarse: Option<Unit>,
 }
 
 /// What the rows of a batch have become.
@@ -40,10 +43,6 @@ pub(super) struct Written {
 }
 
 impl LikeRows {
-    pub(super) fn new(metric: Metric, has_filters: bool, reads_first: bool) -> Self {
-        Self { metric, has_filters, reads_first }
-    }
-
     /// Falls back to the slower way if the server cannot do the faster one. Returns whether that is new.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
@@ -58,11 +57,12 @@ impl LikeRows {
         capture: &EventCapture,
     ) -> Result<Written, StoreError> {
         let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
-        let winners = coalesce(&events);
-        let before = if self.reads_first || capture.has_likes() {
-            write_reading(tx, &winners, &events, capture).await?
+        let (winners, before) = if self.coarse.is_some() || self.reads_first || capture.has_likes() {
+            write_reading(tx, &events, self.coarse, capture).await?
         } else {
-            likes::upsert(tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?
+            let winners = coalesce(&events);
+            let before = likes::upsert(tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
+            (winners, before)
         };
         Ok(Written {
             rows: winners.len(),
@@ -75,20 +75,27 @@ impl LikeRows {
 /// Writes rows by reading their old states first, and logs the events of watched targets.
 async fn write_reading(
     tx: &mut MySqlConnection,
-    winners: &[(Pair, State)],
     events: &[LikeEvent],
+    coarse: Option<Unit>,
     capture: &EventCapture,
-) -> Result<Vec<Before>, StoreError> {
-    let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+) -> Result<(Vec<(Pair, State)>, Vec<Before>), StoreError> {
+    let newest = coalesce(events);
+    let pairs: Vec<Pair> = newest.iter().map(|(pair, _)| *pair).collect();
     let old = likes::old_states(tx, &pairs).await?;
-    let before = before(winners, &old);
+    let (winners, before) = match coarse {
+        Some(unit) => in_arrival(events, unit, &old),
+        None => {
+            let before = before(&newest, &old);
+            (newest, before)
+        }
+    };
     let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
         winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
     };
     likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
     likes::update_states(tx, &those(|before| matches!(before, Before::Older(_)))).await?;
     capture.log_likes(tx, events, &old).await?;
-    Ok(before)
+    Ok((winners, before))
 }
 
 /// Applies counts and sets. Nearly no count was applied before, so the ledger is asked only after a transaction has failed,

@@ -15,6 +15,7 @@ use crate::config::{Config, Derived, Rules, Writes};
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
+use tallyd_core::partition::PartitionName;
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
 /// Hints that one batch keeps at most.
@@ -51,13 +52,19 @@ impl Transaction {
     pub(super) fn new(partition: &Partition, config: &Config, reads_first: bool, quota: DeadLetterQuota) -> Self {
         let Partition { number, owner, live, .. } = partition;
         let like = config.metrics.like();
+        let like_rows = LikeRows {
+            metric: like,
+            has_filters: config.filter.is_on(),
+            reads_first,
+            coarse: partition.map.as_ref().map(|map| map.at.unit).filter(|unit| unit.is_coarse()),
+        };
         Self {
             partition: *number,
             like,
             rules: live.derive(|config| Arc::new(Rules::from(config))),
-            ownership: Ownership { partition: *number, owner: owner.clone(), epoch: None },
+            ownership: Ownership { partition: *number, name: partition.name(), owner: owner.clone(), epoch: None },
             capture: EventCapture::new(like),
-            like_rows: LikeRows::new(like, config.filter.is_on(), reads_first),
+            like_rows,
             counts: Counts::default(),
             drift_hints: DriftHints { overlap: live.derive(|config| config.reconcile.overlap.0) },
             quota,
@@ -133,6 +140,7 @@ async fn add_to_counters(
 /// Who writes the partition: the epoch that this session holds, compared with the partition's row in each transaction.
 pub(super) struct Ownership {
     partition: u16,
+    name: PartitionName,
     /// This daemon: host and process.
     owner: String,
     /// `None` until the first batch is committed, because a standby must not take over.
@@ -156,17 +164,17 @@ impl Ownership {
                 partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
                 Ok(partitions::Ownership { epoch, ..row })
             }
-            _ => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
+            _ => Err(StoreError::TakenOver(self.name.to_string())),
         }
     }
 
     /// Notes that a transaction of this epoch is committed.
     pub(super) fn committed(&mut self, epoch: u64) {
-        let Self { partition, .. } = *self;
+        let Self { partition, ref name, .. } = *self;
         telemetry().partition(partition).writes();
         if self.epoch.replace(epoch).is_none() {
             telemetry().consumer.takeover(partition);
-            info!(event = "partition-taken", partition, epoch, "partition {partition} is written here now");
+            info!(event = "partition-taken", partition, epoch, "{name} is written here now");
         }
     }
 

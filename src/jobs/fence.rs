@@ -29,7 +29,7 @@ use tallyd_rabbitmq::{Broker, Depth, Publisher};
 /// # Errors
 /// [`JobError::TooFewPartitions`]; MySQL fails.
 pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
-    let InUse { partitions, noted } = InUse::read(store, broker).await?;
+    let InUse { partitions, noted, .. } = InUse::read(store, broker).await?;
     let known = broker.partitions();
     match noted {
         Some(Noted { partitions: noted, raised_by }) if noted > known => {

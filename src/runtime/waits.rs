@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::clock;
 use super::lock::locked;
+use tallyd_core::partition::PartitionName;
 
 #[derive(Debug)]
 pub(crate) struct Waits {
@@ -31,10 +32,10 @@ pub(crate) struct Wait {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "Cow<'static, str>")]
 pub enum Work {
-    Writing(u16),
-    Consuming(u16),
+    Writing(PartitionName),
+    Consuming(PartitionName),
     /// MySQL can't be reached before a partition is consumed.
-    Database(u16),
+    Database(PartitionName),
     Other(Cow<'static, str>),
 }
 
@@ -78,7 +79,7 @@ impl Waits {
 impl Work {
     pub(crate) fn partition(&self) -> Option<u16> {
         match self {
-            Self::Writing(partition) | Self::Consuming(partition) | Self::Database(partition) => Some(*partition),
+            Self::Writing(partition) | Self::Consuming(partition) | Self::Database(partition) => Some(partition.number),
             Self::Other(_) => None,
         }
     }
@@ -87,9 +88,9 @@ impl Work {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Writing(partition) => write!(f, "writing partition {partition}"),
-            Self::Consuming(partition) => write!(f, "consuming partition {partition}"),
-            Self::Database(partition) => write!(f, "the database for partition {partition}"),
+            Self::Writing(partition) => write!(f, "writing {partition}"),
+            Self::Consuming(partition) => write!(f, "consuming {partition}"),
+            Self::Database(partition) => write!(f, "the database for {partition}"),
             Self::Other(what) => f.write_str(what),
         }
     }
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn what_fails_is_there_until_it_works() {
         let waits = Waits::new();
-        let first = waits.begin(&Work::Writing(3), "refused".to_owned());
+        let first = waits.begin(&Work::Writing(PartitionName { number: 3, map: None }), "refused".to_owned());
         let second = waits.begin(&"reading".into(), String::new());
         waits.again(first, "still refused".to_owned());
         let told: Vec<_> =

@@ -45,7 +45,7 @@ pub struct Servers {
 impl Servers {
     /// The servers that the configuration names.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
-        let connections = u32::from(config.amqp.partitions)
+        let connections = u32::from(config.partitions())
             + CONNECTIONS_OF_RUNS
             + CONNECTIONS_OF_LEASES
             + CONNECTIONS_OF_OTHERS

@@ -18,6 +18,7 @@ pub mod job_name;
 pub mod keys;
 pub mod kinds;
 pub mod layout;
+pub mod mapping;
 pub mod model;
 pub mod outbox;
 pub mod partition;

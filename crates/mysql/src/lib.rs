@@ -22,6 +22,7 @@ mod grants;
 pub mod jobs;
 pub mod letters;
 pub mod likes;
+pub mod maps;
 pub mod migrate;
 pub mod moving;
 pub mod outbox;

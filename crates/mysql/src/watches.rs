@@ -10,6 +10,7 @@ use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
 use tallyd_core::partition::Partitions;
 
 use super::counters::{begin_snapshot, read_counted};
+use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
@@ -145,7 +146,9 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &P
             .await
             .context("check the watch")?;
     // A partition that was added meanwhile, whose events nobody logged.
-    let added = (0..read_noted(connection).await?.map_or(0, |noted| noted.partitions)).any(|it| !partitions.has(it));
+    let numbered = 0..read_noted(connection).await?.map_or(0, |noted| noted.partitions);
+    let maps = read_maps(connection).await?;
+    let added = numbered.chain(maps.iter().map(NotedMap::partition)).any(|number| !partitions.has(number));
     Ok(!added && partitions.numbers().all(|partition| watching.contains(&partition)))
 }
 

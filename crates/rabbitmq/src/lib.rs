@@ -10,6 +10,7 @@
 pub mod config;
 mod error;
 mod lower;
+mod maps;
 mod nodes;
 pub mod probe;
 mod topology;
@@ -37,6 +38,7 @@ use tallyd_core::partition::Partitions;
 use tallyd_core::traceparent::HEADER;
 
 pub use self::error::{BrokerError, Result};
+pub use self::maps::MapQueue;
 use crate::config::Amqp;
 
 /// AMQP's number for "kept on disk".

@@ -49,7 +49,7 @@ pub enum Found {
 
 impl Found {
     /// What an answer says.
-    fn of<T>(answer: Result<T>) -> Result<Self> {
+    pub(super) fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
         match error.code() {
             Some((NOT_FOUND, _)) => Ok(Self::Missing),
@@ -115,20 +115,23 @@ impl Broker {
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {
-            let ask = async |options| {
-                let channel = link.another_channel().await?;
-                let declare = channel.queue_declare(name.as_str().into(), options, arguments.clone());
-                Found::of(link.call("ask for the queue", declare).await)
-            };
-            let there = ask(QueueDeclareOptions::durable().passive()).await?;
-            let is = if there == Found::Right && self.config.declare {
-                ask(QueueDeclareOptions::durable()).await?
-            } else {
-                there
-            };
+            let is = self.probe_queue(link, &name, &arguments).await?;
             found.push((name, is));
         }
         Ok(found)
+    }
+
+    pub(super) async fn probe_queue(&self, link: &Link, name: &str, arguments: &FieldTable) -> Result<Found> {
+        let ask = async |options| {
+            let channel = link.another_channel().await?;
+            let declare = channel.queue_declare(name.into(), options, arguments.clone());
+            Found::of(link.call("ask for the queue", declare).await)
+        };
+        let there = ask(QueueDeclareOptions::durable().passive()).await?;
+        match there {
+            Found::Right if self.config.declare => ask(QueueDeclareOptions::durable()).await,
+            there => Ok(there),
+        }
     }
 
     /// Whether the account may publish there: in a transaction that is taken back, so that nothing is published.

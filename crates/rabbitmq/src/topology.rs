@@ -88,7 +88,7 @@ impl Broker {
         link.call("declare the exchange", declare).await.map_err(|error| error.about(format!("exchange {name}")))
     }
 
-    async fn declare_queue(&self, link: &Link, name: &str, arguments: FieldTable) -> Result<()> {
+    pub(super) async fn declare_queue(&self, link: &Link, name: &str, arguments: FieldTable) -> Result<()> {
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
         link.call("declare the queue", declare).await.map(drop).map_err(|error| {
             error.about(format!(
@@ -106,15 +106,20 @@ impl Broker {
 
     /// The queues and their arguments: of what was returned too often, and of each partition.
     pub(super) fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
-        let text = |value: &str| AMQPValue::LongString(value.into());
-        let is_quorum = self.config.queue_type == QueueType::Quorum;
-        let queue_type = text(if is_quorum { "quorum" } else { "classic" });
         let mut returned = FieldTable::default();
-        returned.insert("x-queue-type".into(), queue_type.clone());
+        returned.insert("x-queue-type".into(), self.queue_type());
         returned.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(RETURNED_BYTES_MAX));
         returned.insert("x-overflow".into(), text("reject-publish"));
+        let partition = self.partition_arguments();
+        let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
+        std::iter::once((self.returned(), returned)).chain(partitions).collect()
+    }
+
+    /// The arguments of the queue of a partition.
+    pub(super) fn partition_arguments(&self) -> FieldTable {
+        let is_quorum = self.config.queue_type == QueueType::Quorum;
         let mut partition = FieldTable::default();
-        partition.insert("x-queue-type".into(), queue_type);
+        partition.insert("x-queue-type".into(), self.queue_type());
         partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
         partition.insert("x-dead-letter-exchange".into(), text(""));
         partition.insert("x-dead-letter-routing-key".into(), text(&self.returned()));
@@ -125,8 +130,11 @@ impl Broker {
             // RabbitMQ 3 has no default limit: a message that crashes its receiver would block the partition.
             partition.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
         }
-        let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
-        std::iter::once((self.returned(), returned)).chain(partitions).collect()
+        partition
+    }
+
+    fn queue_type(&self) -> AMQPValue {
+        text(if self.config.queue_type == QueueType::Quorum { "quorum" } else { "classic" })
     }
 
     pub(super) async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
@@ -135,4 +143,8 @@ impl Broker {
         let bound = link.call("bind the queue", bind).await;
         bound.map_err(|error| error.about(format!("queue {queue} to exchange {exchange}")))
     }
+}
+
+fn text(value: &str) -> AMQPValue {
+    AMQPValue::LongString(value.into())
 }

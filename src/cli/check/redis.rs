@@ -141,7 +141,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
         Ok(_) => return Check::unknown(What::RedisListpack, "the account may not ask (CONFIG GET)"),
         Err(error) => return Check::untold(What::RedisListpack, error, SILENT),
     };
-    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
+    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.partitions());
     let longest = field_bytes(&config.metrics.codes());
     if entries < likely {
         return Check::warning(
@@ -188,7 +188,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
             checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
     }
-    let partitions = config.amqp.partitions;
+    let partitions = config.partitions();
     if partitions > MARKS_MAX {
         let found = format!(
             "each bucket holds a mark for each of {partitions} partitions, about {} bytes",

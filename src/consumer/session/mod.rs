@@ -22,6 +22,7 @@ use self::writing::{Writing, join};
 use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::counting::{Oldest, ReceivedCounts};
+use super::decode::decode;
 use super::{Learned, PAUSED_BY, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
@@ -29,7 +30,7 @@ use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{Close, PartitionState, Standing, telemetry};
-use tallyd_core::event::{self, Message, Terms};
+use tallyd_core::event::{Message, Terms};
 use tallyd_core::model::Micros;
 use tallyd_core::prefetch::PREFETCH_MIN;
 use tallyd_core::stall_detector::StallDetector;
@@ -69,7 +70,7 @@ pub(super) async fn run(
 ) -> SessionEnd {
     let number = partition.number;
     let prefetch = learned.prefetch(config);
-    let queue = partition.broker.queue(number);
+    let queue = partition.queue();
     // Many calls, which all have time limits.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
     let (link, deliveries, partitions) = match listening {
@@ -215,7 +216,7 @@ impl Session<'_> {
         }
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
         if is_idle && self.stall_detector.is_due(Instant::now()) {
-            let queue = self.partition.broker.queue(self.partition.number);
+            let queue = self.partition.queue();
             let depth = self.partition.heartbeat.during(self.link.depth(&queue)).await;
             let messages = depth.map_err(anyhow::Error::from)?.messages;
             if self.stall_detector.is_stalled(messages, Instant::now()) {
@@ -314,9 +315,8 @@ impl Session<'_> {
         open.batch.belongs_to(headers.traceparent);
         self.learned.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
-        event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
-            // API servers can publish to the exchange alone, so none of them can forge a fence.
-            let verdict = verdict.and_then(|message| if is_direct { Ok(message) } else { message.of_publisher() });
+        let map = self.partition.map.as_deref();
+        decode(&origin.body, is_direct, map, (self.terms.get(), now), |verdict, range| {
             let event = match verdict {
                 Ok(Message::Like(event)) => Event::Like(event),
                 Ok(Message::Count(event)) => Event::Count(event),
@@ -330,13 +330,7 @@ impl Session<'_> {
                         reason = refusal.reason.code()
                     );
                     let body = origin.body.get(range).unwrap_or(&origin.body);
-                    let letter = letter::refused(
-                        refusal,
-                        body,
-                        &origin.headers,
-                        &self.partition.broker.queue(self.partition.number),
-                        now,
-                    );
+                    let letter = letter::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
                     return open.batch.refused.push(letter);
                 }
             };

@@ -5,14 +5,16 @@
 //! reason says which field is wrong and what is allowed. The format is docs/events.md.
 
 mod encode;
-mod refusal;
-mod scalar;
+pub(crate) mod raw;
+pub(crate) mod refusal;
+pub(crate) mod scalar;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
 pub use encode::{encode_count, encode_fence, encode_like, encode_reset, encode_set};
+use raw::Raw;
 use refusal::refuse;
 pub use refusal::{Reason, Refusal};
 use scalar::Scalar;
@@ -201,12 +203,26 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
         refuse(Reason::MalformedJson, format!("the body is no UTF-8 from byte {} on", error.valid_up_to()))
     })?;
     let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
+    judge(&raw, terms, now)
+}
+
+/// The fence's number, where a body is a fence.
+pub fn fence_of(body: &[u8]) -> Option<u64> {
+    let raw: Raw<'_> = serde_json::from_slice(body).ok().filter(|_| body.len() <= BODY_BYTES_MAX)?;
+    match (raw.event_type.text(), &raw.fence) {
+        (Some("fence"), Scalar::Unsigned(number)) => Some(*number),
+        _ => None,
+    }
+}
+
+/// Judges fields.
+pub(crate) fn judge(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     match raw.event_type.text() {
-        Some("like") => like(&raw, true, terms, now),
-        Some("unlike") => like(&raw, false, terms, now),
-        Some("count") => count(&raw, terms, now),
-        Some("set") => set(&raw, &raw.value, terms, now),
-        Some("reset") => set(&raw, &Scalar::Unsigned(0), terms, now),
+        Some("like") => like(raw, true, terms, now),
+        Some("unlike") => like(raw, false, terms, now),
+        Some("count") => count(raw, terms, now),
+        Some("set") => set(raw, &raw.value, terms, now),
+        Some("reset") => set(raw, &Scalar::Unsigned(0), terms, now),
         Some("fence") => fence(&raw.fence),
         named => {
             let reason = if named.is_some() { Reason::UnknownType } else { Reason::NoType };
@@ -354,31 +370,6 @@ fn at(value: &Scalar<'_>, now: Micros, future_max: Duration) -> Result<Micros, R
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
 fn micros_as_s(micros: i64) -> f64 {
     micros as f64 / 1e6
-}
-
-/// The fields this version reads; any other is ignored, so that producers may add some.
-#[derive(serde::Deserialize)]
-struct Raw<'a> {
-    #[serde(rename = "type", default, borrow)]
-    event_type: Scalar<'a>,
-    #[serde(default, borrow)]
-    kind: Scalar<'a>,
-    #[serde(default, borrow)]
-    target_id: Scalar<'a>,
-    #[serde(default, borrow)]
-    user_id: Scalar<'a>,
-    #[serde(default, borrow)]
-    at: Scalar<'a>,
-    #[serde(default, borrow)]
-    metric: Scalar<'a>,
-    #[serde(default, borrow)]
-    delta: Scalar<'a>,
-    #[serde(default, borrow)]
-    value: Scalar<'a>,
-    #[serde(default, borrow)]
-    event_id: Scalar<'a>,
-    #[serde(default, borrow)]
-    fence: Scalar<'a>,
 }
 
 #[cfg(test)]

@@ -111,6 +111,6 @@ impl Reason {
     }
 }
 
-pub(super) fn refuse(reason: Reason, error: String) -> Refusal {
+pub(crate) fn refuse(reason: Reason, error: String) -> Refusal {
     Refusal { reason, error }
 }

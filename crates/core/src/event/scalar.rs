@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 /// Any JSON value, kept only as far as a field may use it. Borrowed from the body where it has no escapes.
 #[derive(Debug, Default)]
-pub(super) enum Scalar<'a> {
+pub(crate) enum Scalar<'a> {
     #[default]
     Missing,
     Unsigned(u64),
@@ -18,11 +18,11 @@ pub(super) enum Scalar<'a> {
 }
 
 impl Scalar<'_> {
-    pub(super) fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    pub(super) fn integer(&self) -> Option<i64> {
+    pub(crate) fn integer(&self) -> Option<i64> {
         match self {
             Self::Unsigned(number) => i64::try_from(*number).ok(),
             Self::Negative(number) => Some(*number),

@@ -1,0 +1,28 @@
+//! An event's fields before they are judged.
+
+use super::scalar::Scalar;
+
+/// The fields this version reads; any other is ignored, so that producers may add some.
+#[derive(serde::Deserialize)]
+pub(crate) struct Raw<'a> {
+    #[serde(rename = "type", default, borrow)]
+    pub(crate) event_type: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) kind: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) target_id: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) user_id: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) at: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) metric: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) delta: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) value: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) event_id: Scalar<'a>,
+    #[serde(default, borrow)]
+    pub(crate) fence: Scalar<'a>,
+}

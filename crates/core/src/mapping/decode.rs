@@ -1,0 +1,216 @@
+//! Bodies of a site to events: each field is looked up, named as tallyd names it, and judged as a field of tallyd's own events is. A refusal
+//! names the pointer.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::{Map, Source, TYPES, Time, no_toggle, no_uuid};
+use crate::event::raw::Raw;
+use crate::event::refusal::refuse;
+use crate::event::scalar::Scalar;
+use crate::event::{BODY_BYTES_MAX, LIST_BYTES_MAX, Message, Reason, Refusal, Terms, judge, split};
+use crate::model::Micros;
+
+/// Judges a body that holds one event, or a list of them: `each` gets every verdict, with where in the body its event is.
+pub fn decode_all(
+    body: &[u8],
+    map: &Map,
+    terms: &Terms,
+    now: Micros,
+    mut each: impl FnMut(Result<Message, Refusal>, Range<usize>),
+) {
+    let list = match list_of(body, map) {
+        Ok(Some(list)) => list,
+        Ok(None) => return each(decode(body, map, terms, now), 0..body.len()),
+        Err(refusal) => return each(Err(refusal), 0..body.len()),
+    };
+    match split(list) {
+        Err(refusal) => each(Err(refusal), 0..body.len()),
+        Ok(events) => {
+            for event in events {
+                let event = event.get().as_bytes();
+                // The event is a part of the body, so its address says where.
+                let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
+                each(decode(event, map, terms, now), from..from + event.len());
+            }
+        }
+    }
+}
+
+/// The list of events in the body; `None` where it is one event.
+fn list_of<'a>(body: &'a [u8], map: &Map) -> Result<Option<&'a [u8]>, Refusal> {
+    if body.len() > LIST_BYTES_MAX {
+        let error = format!("the body has {} bytes, at most {LIST_BYTES_MAX} are taken", body.len());
+        return Err(refuse(Reason::TooLarge, error));
+    }
+    if is_list(body) {
+        return Ok(Some(body));
+    }
+    let Some(pointer) = &map.list else { return Ok(None) };
+    let malformed = |error: serde_json::Error| refuse(Reason::MalformedJson, error.to_string());
+    let mut value: &RawValue = serde_json::from_slice(body).map_err(malformed)?;
+    for name in pointer.split('/').skip(1) {
+        if !value.get().starts_with('{') {
+            return Ok(None);
+        }
+        let name = name.replace("~1", "/").replace("~0", "~");
+        let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_str(value.get()).map_err(malformed)?;
+        let Some(inner) = fields.get(name.as_str()) else { return Ok(None) };
+        value = inner;
+    }
+    let list = value.get().as_bytes();
+    Ok(is_list(list).then_some(list))
+}
+
+fn is_list(body: &[u8]) -> bool {
+    body.trim_ascii_start().first() == Some(&b'[')
+}
+
+/// Judges one event.
+fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
+    if body.len() > BODY_BYTES_MAX {
+        let error = format!("the event has {} bytes, at most {BODY_BYTES_MAX} are taken", body.len());
+        return Err(refuse(Reason::TooLarge, error));
+    }
+    let event: Value =
+        serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
+    if !event.is_object() {
+        return Err(refuse(Reason::MalformedJson, "the event is no JSON object".to_owned()));
+    }
+    let field = |name, source, reason| mapped(&event, name, source, reason);
+    let raw = Raw {
+        event_type: field("type", Some(&map.event_type), Reason::UnknownType)?,
+        kind: field("kind", Some(&map.kind), Reason::UnknownKind)?,
+        target_id: field("target_id", Some(&map.target_id), Reason::TargetIdOutOfRange)?,
+        user_id: field("user_id", map.user_id.as_ref(), Reason::UserIdOutOfRange)?,
+        at: at(&event, &map.at)?,
+        metric: field("metric", map.metric.as_ref(), Reason::UnknownMetric)?,
+        delta: number(field("delta", map.delta.as_ref(), Reason::DeltaOutOfRange)?),
+        value: number(field("value", map.value.as_ref(), Reason::ValueOutOfRange)?),
+        event_id: as_text(field("event_id", map.event_id.as_ref(), Reason::EventIdOutOfRange)?),
+        fence: Scalar::Missing,
+    };
+    let event_type = raw.event_type.text().unwrap_or_default();
+    if !TYPES.contains(&event_type) {
+        let reason = if raw.event_type.text().is_some() { Reason::UnknownType } else { Reason::NoType };
+        let why = no_toggle(event_type).unwrap_or("write what it means into `values`");
+        let error = format!("{} is {}: {why}", said("type", Some(&map.event_type)), raw.event_type);
+        return Err(refuse(reason, error));
+    }
+    if map.at.unit.is_coarse() && matches!(event_type, "set" | "reset") {
+        let error =
+            format!("{event_type} needs times in microseconds, and those of the map {} are {}", map.name, map.at.unit);
+        return Err(refuse(Reason::NotSettable, error));
+    }
+    judge(&raw, terms, now).map_err(|refusal| with_pointer(refusal, map, &raw))
+}
+
+/// A field of the event as its source says.
+fn mapped<'a>(
+    event: &'a Value,
+    name: &'static str,
+    source: Option<&'a Source>,
+    reason: Reason,
+) -> Result<Scalar<'a>, Refusal> {
+    let Some(source) = source else { return Ok(Scalar::Missing) };
+    let Some(pointer) = &source.pointer else {
+        return Ok(source.constant.as_deref().map_or(Scalar::Missing, |text| Scalar::Text(Cow::Borrowed(text))));
+    };
+    let found = event.pointer(pointer);
+    if source.values.is_empty() {
+        return Ok(found.map_or(Scalar::Missing, scalar));
+    }
+    let key = match found {
+        Some(Value::String(text)) => Some(Cow::Borrowed(text.as_str())),
+        Some(value @ (Value::Number(_) | Value::Bool(_) | Value::Null)) => Some(Cow::Owned(value.to_string())),
+        _ => None,
+    };
+    let value = key.as_deref().and_then(|key| source.values.get(key));
+    value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
+        let is = match found.map_or(Scalar::Missing, scalar) {
+            // Its name would do for other fields.
+            Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
+            scalar => scalar.to_string(),
+        };
+        refuse(reason, format!("{name} from {pointer} is {is}, which is not in its `values`"))
+    })
+}
+
+fn scalar(value: &Value) -> Scalar<'_> {
+    match value {
+        Value::Null => Scalar::Other("null"),
+        Value::Bool(_) => Scalar::Other("a boolean"),
+        Value::Array(_) => Scalar::Other("a list"),
+        Value::Object(_) => Scalar::Other("an object"),
+        Value::String(text) => Scalar::Text(Cow::Borrowed(text)),
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => Scalar::Unsigned(number),
+            (None, Some(number)) => Scalar::Negative(number),
+            _ => Scalar::Other("a fraction or too large a number"),
+        },
+    }
+}
+
+/// A number that is given as text.
+fn number(scalar: Scalar<'_>) -> Scalar<'_> {
+    match scalar.text().and_then(|text| text.parse::<i64>().ok()) {
+        Some(number) => u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Unsigned),
+        None => scalar,
+    }
+}
+
+/// A text that is given as a number.
+fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
+    match scalar {
+        Scalar::Unsigned(number) => Scalar::Text(Cow::Owned(number.to_string())),
+        Scalar::Negative(number) => Scalar::Text(Cow::Owned(number.to_string())),
+        scalar => scalar,
+    }
+}
+
+/// The time in microseconds: the beginning of its unit.
+fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
+    let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
+    let max = Micros::MAX.0.unsigned_abs() / unit.micros();
+    match found {
+        Scalar::Unsigned(time) if (1..=max).contains(&time) => Ok(Scalar::Unsigned(time * unit.micros())),
+        found => {
+            let error =
+                format!("at from {pointer} is {found}, allowed are {unit} since the epoch as an integer, 1 to {max}");
+            Err(refuse(Reason::AtOutOfRange, error))
+        }
+    }
+}
+
+/// How a sentence names a field.
+fn said(name: &str, source: Option<&Source>) -> String {
+    match source.map(|source| source.pointer.as_deref()) {
+        Some(Some(pointer)) => format!("{name} from {pointer}"),
+        Some(None) => format!("{name} (a constant)"),
+        None => format!("{name}, which the map does not have,"),
+    }
+}
+
+/// The refusal with the place of the field that it begins with, and with what to do about a UUID.
+fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
+    let fields = map.fields().map(|(name, source)| (name, said(name, source)));
+    let at = ("at", format!("at from {}", map.at.pointer));
+    let named = fields.into_iter().chain([at]).find_map(|(name, said)| {
+        let rest = error.strip_prefix(name).filter(|rest| rest.starts_with(" is "))?;
+        Some(format!("{said}{rest}"))
+    });
+    let uuid = match reason {
+        Reason::TargetIdOutOfRange => raw.target_id.text().and_then(no_uuid),
+        Reason::UserIdOutOfRange => raw.user_id.text().and_then(no_uuid),
+        _ => None,
+    };
+    let error = named.unwrap_or(error);
+    Refusal { reason, error: uuid.map_or_else(|| error.clone(), |why| format!("{error}; {why}")) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! The order of likes whose times have a coarse unit: the order in which they arrived decides within it.
+//!
+//! The race, and what decides it:
+//!
+//! * A: a like. B: an unlike of the same user and target in the same second, written after A. C: the daemon dies before it acknowledges, and
+//!   both come again. An event of the unit that the row's version is in always wins, and gets a version that is one microsecond newer. So
+//!   the like wins once more at first. But the broker delivers again in the order of the queue, so the unlike wins after it.
+//! * A: an event. B: its redelivery alone. It says what the row says, and changes nothing.
+//! * A: a like of one second. B: an event of an earlier one, which arrives later. The versions decide, as for all events.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Unit;
+use crate::coalesce::{Before, Pair, State};
+use crate::event::LikeEvent;
+use crate::model::Micros;
+
+/// What `events`, in the order of their arrival and each dated by the beginning of its unit, make of the rows, sorted by key; and what each row
+/// was before. `old` has the states of the rows, and no entry for a pair without a row.
+pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
+    let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
+    for event in events {
+        let pair = (event.target, event.user);
+        let state = states.entry(pair).or_insert_with(|| old.get(&pair).copied());
+        *state = Some(after(*state, event, unit));
+    }
+    let last = states.into_iter().filter_map(|(pair, state)| Some((pair, state?)));
+    let meets = |(pair, state): (Pair, State)| match old.get(&pair) {
+        None => ((pair, state), Before::Absent),
+        Some(old) if *old == state => ((pair, state), Before::NotOlder),
+        Some(old) => ((pair, state), Before::Older(old.liked)),
+    };
+    last.map(meets).unzip()
+}
+
+/// The state after an event that has just arrived.
+fn after(state: Option<State>, event: &LikeEvent, unit: Unit) -> State {
+    let (from, until) = (event.at, unit.end(event.at));
+    match state {
+        Some(state) if state.at > until || (state.at >= from && state.liked == event.liked) => state,
+        Some(state) if state.at >= from => State { at: Micros(state.at.0 + 1).min(until), liked: event.liked },
+        _ => State { at: from, liked: event.liked },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::{Kind, Target, TargetId, UserId};
+
+    fn event(user: u64, at_s: i64, liked: bool) -> LikeEvent {
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        LikeEvent { target, user: UserId(user), at: Micros(at_s * 1_000_000), liked }
+    }
+
+    /// Writes batches as transactions do.
+    fn write<'a>(rows: &mut HashMap<Pair, State>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
+        for batch in batches {
+            let (winners, before) = in_arrival(batch, Unit::S, rows);
+            for ((pair, state), before) in winners.iter().zip(before) {
+                let is = rows.insert(*pair, *state);
+                assert_eq!(before == Before::Absent, is.is_none());
+                assert_eq!(before == Before::NotOlder, is == Some(*state));
+            }
+        }
+    }
+
+    fn liked(rows: &HashMap<Pair, State>) -> BTreeMap<u64, bool> {
+        rows.iter().map(|((_, user), state)| (user.0, state.liked)).collect()
+    }
+
+    #[test]
+    fn a_version_never_leaves_the_unit_of_its_event() {
+        let events: Vec<LikeEvent> =
+            (0..2_500).map(|number| LikeEvent { at: Micros(7_000), ..event(1, 0, number % 2 == 0) }).collect();
+        let (winners, _) = in_arrival(&events, Unit::Ms, &HashMap::new());
+        assert_eq!(winners[0].1, State { at: Micros(7_999), liked: false });
+    }
+
+    proptest! {
+        /// The model: of a user's events the last one of the newest second wins.
+        #[test]
+        fn the_later_arrival_wins_within_a_second_in_any_batches_and_redelivery(
+            events in prop::collection::vec((1..4_u64, 1..4_i64, any::<bool>()), 1..30),
+            cuts in prop::collection::vec(1..6_usize, 30),
+            redelivered in 0..30_usize,
+        ) {
+            let events: Vec<LikeEvent> = events.into_iter().map(|(user, at, liked)| event(user, at, liked)).collect();
+            let mut model: BTreeMap<u64, (i64, bool)> = BTreeMap::new();
+            for event in &events {
+                let newest = model.entry(event.user.0).or_insert((event.at.0, event.liked));
+                if event.at.0 >= newest.0 {
+                    *newest = (event.at.0, event.liked);
+                }
+            }
+            let expected: BTreeMap<u64, bool> = model.into_iter().map(|(user, (_, liked))| (user, liked)).collect();
+            let mut batches: Vec<&[LikeEvent]> = Vec::new();
+            let mut rest = events.as_slice();
+            for cut in cuts {
+                let (batch, others) = rest.split_at(cut.min(rest.len()));
+                batches.push(batch);
+                rest = others;
+            }
+            let mut rows = HashMap::new();
+            write(&mut rows, batches.iter().copied().filter(|batch| !batch.is_empty()));
+            prop_assert_eq!(&liked(&rows), &expected);
+            // All from one on, once more and in other batches.
+            let again = &events[redelivered.min(events.len() - 1)..];
+            write(&mut rows, again.chunks(2));
+            prop_assert_eq!(&liked(&rows), &expected);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Which maps are in use, and which queue each has.
+
+use std::collections::BTreeSet;
+
+use sqlx::{Connection, MySqlConnection, Row};
+use tallyd_core::partition::MAPS_FROM;
+
+use super::{Context, Result, Store};
+
+/// A map that is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedMap {
+    pub number: u8,
+    pub name: String,
+    pub queue: String,
+    /// All exchanges and keys that the queue was ever bound with.
+    pub bindings: BTreeSet<(String, String)>,
+    /// The daemon that came with it: host and process.
+    pub noted_by: String,
+}
+
+impl NotedMap {
+    /// The number of its partition.
+    pub fn partition(&self) -> u16 {
+        MAPS_FROM + u16::from(self.number)
+    }
+
+    /// Why this map can't be used beside those in use, as a sentence.
+    pub fn conflict(&self, in_use: &[Self]) -> Option<String> {
+        let Self { number, name, queue, .. } = self;
+        let other = in_use.iter().find(|it| {
+            (it.number == *number || it.name == *name) && (it.number, &it.name, &it.queue) != (*number, name, queue)
+        })?;
+        let in_use = format!(
+            "{} has the map {} with the number {} and the queue {}",
+            other.noted_by, other.name, other.number, other.queue
+        );
+        Some(format!(
+            "[[map]] {name}: its number is {number} and its queue {queue}, but {in_use}: a map keeps its name, number and queue until `tallyd map remove {}`",
+            other.name
+        ))
+    }
+}
+
+impl Store {
+    /// The maps that are in use, by their numbers.
+    pub async fn noted_maps(&self) -> Result<Vec<NotedMap>> {
+        self.acquire().await?.limit("read which maps are in use", read_maps).await
+    }
+
+    /// Notes that a map is in use, unless its number or name is in use. Returns the maps that are in use after that. To be called before its
+    /// queue is bound.
+    pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
+        const ACTION: &str = "note that a map is in use";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            // IGNORE: another daemon may have noted it.
+            let insert = "INSERT IGNORE INTO map_in_use (number, name, queue, bindings, noted_at, noted_by) \
+                          VALUES (?, ?, ?, '[]', NOW(6), ?)";
+            let insert = sqlx::query(insert).bind(map.number).bind(&map.name).bind(&map.queue).bind(&map.noted_by);
+            insert.execute(&mut *tx).await.context(ACTION)?;
+            let known = "SELECT bindings FROM map_in_use WHERE number = ? AND name = ? AND queue = ? FOR UPDATE";
+            let known = sqlx::query_scalar::<_, String>(known).bind(map.number).bind(&map.name).bind(&map.queue);
+            if let Some(known) = known.fetch_optional(&mut *tx).await.context(ACTION)? {
+                let known: BTreeSet<(String, String)> = serde_json::from_str(&known).unwrap_or_default();
+                let all: BTreeSet<&(String, String)> = known.union(&map.bindings).collect();
+                let update = sqlx::query("UPDATE map_in_use SET bindings = ? WHERE number = ?");
+                // Texts can't fail.
+                let update = update.bind(serde_json::to_string(&all).unwrap_or_default()).bind(map.number);
+                update.execute(&mut *tx).await.context(ACTION)?;
+            }
+            let maps = read_maps(&mut tx).await?;
+            tx.commit().await.context(ACTION)?;
+            Ok(maps)
+        })
+        .await
+    }
+
+    /// Notes that the map of that name is no longer in use. `false` where it was not.
+    pub async fn forget_map(&self, name: &str) -> Result<bool> {
+        const ACTION: &str = "note that a map is no longer in use";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let delete = sqlx::query("DELETE FROM map_in_use WHERE name = ?").bind(name);
+            Ok(delete.execute(connection).await.context(ACTION)?.rows_affected() > 0)
+        })
+        .await
+    }
+}
+
+/// The maps that are in use, as of the connection's transaction.
+pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
+    const ACTION: &str = "read which maps are in use";
+    let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");
+    let rows = rows.fetch_all(connection).await.context(ACTION)?;
+    let read = |row: &sqlx::mysql::MySqlRow| {
+        Ok(NotedMap {
+            number: row.try_get(0)?,
+            name: row.try_get(1)?,
+            queue: row.try_get(2)?,
+            noted_by: row.try_get(3)?,
+            bindings: serde_json::from_str(row.try_get(4)?).unwrap_or_default(),
+        })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+}
