@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use anyhow::Result;
+use tracing::info;
 
 use super::sides::{Sides, Step};
 use super::{Checkpoint, Run, raw};
@@ -62,6 +63,13 @@ impl Run<'_> {
                 let done = Checkpoint { after: raw(reached), ..checkpoint };
                 self.on.store.note_checkpoint(self.number, &done.text()?).await?;
             }
+        }
+        if !held.is_empty() {
+            let (rows, seconds) = (held.len(), self.options.look_again_after.as_secs());
+            info!(
+                event = "import-looks-again",
+                rows, seconds, "the site lacks {rows} rows: looking again after {seconds} s"
+            );
         }
         while !held.is_empty() && !self.is_over() {
             self.look_again(site, &mut held, reached, &checkpoint).await?;

@@ -172,7 +172,7 @@ impl Run<'_> {
                     right.push(*target);
                 }
             }
-            right.iter().for_each(|target| drop(off.remove(target)));
+            off.retain(|target, _| !right.contains(target));
         }
         if self.stop.is_cancelled() {
             return Ok(());

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use super::{root, sources};
 
 /// The rooms of `src/`, the highest floor first. Rooms of one floor may know each other, except for the tasks.
-const FLOORS: [&[&str]; 5] = [
+const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
     &["admin", "cli", "gateway"],
-    &["consumer", "dead_letters", "jobs", "moving", "outbox"],
+    &["moving"],
+    &TASKS,
     &["servers"],
     &["boards", "config", "http", "letter", "runtime", "telemetry", "version"],
 ];

@@ -102,6 +102,18 @@ fn the_recount_in_config_toml_has_the_defaults_that_it_says() {
     assert_eq!(recounts(&with_examples()), recounts(&least));
 }
 
+#[test]
+fn the_import_in_config_toml_has_the_defaults_that_it_says() {
+    let import = parsed(&with_examples()).unwrap().imports.remove(0);
+    let query = import.query.unwrap();
+    let least = parsed(&format!("[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"{query}\"")).unwrap();
+    let least = &least.imports[0];
+    assert_eq!(
+        (import.metric, import.page_rows, import.query_max),
+        (least.metric.clone(), least.page_rows, least.query_max)
+    );
+}
+
 /// Loads the sample with one value changed; what is said of that key.
 pub fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,1 +1,95 @@
-//! To come.
+//! An import that dies at any step, or whose source does, and goes on.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use tallyd::moving::import::FAULT_POINTS;
+
+use super::{Schema, assert_brought_over, block, counters_equal_rows, here, old_likes, on_site, report, run, world};
+use crate::common::proxy::Proxy;
+use crate::common::{World, stderr};
+
+const SIGABRT: i32 = 6;
+
+/// Runs the real program; fails unless it dies at the fault point. Another one can begin at once then.
+async fn die(world: &World, arguments: &[&str], point: &str) {
+    let mut tallyd = world.command();
+    let tallyd = tallyd.arg("import").args(arguments).env("TALLYD_FAULT_POINT", point);
+    let ended = tallyd.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(ended.signal(), Some(SIGABRT), "{point}: {ended}");
+    run(world, "UPDATE job_lock SET lease_until = NOW(6)").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
+    let numbers = "[[import]]\nname = \"views\"\nkind = \"video\"\nmetric = \"view\"\npage_rows = 20\n\
+                   query = \"SELECT post_id AS target, COUNT(*) AS value FROM old_like WHERE post_id > :after_target GROUP BY post_id \
+                   ORDER BY post_id LIMIT :rows\"";
+    for (place, schema) in Schema::ALL.into_iter().enumerate() {
+        let settings = schema.settings(&format!("page_rows = 20\n{numbers}"));
+        let world = world(&format!("import_dies{place}"), &settings).await;
+        old_likes(&world, (1..=90).map(|user| (user % 30 + 1, user))).await;
+        let (of_rows, rest) = FAULT_POINTS.split_at(3);
+        let (of_numbers, of_deletions) = rest.split_at(2);
+        die(&world, &["old"], of_rows[0]).await;
+        for point in &of_rows[1..] {
+            die(&world, &["old", "--resume"], point).await;
+        }
+        let last = report(&world, 0, &["old", "--resume"]);
+        // Two of the deaths were behind the first page and behind the second one.
+        assert!(last["resumed_run"].is_u64() && last["rows"].as_u64().unwrap() < 90, "{last}");
+        assert_brought_over(&world).await;
+        for point in of_numbers {
+            die(&world, &["views"], point).await;
+        }
+        report(&world, 0, &["views", "--resume"]);
+        assert_eq!(world.count("SELECT COUNT(*) FROM counter WHERE metric = 2 AND value = 3").await, 30);
+        if schema == Schema::SoftWithTime {
+            world.close().await;
+            continue;
+        }
+        run(&world, "DELETE FROM old_like WHERE user_id IN (3, 33, 63, 90)").await;
+        let quickly = ["old", "--deletions", "--look-again", "1s"];
+        die(&world, &quickly, of_deletions[0]).await;
+        for point in &of_deletions[1..] {
+            die(&world, &[&quickly[..], &["--resume"]].concat(), point).await;
+            counters_equal_rows(&world).await;
+        }
+        report(&world, 0, &[&quickly[..], &["--resume"]].concat());
+        assert_brought_over(&world).await;
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_whose_source_dies_goes_on_once_it_is_back() {
+    let mut world = world("import_source", "").await;
+    old_likes(&world, (1..=3_000).map(|user| (user % 30 + 1, user))).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    world.set(&block(&Schema::HardWithTime.query(), &format!("page_rows = 100\n[import.source]\nurl = \"{url}\"")));
+    proxy.truncate(30_000);
+    let output = world.tallyd(&["import"]);
+    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
+    assert!(stderr(&output).contains("read the site's table"), "{}", stderr(&output));
+    let before = here(&world).await.len();
+    assert!((100..3_000).contains(&before), "{before} rows");
+    proxy.clear();
+    let rest = report(&world, 0, &["--resume"]);
+    assert_eq!(rest["added"].as_u64().unwrap() as usize, 3_000 - before, "{rest}");
+    assert_eq!(here(&world).await, on_site(&world).await);
+    counters_equal_rows(&world).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_ends_in_its_time_and_goes_on_later() {
+    let world = world("import_time", &Schema::HardWithoutTime.settings("page_rows = 100")).await;
+    old_likes(&world, (1..=1_000).map(|user| (4, user))).await;
+    let first = report(&world, 0, &["--run-time", "0s"]);
+    assert_eq!((&first["ended"], &first["added"]), (&"time-over".into(), &0.into()), "{first}");
+    report(&world, 0, &["--resume"]);
+    assert_brought_over(&world).await;
+    // All rows have the start of the first run, so that the second pass knows them.
+    assert_eq!(world.count("SELECT COUNT(DISTINCT update_at) FROM like_record").await, 1);
+    world.close().await;
+}

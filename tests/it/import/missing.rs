@@ -1,1 +1,71 @@
-//! To come.
+//! Rows that the site has deleted since, and nobody published: taken out, and nothing else.
+
+use super::{
+    Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,
+    run, world,
+};
+
+const QUICKLY: [&str; 3] = ["--deletions", "--look-again", "1s"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
+    for (place, schema) in [Schema::HardWithTime, Schema::HardWithoutTime].into_iter().enumerate() {
+        let world = world(&format!("import_missing{place}"), &schema.settings("page_rows = 40")).await;
+        let publisher = world.publisher().await;
+        let daemon = world.daemon();
+        old_likes(&world, (1..=200).map(|user| (user % 7 + 1, user))).await;
+        report(&world, 0, &[]);
+        run(&world, "DELETE FROM old_like WHERE user_id <= 30").await;
+        // Of rows that the import did not write, and of one that has changed since.
+        publish(&world, &publisher, [(3, 900, true), (1_000, 900, true), (2, 1, true)]).await;
+        world.drained(&publisher).await;
+        let before = here(&world).await;
+        let asked = report(&world, 0, &[&QUICKLY[..], &["--dry-run"]].concat());
+        assert_eq!((&asked["missed"], &asked["taken_out"]), (&29.into(), &29.into()), "{asked}");
+        assert_eq!(here(&world).await, before);
+        let done = report(&world, 0, &QUICKLY);
+        assert_eq!((&done["missed"], &done["taken_out"]), (&29.into(), &29.into()), "{done}");
+        let mut expected = on_site(&world).await;
+        expected.extend([(3, 900), (1_000, 900), (2, 1)]);
+        assert_eq!(here(&world).await, expected);
+        counters_equal_rows(&world).await;
+        // What is out stays out, also where the import runs again.
+        report(&world, 0, &[]);
+        assert_eq!(here(&world).await, expected);
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_comes_back_between_the_looks_stays() {
+    let world = world("import_back", &Schema::HardWithoutTime.settings("")).await;
+    old_likes(&world, (1..=20).map(|user| (5, user))).await;
+    report(&world, 0, &[]);
+    run(&world, "DELETE FROM old_like WHERE user_id IN (7, 8)").await;
+    let import = paused_at(&world, &QUICKLY, "import:missed").await;
+    old_likes(&world, [(5, 7)]).await;
+    let done = resumed(import);
+    assert_eq!((&done["missed"], &done["taken_out"]), (&2.into(), &1.into()), "{done}");
+    assert_brought_over(&world).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_an_event_changes_after_the_looks_stays() {
+    let world = world("import_changed", &Schema::HardWithTime.settings("")).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    old_likes(&world, (1..=20).map(|user| (5, user))).await;
+    report(&world, 0, &[]);
+    run(&world, "DELETE FROM old_like WHERE user_id IN (7, 8)").await;
+    let import = paused_at(&world, &QUICKLY, "import:taking-out").await;
+    publish(&world, &publisher, [(5, 7, true)]).await;
+    world.drained(&publisher).await;
+    let done = resumed(import);
+    assert_eq!((&done["missed"], &done["taken_out"]), (&2.into(), &1.into()), "{done}");
+    assert!(here(&world).await.contains(&(5, 7)));
+    counters_equal_rows(&world).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}

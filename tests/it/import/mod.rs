@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
-#[cfg(feature = "fault-points")]
 mod killed;
 mod live;
 mod missing;
@@ -12,11 +11,16 @@ mod schemas;
 mod verified;
 
 use std::collections::BTreeSet;
+use std::process::{Child, Command, Stdio};
+use std::time::SystemTime;
 
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
+use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{World, stderr};
+use common::{World, body, eventually, stderr, target};
 
 /// A site's table, as one of the three kinds that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,5 +129,35 @@ async fn assert_brought_over(world: &World) {
 fn report(world: &World, code: i32, arguments: &[&str]) -> serde_json::Value {
     let output = world.tallyd(&[&["import"], arguments, &["--format", "json"]].concat());
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Publishes what users do now.
+async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator<Item = (u64, u64, bool)>) {
+    let event = |(post, user, liked): (u64, u64, bool)| {
+        let at = Micros::from(SystemTime::now());
+        body(&LikeEvent { target: target(post), user: UserId(user), at, liked })
+    };
+    world.publish(publisher, &events.into_iter().map(event).collect::<Vec<_>>()).await;
+}
+
+/// An import that has stopped at this point.
+async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
+    let mut import = world.command();
+    import.arg("import").args(arguments).args(["--format", "json"]).env("TALLYD_PAUSE_POINT", point);
+    let child = import.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let stat = format!("/proc/{}/stat", child.id());
+    eventually("the import has stopped at its point", || async {
+        std::fs::read_to_string(&stat).unwrap().rsplit(") ").next().unwrap().starts_with('T')
+    })
+    .await;
+    child
+}
+
+/// Lets it go on to its end, and reads its report.
+fn resumed(child: Child) -> serde_json::Value {
+    assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
     serde_json::from_slice(&output.stdout).unwrap()
 }
