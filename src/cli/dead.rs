@@ -11,13 +11,14 @@ use serde::Serialize;
 use super::consent::confirmed;
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
 use crate::config::Config;
+use crate::dead_letters::preview::Judge;
 use crate::dead_letters::replay::Replay;
 use crate::dead_letters::{self, Which, purge, returned};
 use crate::letter::text::printable_json;
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
-use tallyd_core::event::{Reason, Terms};
+use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
 use tallyd_mysql::letters::Selection;
 
@@ -169,7 +170,10 @@ async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format
         let mut out = std::io::stdout();
         out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
     } else {
-        print(&dead_letters::show(config, &servers.store, ids, clock::now()).await?, format)?;
+        print(
+            &dead_letters::show(&Judge::new(config, &servers.broker), &servers.store, ids, clock::now()).await?,
+            format,
+        )?;
     }
     Ok(EXIT_DONE)
 }
@@ -181,31 +185,31 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
         true => Which::All(of.selection(Some(false))),
         false => Which::Ids(ids),
     };
-    let terms = Terms::from(config);
-    let report = sender(config, servers, &terms, force, dry_run).run(&which, limit, &shutdown::on_signals()?).await?;
+    let judge = Judge::new(config, &servers.broker);
+    let report = sender(config, servers, &judge, force, dry_run).run(&which, limit, &shutdown::on_signals()?).await?;
     print(&report, format)?;
     Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })
 }
 
 async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result<u8> {
     let id = only_one(&args.ids, "--edit opens one body")?;
-    let terms = Terms::from(config);
+    let judge = Judge::new(config, &servers.broker);
     let letter = dead_letters::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
         return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());
     }
-    let Some(body) = edit::edit(&letter, &terms, args.force)? else {
+    let Some(body) = edit::edit(&letter, &judge, args.force)? else {
         writeln!(std::io::stderr(), "tallyd: nothing was replayed").context("print")?;
         return Ok(EXIT_FAILED);
     };
-    let report = sender(config, servers, &terms, args.force, false).edited(&letter, body).await?;
+    let report = sender(config, servers, &judge, args.force, false).edited(&letter, body).await?;
     print(&report, args.format)?;
     Ok(if report.is_done() { EXIT_DONE } else { EXIT_FAILED })
 }
 
-fn sender<'a>(config: &Config, servers: &'a Servers, terms: &'a Terms, force: bool, dry_run: bool) -> Replay<'a> {
+fn sender<'a>(config: &Config, servers: &'a Servers, judge: &'a Judge, force: bool, dry_run: bool) -> Replay<'a> {
     let (store, broker) = (&servers.store, &servers.broker);
-    Replay { store, broker, terms, has_filters: config.filter.is_on(), force, dry_run }
+    Replay { store, broker, judge, has_filters: config.filter.is_on(), force, dry_run }
 }
 
 async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {

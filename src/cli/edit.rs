@@ -8,17 +8,16 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::consent::asked;
-use crate::dead_letters::preview::judge;
+use crate::dead_letters::preview::Judge;
 use crate::letter::text::{pretty_json, printable};
 use crate::runtime::clock;
-use tallyd_core::event::Terms;
 use tallyd_mysql::letters::Letter;
 
 const EDITOR: &str = "vi";
 
 /// The body as it comes back from the editor, once it would be taken; with `force` whatever comes back. None where the operator
 /// gives up: the file is empty, or it would still be refused and is not to be opened again.
-pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option<Vec<u8>>> {
+pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option<Vec<u8>>> {
     // Not for others to read, and gone when it is dropped.
     let mut file = tempfile::Builder::new()
         .prefix(&format!("tallyd-dead-{}-", letter.id))
@@ -35,7 +34,7 @@ pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option
         if body.is_empty() {
             return Ok(None);
         }
-        let preview = judge(&body, terms, clock::now());
+        let preview = judge.judge(&letter.queue, &body, clock::now());
         if force || preview.is_taken() {
             return Ok(Some(body));
         }

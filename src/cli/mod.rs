@@ -16,6 +16,7 @@ mod healthcheck;
 mod import;
 mod init;
 mod layout;
+mod map;
 mod names;
 mod once;
 mod partitions;
@@ -111,6 +112,8 @@ enum Command {
     /// Lower the number of partitions.
     #[command(subcommand)]
     Partitions(partitions::PartitionsCommand),
+    /// Try a map on samples of a site's events, and take a map out of use.
+    Map(map::MapArgs),
     /// Rename kinds and metrics.
     #[command(subcommand)]
     Names(names::NamesCommand),
@@ -234,6 +237,7 @@ where
             Some(Command::Filters(command)) => filters::run(&config, &command).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Partitions(command)) => partitions::run(&config, &command).await,
+            Some(Command::Map(args)) => map::run(&config, &args).await,
             Some(Command::Names(command)) => names::run(&config, &command).await,
             Some(Command::AfterRestore(args)) => after_restore::run(&config, &args).await,
             Some(Command::Erase(args)) => erase::run(&config, &args).await,

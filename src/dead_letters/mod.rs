@@ -26,11 +26,9 @@ use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::Config;
 use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
-use preview::{Preview, judge};
+use preview::{Judge, Preview};
 use returned::Returned;
-use tallyd_core::event::Terms;
 use tallyd_core::model::Micros;
 use tallyd_core::traceparent;
 use tallyd_mysql::Store;
@@ -136,12 +134,11 @@ pub struct Now {
     pub routing_key: String,
 }
 
-pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
-    let terms = Terms::from(config);
+pub(crate) async fn show(judge: &Judge, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
     let mut shown = Vec::new();
     for id in ids {
         let letter = whole(store, *id).await?;
-        let preview = judge(&letter.body, &terms, now);
+        let preview = judge.judge(&letter.queue, &letter.body, now);
         shown.push(Whole::new(letter, preview));
     }
     Ok(Shown(shown))

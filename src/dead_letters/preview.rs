@@ -1,10 +1,15 @@
 //! What the consumer would say of a body today, and where the body has to go. Pure.
 
+use std::collections::HashMap;
+use std::ops::Range;
+
 use serde_json::Value;
 
-use crate::config::PartitionBy;
-use tallyd_core::event::{self, Message, Refusal, Terms};
+use crate::config::{Config, Map, PartitionBy};
+use tallyd_core::event::{self, Message, Reason, Refusal, Terms};
+use tallyd_core::mapping;
 use tallyd_core::model::Micros;
+use tallyd_rabbitmq::Broker;
 
 /// The routing key of what names nobody: any would do.
 const NOBODY: &str = "0";
@@ -20,12 +25,57 @@ pub struct Preview {
     pub has_likes: bool,
     /// As producers send it: of likes what `[amqp] partition_by` says, of counts the target; of a list those of its first event.
     pub routing_key: String,
+    /// The queue of a map: the letter goes back there, and not to tallyd's exchange.
+    pub map_queue: Option<String>,
+}
+
+/// Judges letters by the queues that they came through: those of maps are not tallyd's own JSON.
+pub(crate) struct Judge {
+    terms: Terms,
+    /// By their queues.
+    maps: HashMap<String, Map>,
+    /// What the queues of all maps begin with.
+    map_queues: String,
+}
+
+impl Judge {
+    pub(crate) fn new(config: &Config, broker: &Broker) -> Self {
+        let maps = config.maps.iter().map(|map| (broker.map_queue(&map.name), map.clone()));
+        Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
+    }
+
+    /// What the consumer of that queue would say of the body.
+    pub(crate) fn judge(&self, queue: &str, body: &[u8], now: Micros) -> Preview {
+        let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
+        let mut preview = match self.maps.get(queue) {
+            Some(map) => preview(&self.terms, |each| mapping::decode_all(body, map, &self.terms, now, each)),
+            None => {
+                let error = format!("it came through the map {name}, which is not in the configuration");
+                Preview {
+                    refused: 1,
+                    refusal: Some(Refusal { reason: Reason::UnknownType, error }),
+                    ..Preview::default()
+                }
+            }
+        };
+        preview.is_fence = event::fence_of(body).is_some();
+        preview.map_queue = Some(queue.to_owned());
+        preview
+    }
 }
 
 pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Preview {
+    let mut preview = preview(terms, |each| event::decode_all(body, terms, now, each));
+    if preview.routing_key.is_empty() {
+        preview.routing_key = guessed(body, terms.partition_by);
+    }
+    preview
+}
+
+fn preview(terms: &Terms, decode: impl FnOnce(&mut dyn FnMut(Result<Message, Refusal>, Range<usize>))) -> Preview {
     let mut preview = Preview::default();
     let mut key = None;
-    event::decode_all(body, terms, now, |said, _| match said {
+    decode(&mut |said, _| match said {
         Ok(Message::Fence(_)) => preview.is_fence = true,
         Ok(Message::Like(event)) => {
             preview.taken += 1;
@@ -45,7 +95,7 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Preview {
             preview.refusal.get_or_insert(refusal);
         }
     });
-    preview.routing_key = key.unwrap_or_else(|| guessed(body, terms.partition_by));
+    preview.routing_key = key.unwrap_or_default();
     preview
 }
 
@@ -88,7 +138,6 @@ fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_core::event::Reason;
 
     const NOW: Micros = Micros(1_795_251_385_004_538);
 

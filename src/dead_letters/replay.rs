@@ -1,4 +1,5 @@
-//! Sends dead letters again, through the front door: published as producers publish, confirmed, and noted after that.
+//! Sends dead letters again, through the front door: published as producers publish, or to the queue of the map that they came through; confirmed, and
+//! noted after that.
 
 use std::fmt;
 
@@ -7,12 +8,11 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::preview::judge;
+use super::preview::Judge;
 use super::{PAGE, Which, all_there};
 use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::runtime::fault;
-use tallyd_core::event::Terms;
 use tallyd_core::traceparent;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
@@ -30,7 +30,7 @@ const LEFT_NAMED_MAX: usize = 1_000;
 pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
-    pub terms: &'a Terms,
+    pub judge: &'a Judge,
     /// There are filters that must learn of likes.
     pub has_filters: bool,
     /// Also what would be refused, and what was sent again before.
@@ -127,7 +127,7 @@ impl Replay<'_> {
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
-            let preview = judge(&letter.body, self.terms, clock::now());
+            let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
             let because = match letter.replayed_at {
                 // Nobody waits for it, and the partition that gets it could be another one.
                 _ if preview.is_fence => Some(preview.words()),
@@ -141,7 +141,10 @@ impl Replay<'_> {
                     if preview.has_likes && self.has_filters {
                         report.filters = Some(REBUILD);
                     }
-                    chosen.push((letter, preview.routing_key));
+                    chosen.push(match preview.map_queue {
+                        Some(queue) => (letter, String::new(), queue),
+                        None => (letter, self.broker.exchange(), preview.routing_key),
+                    });
                 }
             }
         }
@@ -149,9 +152,8 @@ impl Replay<'_> {
             report.replayed += chosen.len() as u64;
             return Ok(());
         };
-        let exchange = &self.broker.exchange();
         let sent: Vec<(&Letter, Result<(), BrokerError>)> = stream::iter(&chosen)
-            .map(|(letter, key)| async move {
+            .map(|(letter, exchange, key)| async move {
                 let traceparent = letter.traceparent.as_deref().and_then(traceparent::parse);
                 (letter, publisher.publish_traced(exchange, key, &letter.body, traceparent).await)
             })

@@ -6,6 +6,7 @@ use crate::jobs::recount::Recounter;
 use crate::moving::import::Importer;
 use crate::servers::Servers;
 use crate::servers::code_registry;
+use crate::servers::in_use::noted;
 use tallyd_mysql::Store;
 use tallyd_mysql::schema::Schema;
 use tallyd_mysql::site_query::Plan;
@@ -89,6 +90,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         },
     }
     checks.push(partitions(config, servers).await);
+    maps(config, servers, checks).await;
     checks.push(match servers.store.missing_rights().await {
         Ok(missing) if missing.is_empty() => Check::ok(What::MysqlPermissions, "the account has what the daemon needs"),
         Ok(missing) => {
@@ -130,6 +132,30 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
                 |noted| format!("{} in use, as configured", noted.partitions),
             ),
         ),
+    }
+}
+
+/// Maps that fit those in use, and maps that are in use and not configured.
+async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
+    let in_use = match servers.store.noted_maps().await {
+        Ok(in_use) => in_use,
+        Err(error) => return checks.push(Check::untold(What::MysqlPartitions, error, SILENT)),
+    };
+    for map in &config.maps {
+        if let Some(problem) = noted(map, &servers.broker, "").conflict(&in_use) {
+            let advice = "give the map its former name and number, or a number that was never used";
+            checks.push(Check::error(What::MysqlPartitions, problem, advice));
+        }
+    }
+    for map in in_use.iter().filter(|it| config.maps.iter().all(|map| map.name != it.name && map.number != it.number)) {
+        checks.push(Check::warning(
+            What::MysqlPartitions,
+            format!(
+                "the map {} is in use since {} came with it, and is not in the configuration",
+                map.name, map.noted_by
+            ),
+            format!("add its [[map]], or run `tallyd map remove {}`", map.name),
+        ));
     }
 }
 

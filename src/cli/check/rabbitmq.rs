@@ -1,6 +1,7 @@
 //! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
 
-use crate::config::Config;
+use crate::config::{Config, Map};
+use crate::servers::in_use::queue_of;
 use tallyd_core::chain::Chain;
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, BrokerError, Link};
@@ -47,8 +48,43 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             }
         }
     }
+    for map in &config.maps {
+        if let Err(error) = of_map(config, broker, &link, map, &mut checks, &mut refused).await {
+            checks.push(Check::untold(What::RabbitmqQueues, error, SILENT));
+            return checks;
+        }
+    }
     permissions(broker, &link, is_there, &mut checks, &mut refused).await;
     checks
+}
+
+/// The site's exchange, to which the account must be able to bind a queue; and the map's queue.
+async fn of_map(
+    config: &Config,
+    broker: &Broker,
+    link: &Link,
+    map: &Map,
+    checks: &mut Vec<Check>,
+    refused: &mut Vec<String>,
+) -> Result<(), BrokerError> {
+    let queue = queue_of(map, broker);
+    let Map { name, exchange, .. } = map;
+    checks.push(match broker.probe_map_exchange(link, &queue).await? {
+        Found::Right => Check::ok(What::RabbitmqExchanges, format!("{exchange} of the map {name}")),
+        Found::Missing => Check::error(
+            What::RabbitmqExchanges,
+            format!("the exchange {exchange} of the map {name} is not there, and tallyd never makes it"),
+            "correct `exchange` of [[map]], or let the site declare it first",
+        ),
+        Found::Different(text) | Found::Refused(text) => Check::error(
+            What::RabbitmqPermissions,
+            format!("the account has no right to bind a queue to {exchange} of the map {name}: {text}"),
+            "give it the right to read the exchange, as docs/moving.md says",
+        ),
+    });
+    let found = broker.probe_map_queue(link, &queue).await?;
+    things(config.amqp.declare, What::RabbitmqQueues, vec![(queue.queue, found)], checks, refused);
+    Ok(())
 }
 
 /// A link to a node that answers, and what is said of each; where none does, that alone.

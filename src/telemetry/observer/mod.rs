@@ -148,7 +148,7 @@ impl Observer {
         if let (Ok((owners, in_use)), Ok(rows)) = (owners, rows) {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = in_use.noted.map(|noted| noted.partitions);
-            self.seen.in_use = in_use.partitions;
+            (self.seen.in_use, self.seen.maps) = (in_use.partitions, in_use.maps);
         }
         // If the broker is away, nobody knows how full its queues are.
         let depths = depths.and_then(|depths| self.failing.told("looking at queues for the status", depths));

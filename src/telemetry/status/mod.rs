@@ -24,7 +24,8 @@ use super::{Point, Server, WaitsFor};
 pub(crate) use crate::runtime::waits::Wait;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
-use tallyd_core::partition::Partitions;
+use tallyd_core::partition::{PartitionName, Partitions};
+use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Owner;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -77,6 +78,8 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
+    /// The name of its map; none of those that `[amqp] partitions` counts.
+    pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,
     /// Who wrote it last and has not given it back, over all daemons.
@@ -87,6 +90,13 @@ pub(crate) struct Partition {
     pub messages: Option<u64>,
     pub consumers: Option<u64>,
     pub oldest_unacked_s: f64,
+}
+
+impl Partition {
+    /// How it is called in sentences.
+    pub(crate) fn name(&self) -> PartitionName {
+        PartitionName { number: self.partition, map: self.map.clone() }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -178,6 +188,7 @@ pub(crate) struct Observed {
     pub noted_partitions: Option<u16>,
     /// Empty until MySQL has answered.
     pub in_use: Partitions,
+    pub maps: Vec<NotedMap>,
     pub outbox_rows: Option<u64>,
     pub jobs: Vec<Job>,
     pub reconciles: Vec<Reconciled>,

@@ -1,5 +1,6 @@
 //! Makes a status of the configuration, of what the process knows of itself, and of what was seen of the servers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use crate::config::Config;
 use crate::runtime::waits::{Work, waits};
 use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
+use tallyd_mysql::maps::NotedMap;
 
 /// Microseconds for which a batch is tried again before events are said not to be written: rivals are over sooner.
 const FAILS_MAX: i64 = 5_000_000;
@@ -56,13 +58,23 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micr
     let here = telemetry.consumer.partitions();
     // Before the tasks have started nobody knows which are listened to here.
     let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
-    let more = (known..seen.noted_partitions.unwrap_or_default()).map(|number| (number, None));
+    let is_here = |number: u16| here.iter().any(|(it, _)| *it == number);
+    let elsewhere = seen.maps.iter().map(NotedMap::partition).filter(|number| known < u16::MAX && !is_here(*number));
+    let more = (known..seen.noted_partitions.unwrap_or_default()).chain(elsewhere.collect::<Vec<_>>());
+    let more = more.map(|number| (number, None));
+    let names: BTreeMap<u16, &String> = (seen.maps.iter().map(|map| (map.partition(), &map.name)))
+        .chain(config.maps.iter().map(|map| (map.partition(), &map.name)))
+        .collect();
     let of = |(number, it): (u16, Option<Arc<PartitionState>>)| {
         let queue = seen.queues.get(&number);
         let row = seen.owners.iter().find(|row| row.partition == number && row.epoch > 0);
         Partition {
             partition: number,
-            queue: format!("{}.events.{number}", config.amqp.prefix),
+            map: names.get(&number).map(|name| (*name).clone()),
+            queue: match names.get(&number) {
+                Some(name) => format!("{}.map.{name}", config.amqp.prefix),
+                None => format!("{}.events.{number}", config.amqp.prefix),
+            },
             standing: it.as_ref().map_or(Standing::Elsewhere, |it| it.standing()),
             owner: row.and_then(|row| row.owner.clone()),
             epoch: row.map(|row| row.epoch),
@@ -118,7 +130,7 @@ impl fmt::Display for NotReady<'_> {
             Self::Away(server) => write!(f, "{} is away: {}", server.server.name(), server.why()),
             Self::Fails(wait) => write!(f, "{} fails: {}", wait.what, wait.reason),
             Self::Stands(partition, wait) => {
-                write!(f, "partition {} is {}", partition.partition, partition.standing)?;
+                write!(f, "{} is {}", partition.name(), partition.standing)?;
                 match wait {
                     Some(wait) => write!(f, ": {} failed: {}", wait.what, wait.reason),
                     None => Ok(()),
@@ -139,6 +151,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use tallyd_core::partition::PartitionName;
 
     #[test]
     fn what_keeps_events_from_being_written_is_told_with_its_reason() {
@@ -153,8 +166,9 @@ mod tests {
             ],
         }))
         .unwrap();
+        let name = |number| PartitionName { number, map: None };
         let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
-        status.waits = vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")];
+        status.waits = vec![wait(Work::Consuming(name(1)), "refused"), wait(Work::Writing(name(0)), "read-only")];
         let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = [
             "rabbitmq is away: refused",

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::NotReady;
 use super::runbook::Runbook;
-use super::{Board, Job, Outcome, Standing, State, Status};
+use super::{Board, Job, Outcome, Partition, Standing, State, Status};
 use crate::telemetry::Server;
 
 /// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
@@ -70,6 +70,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found.extend(status.jobs.iter().filter_map(of_job));
     found.extend(too_few(status));
     found.extend(abandoned(status));
+    found.extend(abandoned_maps(status));
     found.extend(of_messages(status));
     if let Some((at, wrong)) = &status.reload_refused {
         let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
@@ -138,10 +139,13 @@ fn of_job(job: &Job) -> Option<Trouble> {
     Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)).see(runbook))
 }
 
+fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
+    status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere)
+}
+
 /// Other daemons have more partitions: a deployment that is not over, or was forgotten here.
 fn too_few(status: &Status) -> Option<Trouble> {
-    let missing: Vec<u16> =
-        status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere).map(|it| it.partition).collect();
+    let missing: Vec<u16> = elsewhere(status).filter(|it| it.map.is_none()).map(|it| it.partition).collect();
     let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;
     let known = usize::from(in_use).saturating_sub(missing.len());
     let what = format!(
@@ -152,10 +156,8 @@ fn too_few(status: &Status) -> Option<Trouble> {
 
 /// Queues that only other daemons know, and none of them is there: what comes to them stays there.
 fn abandoned(status: &Status) -> Option<Trouble> {
-    let nobody: Vec<String> = status
-        .partitions
-        .iter()
-        .filter(|it| it.standing == Standing::Elsewhere && it.consumers == Some(0))
+    let nobody: Vec<String> = elsewhere(status)
+        .filter(|it| it.map.is_none() && it.consumers == Some(0))
         .map(|it| it.partition.to_string())
         .collect();
     (!nobody.is_empty()).then(|| {
@@ -167,12 +169,25 @@ fn abandoned(status: &Status) -> Option<Trouble> {
     })
 }
 
+/// Maps that are noted, and no daemon has them.
+fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
+    elsewhere(status).filter(|it| it.consumers == Some(0)).filter_map(|it| {
+        let map = it.map.as_ref()?;
+        let what = format!(
+            "nobody listens to {}, the queue of the map {map}: its events wait until a daemon has this [[map]] again, or the map is removed",
+            it.queue
+        );
+        let trouble = Trouble::grave(what, None).with(format!("tallyd map remove {map} --dry-run"));
+        Some(trouble.see(Runbook::PartitionWithoutConsumer))
+    })
+}
+
 fn of_messages(status: &Status) -> Vec<Trouble> {
     let mut found = Vec::new();
     for partition in status.partitions.iter().filter(|partition| partition.oldest_unacked_s > UNACKED_MAX_S) {
         let since = status.now - (partition.oldest_unacked_s * 1e6) as i64;
         found.push(
-            Trouble::mild(format!("partition {}: a message waits for its commit", partition.partition), Some(since))
+            Trouble::mild(format!("{}: a message waits for its commit", partition.name()), Some(since))
                 .see(Runbook::PartitionStuck),
         );
     }

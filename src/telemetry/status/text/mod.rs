@@ -123,7 +123,10 @@ impl Status {
             // Nobody has one that was given back in order: since when, nobody has noted.
             let since = it.taken_at.filter(|_| it.owner.is_some());
             [
-                Cell::new(it.partition),
+                match &it.map {
+                    Some(map) => Cell::new(format!("map {map}")),
+                    None => Cell::new(it.partition),
+                },
                 Cell::new(it.standing).style_if(!it.standing.is_well(), Style::Grave),
                 Cell::or(it.messages, "?"),
                 Cell::or(it.consumers, "?"),

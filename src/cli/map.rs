@@ -1,0 +1,223 @@
+//! `tallyd map`: shows what becomes of samples of a site's events, and takes a map out of use.
+
+use std::fmt;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde::de::IgnoredAny;
+
+use super::consent::Consent;
+use super::{EXIT_DONE, EXIT_DRIFT, Format, Usage, print};
+use crate::config::{Config, ConfigError, Map};
+use crate::jobs::JobError;
+use crate::letter::text::{instant, printable};
+use crate::runtime::clock;
+use crate::servers::Servers;
+use tallyd_core::event::{Message, Refusal, Terms};
+use tallyd_core::mapping;
+use tallyd_core::model::{Micros, Target};
+use tallyd_core::partition::Partitions;
+use tallyd_mysql::maps::NotedMap;
+use tallyd_rabbitmq::{Broker, Depth, Link};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct MapArgs {
+    /// Show what becomes of the events in this file: one JSON event in each line, or one JSON value. Exit with 2 where some do not fit.
+    #[arg(long, value_name = "FILE")]
+    sample: Option<PathBuf>,
+    /// Use the map of this name [default: the only one].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    #[command(subcommand)]
+    command: Option<MapCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+enum MapCommand {
+    /// Take a map out of use that is in no configuration: unbind its queue, delete it, and forget the map.
+    Remove {
+        /// Remove the map of this name.
+        name: String,
+        /// Delete also messages that wait in its queue.
+        #[arg(long)]
+        with_messages: bool,
+        #[command(flatten)]
+        consent: Consent,
+    },
+}
+
+pub(super) async fn run(config: &Config, args: &MapArgs) -> Result<u8> {
+    match (&args.command, &args.sample) {
+        (Some(MapCommand::Remove { name, with_messages, consent }), _) => {
+            remove(config, name, *with_messages, consent).await
+        }
+        (None, Some(path)) => {
+            let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+            let report = Report::of(chosen(config, args.name.as_deref())?, &text, &Terms::from(config), clock::now());
+            print(&report, args.format)?;
+            Ok(if report.refused > 0 { EXIT_DRIFT } else { EXIT_DONE })
+        }
+        (None, None) => Err(Usage("say what to do: --sample FILE, or remove NAME".to_owned()).into()),
+    }
+}
+
+fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Map, Usage> {
+    let known: Vec<&str> = config.maps.iter().map(|map| map.name.as_str()).collect();
+    let found = match (name, config.maps.as_slice()) {
+        (_, []) => return Err(Usage("the configuration has no [[map]]".to_owned())),
+        (None, [only]) => Some(only),
+        (None, _) => None,
+        (Some(name), maps) => maps.iter().find(|map| map.name == name),
+    };
+    found.ok_or_else(|| Usage(format!("name one of the maps with --name: {}", known.join(", "))))
+}
+
+/// What becomes of samples.
+#[derive(Serialize)]
+struct Report {
+    map: String,
+    taken: usize,
+    refused: usize,
+    events: Vec<Sample>,
+}
+
+#[derive(Serialize)]
+struct Sample {
+    /// From 1.
+    line: usize,
+    /// What it would be here; none where it is refused.
+    event: Option<String>,
+    reason: Option<&'static str>,
+    error: Option<String>,
+}
+
+impl Report {
+    fn of(map: &Map, text: &[u8], terms: &Terms, now: Micros) -> Self {
+        let mut report = Self { map: map.name.clone(), taken: 0, refused: 0, events: Vec::new() };
+        let is_one = serde_json::from_slice::<IgnoredAny>(text).is_ok();
+        let bodies: Vec<&[u8]> = if is_one { vec![text] } else { text.split(|byte| *byte == b'\n').collect() };
+        for (line, body) in (1..).zip(bodies).filter(|(_, body)| !body.trim_ascii().is_empty()) {
+            mapping::decode_all(body, map, terms, now, |verdict, _| report.add(line, verdict, terms));
+        }
+        report
+    }
+
+    fn add(&mut self, line: usize, verdict: Result<Message, Refusal>, terms: &Terms) {
+        let (event, refusal) = match verdict {
+            Ok(message) => (Some(words(&message, terms)), None),
+            Err(refusal) => (None, Some(refusal)),
+        };
+        self.taken += usize::from(event.is_some());
+        self.refused += usize::from(event.is_none());
+        let reason = refusal.as_ref().map(|refusal| refusal.reason.code());
+        self.events.push(Sample { line, event, reason, error: refusal.map(|refusal| refusal.error) });
+    }
+}
+
+fn words(message: &Message, terms: &Terms) -> String {
+    let target = |target: &Target| {
+        let kind = terms.kinds.iter().find(|(_, code)| **code == target.kind.0).map_or("?", |(name, _)| name);
+        format!("{kind}:{}", target.id)
+    };
+    let metric = |code: u8| terms.metrics.iter().find(|(_, it)| **it == code).map_or("?", |(name, _)| name);
+    match message {
+        Message::Like(event) => {
+            let what = if event.liked { "like" } else { "unlike" };
+            format!("{what} {} by user {} at {}", target(&event.target), event.user, instant(event.at))
+        }
+        Message::Count(event) => {
+            let metric = metric(event.metric.0);
+            format!("count {metric} of {} by {:+} at {}", target(&event.target), event.delta, instant(event.at))
+        }
+        Message::Set(event) => {
+            let metric = metric(event.metric.0);
+            format!("set {metric} of {} to {} at {}", target(&event.target), event.value, instant(event.at))
+        }
+        Message::Fence(_) => "a fence".to_owned(),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Sample { line, event, reason, error } in &self.events {
+            match event {
+                Some(event) => writeln!(f, "line {line}: {event}")?,
+                None => {
+                    let (reason, error) = (reason.unwrap_or_default(), error.as_deref().unwrap_or_default());
+                    writeln!(f, "line {line}: refused, {reason}: {}", printable(error))?;
+                }
+            }
+        }
+        write!(f, "{} of {} events fit the map {}", self.taken, self.events.len(), self.map)
+    }
+}
+
+async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Consent) -> Result<u8> {
+    if config.maps.iter().any(|map| map.name == name) {
+        let text =
+            format!("[[map]] {name} is in the configuration: take it out on every host and restart the daemons first");
+        return Err(ConfigError(vec![text]).into());
+    }
+    let servers = Servers::checked(config).await?;
+    let Servers { store, broker, .. } = &servers;
+    let maps = store.noted_maps().await?;
+    let Some(map) = maps.iter().find(|map| map.name == name) else {
+        let known: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
+        let known = if known.is_empty() { "none is".to_owned() } else { known.join(", ") };
+        return Err(Usage(format!("no map {name} is in use: {known}")).into());
+    };
+    let link = broker.connect("operator").await?;
+    let there = unused(broker, &link, map, with_messages).await?;
+    if there.is_some() && !config.amqp.declare {
+        let text = format!("[amqp] declare is false, and the queue {} is there: delete it, then try again", map.queue);
+        return Err(JobError::NotNow(text).into());
+    }
+    let mut plan = Vec::new();
+    if let Some(Depth { messages, .. }) = there {
+        plan.extend(map.bindings.iter().map(|(exchange, key)| format!("unbind {} from {exchange} ({key})", map.queue)));
+        plan.push(format!("delete the queue {}, which has {messages} messages", map.queue));
+    }
+    plan.push(format!("note in MySQL that the map {name} is no longer in use"));
+    if let Some(code) = consent.ends(&plan)? {
+        return Ok(code);
+    }
+    if there.is_some() {
+        for (exchange, key) in &map.bindings {
+            broker.unbind_map(&link, &map.queue, exchange, key).await?;
+        }
+        // What came until now is seen.
+        if unused(broker, &link, map, with_messages).await?.is_some() {
+            broker.delete_map(&link, &map.queue).await?;
+        }
+    }
+    store.forget_map(name).await?;
+    writeln!(std::io::stdout(), "the map {name} is removed").context("print")?;
+    Ok(EXIT_DONE)
+}
+
+/// The length of a map's queue that nobody uses; `None` where there is no such queue.
+async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<Depth>> {
+    let queue = &map.queue;
+    let only: Partitions = [(map.partition(), queue.clone())].into_iter().collect();
+    let Some(depth) = broker.depths(link, &only).await?.pop().and_then(|(_, depth)| depth) else { return Ok(None) };
+    if depth.consumers > 0 {
+        let text = format!("a daemon consumes {queue}: restart the daemons without the map, then try again");
+        return Err(JobError::NotNow(text).into());
+    }
+    if depth.messages > 0 && !with_messages {
+        let text = format!(
+            "{queue} has {} messages: pause the producers and run a daemon with the map until it is empty, or add --with-messages, which \
+             deletes them",
+            depth.messages
+        );
+        return Err(JobError::NotNow(text).into());
+    }
+    Ok(Some(depth))
+}
