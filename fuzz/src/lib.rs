@@ -5,6 +5,7 @@ mod config;
 mod dead;
 mod event;
 mod layout;
+mod map;
 mod redis_replies;
 mod score;
 
@@ -12,6 +13,7 @@ pub use config::config;
 pub use dead::dead;
 pub use event::event;
 pub use layout::layout;
+pub use map::map;
 pub use redis_replies::redis_replies;
 pub use score::score;
 

@@ -20,6 +20,7 @@ use crate::outbox::Outbox;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
+use tallyd_core::partition::MAPS_FROM;
 
 /// A task of the daemon. Logs and the status call it by this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,9 @@ impl fmt::Display for TaskName {
             Self::ControlSocket => "control socket",
             Self::Reloader => "reloader",
             Self::Outbox => "outbox",
+            Self::Consumer(number) if *number >= MAPS_FROM => {
+                return write!(f, "consumer of map number {}", number - MAPS_FROM);
+            }
             Self::Consumer(number) => return write!(f, "consumer {number}"),
             Self::Ledger => "ledger",
             Self::Lookout => "lookout",

@@ -21,6 +21,7 @@ mod init;
 mod layouts;
 mod likes;
 mod limits;
+mod map;
 mod metrics;
 mod operate;
 mod outbox;

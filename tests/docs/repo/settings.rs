@@ -114,6 +114,13 @@ fn the_import_in_config_toml_has_the_defaults_that_it_says() {
     );
 }
 
+#[test]
+fn the_map_in_the_page_on_moving_is_a_configuration_as_it_is() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), &blocks("docs/moving.md", "toml")[0]).unwrap();
+    assert_eq!(config::load(file.path()).unwrap().maps[0].partition(), 60_001);
+}
+
 /// Loads the sample with one value changed; what is said of that key.
 pub fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
     let file = tempfile::NamedTempFile::new().unwrap();

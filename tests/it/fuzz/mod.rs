@@ -87,3 +87,8 @@ fn fuzzed_layout_and_key_names_are_read_back_or_refused() {
 fn fuzzed_redis_replies_are_read_or_refused() {
     fuzz("redis_replies", 15_000, targets::redis_replies);
 }
+
+#[test]
+fn fuzzed_bodies_of_a_site_are_mapped_or_refused_with_a_sentence() {
+    fuzz("map", 30_000, targets::map);
+}

@@ -51,14 +51,18 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
     apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
-    expected = [((1, 3), 3), ((1, 5), 2), ((2, 5), 1)].into();
+    // Those of maps are far above, twice each.
+    for map in [60_007, 60_001, 60_007, 60_001] {
+        apply(&world, &world.cache, map, &[(5, vec![add(1, VIEW, 1)])]).await;
+    }
+    expected = [((1, 3), 5), ((1, 5), 2), ((2, 5), 1)].into();
     assert_eq!(in_redis(&world, &world.cache, 3).await, expected);
     let sampled = OutboxOffsets::parse(&marks(&world, 1).await).unwrap();
-    assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,65535:1").unwrap());
+    assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,60001:5,60007:5,65535:1").unwrap());
     let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
-    // `_o`, seven marks and one more; there is no `_`.
+    // `_o`, seven marks and one more, `_m` and two of maps; there is no `_`.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
-    assert_eq!(sizes, [Size { fields: targets + 9, numbers }]);
+    assert_eq!(sizes, [Size { fields: targets + 12, numbers }]);
     world.close().await;
 }
 
@@ -242,5 +246,20 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_load_raises_the_marks_of_maps_and_keeps_what_is_higher() {
+    let world = World::new("outbox_map_marks", &format!("[redis]\nbucket_bits = 0\n{METRICS}")).await;
+    for (map, row) in [(60_001, 9), (60_002, 3)] {
+        apply(&world, &world.cache, map, &[(row, vec![add(1, VIEW, 1)])]).await;
+    }
+    let read = OutboxOffsets::parse("1:4,60001:5,60002:8,60099:7,65535:2").unwrap();
+    world.cache.begin_load(("video", Kind(1)), &[VIEW], 7, 0, 1_000, &read).await.unwrap();
+    assert_eq!(marks(&world, 1).await, "1:4,60001:9,60002:8,60099:7,65535:2");
+    // A row that the load has is not added again, and the next one is.
+    apply(&world, &world.cache, 60_099, &[(7, vec![add(1, VIEW, 1)]), (8, vec![add(1, VIEW, 1)])]).await;
+    assert_eq!(in_redis(&world, &world.cache, 1).await, Numbers::from([((1, 3), 3)]));
     world.close().await;
 }

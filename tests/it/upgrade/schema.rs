@@ -56,7 +56,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
         let output = world.tallyd(arguments);
         assert_eq!(output.status.code(), Some(78), "{arguments:?}: {}", stderr(&output));
         let said = stderr(&output) + &stdout(&output);
-        assert!(said.contains("lacks 4 steps: run `tallyd migrate`"), "{arguments:?}: {said}");
+        assert!(said.contains("lacks 5 steps: run `tallyd migrate`"), "{arguments:?}: {said}");
     }
 
     let output = world.tallyd(&["migrate"]);
@@ -126,7 +126,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     }
     execute(&world, "CREATE TABLE of_the_next (id BIGINT PRIMARY KEY)").await;
     let history = "INSERT INTO _sqlx_migrations \
-                   SELECT 6, 'next', NOW(), TRUE, checksum, 1 FROM _sqlx_migrations WHERE version = 5";
+                   SELECT 7, 'next', NOW(), TRUE, checksum, 1 FROM _sqlx_migrations WHERE version = 6";
     execute(&world, history).await;
     site.clicked(300).await;
 
@@ -143,7 +143,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     assert!(check.contains("1 steps of a newer tallyd more, which this version can work with"), "{check}");
 
     // Were it a step that this version can't live with, none would start.
-    execute(&world, "UPDATE schema_floor SET step = 6").await;
+    execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
     assert!(stderr(&refused).contains("this version can't work with it: run that version"), "{}", stderr(&refused));

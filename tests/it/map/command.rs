@@ -1,0 +1,81 @@
+//! `tallyd map`: samples without a server, and the end of a map.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{Site, event, now_ms, settings};
+use crate::common::{eventually, stderr, stdout};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn samples_show_what_becomes_of_them_without_a_server() {
+    let site = Site::new("map_sample", "ms").await;
+    let sample = site.world.folder.path().join("sample.json");
+    // None of them is there.
+    let alone = |arguments: &[&str]| {
+        let mut command = site.world.command();
+        for (section, url) in [
+            ("MYSQL", "mysql://u@127.0.0.1:1/x"),
+            ("REDIS", "redis://127.0.0.1:1"),
+            ("AMQP", "amqp://u@127.0.0.1:1/%2f"),
+        ] {
+            command.env(format!("TALLYD__{section}__URL"), url);
+        }
+        command.args(["map", "--sample"]).arg(&sample).args(arguments).output().unwrap()
+    };
+    let good = event("LIKE", 42, 7, 1_795_251_385_004);
+    fs::write(&sample, format!("{good}\n\n{}\n{}\n", event("SHARE", 42, 7, 5), event("VIEW", 42, 7, now_ms())))
+        .unwrap();
+    let output = alone(&[]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let text = stdout(&output);
+    for line in [
+        "line 1: like video:42 by user 7 at 2026-11-21T08:56:25.004",
+        "line 3: refused, unknown-type: type from /action is \"SHARE\", which is not in its `values`",
+        "line 4: count view of video:42 by +1 at ",
+        "2 of 3 events fit the map site",
+    ] {
+        assert!(text.contains(line), "{line} is not in: {text}");
+    }
+    let report: Value = serde_json::from_slice(&alone(&["--format", "json"]).stdout).unwrap();
+    assert_eq!((&report["taken"], &report["events"][1]["reason"]), (&2.into(), &"unknown-type".into()));
+    // One value, over several lines.
+    fs::write(&sample, serde_json::to_string_pretty(&serde_json::json!({ "events": [good] })).unwrap()).unwrap();
+    let output = alone(&["--name", "site"]);
+    assert!(output.status.success() && stdout(&output).contains("1 of 1 events fit"), "{}", stdout(&output));
+    assert_eq!(alone(&["--name", "other"]).status.code(), Some(64));
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_is_removed_once_nobody_needs_its_queue() {
+    let mut site = Site::new("map_remove", "ms").await;
+    let remove = ["map", "remove", "site"];
+    let assert_exits = |site: &Site, arguments: &[&str], code: i32, said: &str| {
+        let output = site.world.tallyd(arguments);
+        let text = stdout(&output) + &stderr(&output);
+        assert!(output.status.code() == Some(code) && text.contains(said), "{:?}: {text}", output.status);
+    };
+    assert_exits(&site, &remove, 78, "take it out on every host");
+    let daemon = site.world.daemon();
+    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    site.world.set(settings(&site.exchange, "ms").split("[[map]]").next().unwrap());
+    assert_exits(&site, &remove, 75, "a daemon consumes");
+    assert!(daemon.stop().success());
+    site.publish(&event("LIKE", 42, 7, now_ms())).await;
+    // A daemon without the map leaves its events alone, and says so.
+    let output = site.world.tallyd(&["config", "check"]);
+    let text = stdout(&output) + &stderr(&output);
+    assert!(text.contains("the map site is in use since"), "{text}");
+    assert_exits(&site, &remove, 75, "has 1 messages");
+    assert_exits(&site, &[&remove[..], &["--with-messages", "--dry-run"]].concat(), 0, "delete the queue");
+    assert_eq!(site.link.depth(&site.queue()).await.unwrap().messages, 1, "a dry run changes nothing");
+    assert_exits(&site, &[&remove[..], &["--with-messages"]].concat(), 0, "the map site is removed");
+    assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 0);
+    let other = site.world.broker.connect("test").await.unwrap();
+    assert!(other.depth(&site.queue()).await.is_err(), "the queue is gone");
+    assert_exits(&site, &remove, 64, "no map site is in use");
+    site.publish(&event("LIKE", 42, 8, now_ms())).await;
+    assert_eq!(site.of_the_old_worker().await, 2, "the site goes on");
+    site.close().await;
+}

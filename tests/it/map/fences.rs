@@ -1,0 +1,48 @@
+//! A fence goes through the queues of all maps that are in use, whatever the configuration of its sender has.
+
+use tallyd_core::event::encode_count;
+use tallyd_core::model::TargetId;
+
+use super::{Site, event, now_ms, settings};
+use crate::common::{eventually, stderr};
+
+/// Views that API servers count, so that a reconcile needs a fence.
+fn with_views(settings: &str) -> String {
+    format!("{settings}[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n[reconcile]\nfence_max = \"2s\"\n")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
+    let mut site = Site::new("map_fence", "ms").await;
+    // A map of likes alone: those views are not counted by tallyd's scripts.
+    let with_map: String = settings(&site.exchange, "ms")
+        .lines()
+        .filter(|line| !["metric = { c", "delta", "event_id"].iter().any(|it| line.starts_with(it)))
+        .map(|line| line.replace(", VIEW = \"count\"", "") + "\n")
+        .collect();
+    let (with_map, without) = (with_views(&with_map), with_views(with_map.split("[[map]]").next().unwrap()));
+    site.world.set(&with_map);
+    let daemon = site.world.daemon();
+    eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
+    let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
+    site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
+    eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
+    assert!(daemon.stop().success());
+    site.publish(&event("LIKE", 42, 7, now_ms())).await;
+    // Nobody consumes it, and this configuration does not know the queue.
+    site.world.set(&without);
+    let output = site.world.tallyd(&["reconcile", "--full"]);
+    let said = format!("{} has 1 messages and no consumer", site.queue());
+    assert!(output.status.code() == Some(75) && stderr(&output).contains(&said), "{}", stderr(&output));
+    // A daemon that has the map, and a command that has it not.
+    site.world.set(&with_map);
+    let daemon = site.world.daemon();
+    daemon.logged("map site is written here now").await;
+    site.world.set(&without);
+    let report = site.world.reconcile("--full").await;
+    assert_eq!(report["outcome"], "done", "{report}");
+    let passed = "SELECT COUNT(*) FROM partition_fence WHERE `partition` IN (0, 60007)";
+    assert_eq!(site.world.count(passed).await, 2, "through both queues");
+    assert!(daemon.stop().success());
+    site.close().await;
+}

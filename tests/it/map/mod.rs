@@ -1,0 +1,104 @@
+//! A site that has a JSON and an exchange of its own, beside which tallyd stands.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod command;
+mod fences;
+mod letters;
+#[cfg(feature = "fault-points")]
+mod order;
+mod refused;
+mod traffic;
+
+use lapin::ExchangeKind;
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use serde_json::{Value, json};
+use tallyd_rabbitmq::{Link, Publisher};
+
+use crate::common::World;
+
+/// A site with its old worker's queue.
+struct Site {
+    world: World,
+    exchange: String,
+    link: Link,
+    publisher: Publisher,
+}
+
+/// The name that a world will have, and with it its exchanges.
+fn prefix(name: &str) -> String {
+    format!("t_{name}_{}", std::process::id())
+}
+
+/// The settings of a map of the exchange; `unit` is that of its times.
+fn settings(exchange: &str, unit: &str) -> String {
+    format!(
+        "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n\
+         [[map]]\nname = \"site\"\nnumber = 7\nexchange = \"{exchange}\"\nbinding_keys = [\"user.*\"]\nlist = \"/events\"\n\
+         type = {{ pointer = \"/action\", values = {{ LIKE = \"like\", UNLIKE = \"unlike\", VIEW = \"count\" }} }}\n\
+         kind = {{ pointer = \"/object/kind\", values = {{ \"1\" = \"video\" }} }}\n\
+         target_id = {{ pointer = \"/object/id\" }}\nuser_id = {{ pointer = \"/actor/id\" }}\n\
+         at = {{ pointer = \"/ts\", unit = \"{unit}\" }}\nmetric = {{ constant = \"view\" }}\n\
+         delta = {{ constant = \"1\" }}\nevent_id = {{ pointer = \"/uid\" }}\n"
+    )
+}
+
+impl Site {
+    async fn new(name: &str, unit: &str) -> Self {
+        let exchange = format!("{}.site", prefix(name));
+        let world = World::new(name, &settings(&exchange, unit)).await;
+        let link = world.broker.connect("test").await.unwrap();
+        let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declare = link.channel.exchange_declare(
+            exchange.as_str().into(),
+            ExchangeKind::Topic,
+            durable,
+            FieldTable::default(),
+        );
+        declare.await.unwrap();
+        let old = format!("{exchange}.worker");
+        let durable = QueueDeclareOptions::durable();
+        link.channel.queue_declare(old.as_str().into(), durable, FieldTable::default()).await.unwrap();
+        let bind = QueueBindOptions::default();
+        let bound =
+            link.channel.queue_bind(old.into(), exchange.as_str().into(), "#".into(), bind, FieldTable::default());
+        bound.await.unwrap();
+        let publisher = world.broker.connect_publisher("test").await.unwrap();
+        Self { world, exchange, link, publisher }
+    }
+
+    /// Publishes as the site's servers do.
+    async fn publish(&self, body: &Value) {
+        self.publisher.publish(&self.exchange, "user.7", body.to_string().as_bytes()).await.unwrap();
+    }
+
+    fn queue(&self) -> String {
+        self.world.broker.map_queue("site")
+    }
+
+    /// Messages in the old worker's queue.
+    async fn of_the_old_worker(&self) -> u32 {
+        self.link.depth(&format!("{}.worker", self.exchange)).await.unwrap().messages
+    }
+
+    async fn close(self) {
+        let channel = &self.link.channel;
+        for queue in [self.queue(), format!("{}.worker", self.exchange)] {
+            let _ = channel.queue_delete(queue.into(), Default::default()).await;
+        }
+        channel.exchange_delete(self.exchange.as_str().into(), Default::default()).await.unwrap();
+        self.world.close().await;
+    }
+}
+
+/// An event of the site's; `ts` in the map's unit.
+fn event(action: &str, video: u64, user: u64, ts: i64) -> Value {
+    json!({ "v": 3, "action": action, "object": { "kind": 1, "id": video.to_string() }, "actor": { "id": user }, "ts": ts,
+            "uid": format!("{action}-{video}-{user}-{ts}") })
+}
+
+/// Now in milliseconds.
+fn now_ms() -> i64 {
+    tallyd::runtime::clock::now().0 / 1_000
+}
