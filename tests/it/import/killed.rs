@@ -44,7 +44,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
         }
         report(&world, 0, &["views", "--resume"]);
         assert_eq!(world.count("SELECT COUNT(*) FROM counter WHERE metric = 2 AND value = 3").await, 30);
-        if schema == Schema::SoftWithTime {
+        if schema == Schema::SoftDelete {
             world.close().await;
             continue;
         }
@@ -66,7 +66,7 @@ async fn an_import_whose_source_dies_goes_on_once_it_is_back() {
     let mut world = world("import_source", "").await;
     old_likes(&world, (1..=3_000).map(|user| (user % 30 + 1, user))).await;
     let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
-    world.set(&block(&Schema::HardWithTime.query(), &format!("page_rows = 100\n[import.source]\nurl = \"{url}\"")));
+    world.set(&block(&Schema::HardDelete.query(), &format!("page_rows = 100\n[import.source]\nurl = \"{url}\"")));
     proxy.truncate(30_000);
     let output = world.tallyd(&["import"]);
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
@@ -83,7 +83,7 @@ async fn an_import_whose_source_dies_goes_on_once_it_is_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_ends_in_its_time_and_goes_on_later() {
-    let world = world("import_time", &Schema::HardWithoutTime.settings("page_rows = 100")).await;
+    let world = world("import_time", &Schema::Timeless.settings("page_rows = 100")).await;
     old_likes(&world, (1..=1_000).map(|user| (4, user))).await;
     let first = report(&world, 0, &["--run-time", "0s"]);
     assert_eq!((&first["ended"], &first["added"]), (&"time-over".into(), &0.into()), "{first}");

@@ -11,8 +11,8 @@ use crate::common::{Dice, World, stderr, stdout};
 /// What the site's own worker does when a user unlikes.
 async fn old_unlike(world: &World, schema: Schema, post: u64, user: u64) {
     let change = match schema {
-        Schema::SoftWithTime => "UPDATE old_like SET deleted = 1, changed_at = NOW()",
-        Schema::HardWithTime | Schema::HardWithoutTime => "DELETE FROM old_like",
+        Schema::SoftDelete => "UPDATE old_like SET deleted = 1, changed_at = NOW()",
+        Schema::HardDelete | Schema::Timeless => "DELETE FROM old_like",
     };
     run(world, &format!("{change} WHERE post_id = {post} AND user_id = {user}")).await;
 }
@@ -72,7 +72,7 @@ async fn redis_equals_counters(world: &World) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
     for writer in ["api", "daemon"] {
-        let schema = Schema::HardWithTime;
+        let schema = Schema::HardDelete;
         let rule = format!(
             "page_rows = 150\n[[rule]]\nmetric = \"like\"\nwriter = \"{writer}\"\n[reconcile]\nwatch_every = \"1s\"\nrepair_abs_max = 100"
         );
@@ -107,7 +107,7 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_nothing_while_both_sides_change() {
-    let schema = Schema::SoftWithTime;
+    let schema = Schema::SoftDelete;
     let world = world("import_verify_live", &schema.settings("page_rows = 1000")).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();

@@ -9,7 +9,7 @@ const QUICKLY: [&str; 3] = ["--deletions", "--look-again", "1s"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
-    for (place, schema) in [Schema::HardWithTime, Schema::HardWithoutTime].into_iter().enumerate() {
+    for (place, schema) in [Schema::HardDelete, Schema::Timeless].into_iter().enumerate() {
         let world = world(&format!("import_missing{place}"), &schema.settings("page_rows = 40")).await;
         let publisher = world.publisher().await;
         let daemon = world.daemon();
@@ -39,7 +39,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_comes_back_between_the_looks_stays() {
-    let world = world("import_back", &Schema::HardWithoutTime.settings("")).await;
+    let world = world("import_back", &Schema::Timeless.settings("")).await;
     old_likes(&world, (1..=20).map(|user| (5, user))).await;
     report(&world, 0, &[]);
     run(&world, "DELETE FROM old_like WHERE user_id IN (7, 8)").await;
@@ -53,7 +53,7 @@ async fn a_row_that_comes_back_between_the_looks_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_an_event_changes_after_the_looks_stays() {
-    let world = world("import_changed", &Schema::HardWithTime.settings("")).await;
+    let world = world("import_changed", &Schema::HardDelete.settings("")).await;
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     old_likes(&world, (1..=20).map(|user| (5, user))).await;

@@ -26,21 +26,21 @@ use common::{World, body, eventually, stderr, target};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Schema {
     /// Rows stay, with `deleted` and the time of the last change.
-    SoftWithTime,
+    SoftDelete,
     /// Rows go, and have the time at which they came.
-    HardWithTime,
+    HardDelete,
     /// Rows go, and have no time.
-    HardWithoutTime,
+    Timeless,
 }
 
 impl Schema {
-    const ALL: [Self; 3] = [Self::SoftWithTime, Self::HardWithTime, Self::HardWithoutTime];
+    const ALL: [Self; 3] = [Self::SoftDelete, Self::HardDelete, Self::Timeless];
 
     fn columns(self) -> &'static str {
         match self {
-            Self::SoftWithTime => "post_id AS target, user_id AS user, deleted, changed_at AS at",
-            Self::HardWithTime => "post_id AS target, user_id AS user, changed_at AS at",
-            Self::HardWithoutTime => "post_id AS target, user_id AS user",
+            Self::SoftDelete => "post_id AS target, user_id AS user, deleted, changed_at AS at",
+            Self::HardDelete => "post_id AS target, user_id AS user, changed_at AS at",
+            Self::Timeless => "post_id AS target, user_id AS user",
         }
     }
 
@@ -54,7 +54,7 @@ impl Schema {
 
     /// The configuration with an import of the table; `more` is what else its block has.
     fn settings(self, more: &str) -> String {
-        let keeps_deleted = if self == Self::SoftWithTime { "keeps_deleted = true\n" } else { "" };
+        let keeps_deleted = if self == Self::SoftDelete { "keeps_deleted = true\n" } else { "" };
         block(&self.query(), &format!("{keeps_deleted}{more}"))
     }
 }

@@ -8,7 +8,7 @@ const ORDER: &str = "ORDER BY post_id, user_id LIMIT :rows";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_not_be_imported_is_refused_by_name() {
-    let mut world = world("import_refused", &Schema::HardWithTime.settings("")).await;
+    let mut world = world("import_refused", &Schema::HardDelete.settings("")).await;
     old_likes(&world, [(1, 1), (2, 1), (3, 1)]).await;
     let of = |columns: &str| format!("SELECT {columns} FROM old_like {KEYSET} {ORDER}");
     let plain = "post_id AS target, user_id AS user";
@@ -62,11 +62,11 @@ async fn what_can_not_be_imported_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_without_the_right_to_read_is_told_which_right() {
-    let mut world = world("import_rights", &Schema::HardWithTime.settings("")).await;
+    let mut world = world("import_rights", &Schema::HardDelete.settings("")).await;
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let other = format!("{}_site", world.name);
     run(&world, &format!("CREATE DATABASE {other}; CREATE TABLE {other}.old_like LIKE old_like; INSERT INTO {other}.old_like (post_id, user_id) VALUES (1, 2)")).await;
-    let query = Schema::HardWithTime.query().replace("FROM old_like", &format!("FROM {other}.old_like"));
+    let query = Schema::HardDelete.query().replace("FROM old_like", &format!("FROM {other}.old_like"));
     world.set(&block(&query, ""));
     let output = world.tallyd(&["import"]);
     assert!(stderr(&output).contains("the account of [mysql] url may not run the query"), "{}", stderr(&output));
@@ -79,7 +79,7 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_and_options_that_do_not_fit_are_refused() {
-    let mut world = world("import_usage", &Schema::SoftWithTime.settings("")).await;
+    let mut world = world("import_usage", &Schema::SoftDelete.settings("")).await;
     for (arguments, code, why) in [
         (["import", "new"].as_slice(), 64, "no [[import]] is new: there are old"),
         (&["import", "--verify", "--dry-run"], 64, "cannot be used with"),

@@ -8,7 +8,7 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
     for (place, schema) in Schema::ALL.into_iter().enumerate() {
         let world = world(&format!("import_schema{place}"), &schema.settings("page_rows = 70")).await;
         old_likes(&world, (1..=300).map(|n| (n % 40 + 1, n))).await;
-        if schema == Schema::SoftWithTime {
+        if schema == Schema::SoftDelete {
             run(&world, "UPDATE old_like SET deleted = 1 WHERE user_id % 5 = 0").await;
         }
         let first = report(&world, 0, &[]);
@@ -30,7 +30,7 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_changed_in_a_table_with_times_follows_in_the_next_run() {
-    let world = world("import_again", &Schema::SoftWithTime.settings("page_rows = 10")).await;
+    let world = world("import_again", &Schema::SoftDelete.settings("page_rows = 10")).await;
     old_likes(&world, (1..=50).map(|n| (7, n))).await;
     report(&world, 0, &[]);
     run(&world, "UPDATE old_like SET deleted = 1, changed_at = '2024-06-07 08:09:10' WHERE user_id <= 20").await;
@@ -42,7 +42,7 @@ async fn what_changed_in_a_table_with_times_follows_in_the_next_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_says_what_it_found_and_writes_nothing() {
-    let world = world("import_dry", &Schema::HardWithTime.settings("page_rows = 20")).await;
+    let world = world("import_dry", &Schema::HardDelete.settings("page_rows = 20")).await;
     old_likes(&world, (1..=50).map(|n| (n, n))).await;
     let output = world.tallyd(&["import", "--dry-run"]);
     let text = String::from_utf8(output.stdout.clone()).unwrap();

@@ -5,7 +5,7 @@ use crate::common::stdout;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_injected_difference_is_found_and_named() {
-    let world = world("import_verify", &Schema::SoftWithTime.settings("page_rows = 50")).await;
+    let world = world("import_verify", &Schema::SoftDelete.settings("page_rows = 50")).await;
     old_likes(&world, (1..=600).map(|user| (user % 20 + 1, user))).await;
     run(&world, "UPDATE old_like SET deleted = 1 WHERE user_id % 9 = 0").await;
     report(&world, 0, &[]);
