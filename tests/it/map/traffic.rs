@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Site, event, now_ms};
+use super::{Site, event, now_ms, settings};
+use crate::common::ports::free_port;
 use crate::common::{Dice, eventually, stdout, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sites_own_events_are_counted_beside_its_old_worker() {
-    let site = Site::new("map_traffic", "ms").await;
+    let mut site = Site::new("map_traffic", "ms").await;
+    let port = free_port();
+    site.world.set(&format!("{}[admin]\nlisten = \"127.0.0.1:{port}\"\n", settings(&site.exchange, "ms")));
     let daemon = site.world.daemon();
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     let (mut dice, mut likes, begins) = (Dice::new(24), BTreeMap::new(), now_ms() - 1_000);
@@ -48,8 +51,10 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     assert_eq!(found, expected);
     let report = site.world.reconcile("--full").await;
     assert_eq!((&report["drifted"], &report["counters_off"]), (&json!(0), &json!(0)), "{report}");
-    eventually("the status names the map", || async { stdout(&site.world.tallyd(&["status"])).contains("map site") })
-        .await;
+    eventually("the status names the map", || async {
+        stdout(&site.world.tallyd(&["status"])).contains("map site  writing")
+    })
+    .await;
     assert!(daemon.stop().success());
     site.close().await;
 }
