@@ -60,16 +60,10 @@ struct Rows<'a> {
     cursor: Cursor,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     pub(super) async fn erase_likes(&mut self) -> Result<()> {
-        let store = &self.servers.store;
-        let mut rows = Rows {
-            store,
-            subject: &self.order.subject,
-            kinds: self.kinds.all().map(|(kind, _)| kind).collect(),
-            index: store.index_by_user().await?,
-            cursor: self.resumed().await?,
-        };
+        let cursor = self.resumed().await?;
+        let mut rows = self.rows(cursor).await?;
         while !rows.cursor.ended && !self.stop.is_cancelled() {
             let page = rows.next().await?;
             if self.order.dry_run {
@@ -90,6 +84,22 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Counts rows that came since their page was done. Of a user without an index only another run finds them.
+    pub(super) async fn look_again(&mut self) -> Result<()> {
+        let mut rows = self.rows(Cursor::default()).await?;
+        if self.order.dry_run || !rows.is_cheap() {
+            return Ok(());
+        }
+        self.report.liked_again = rows.next().await?.len() as u64;
+        Ok(())
+    }
+
+    async fn rows(&self, cursor: Cursor) -> Result<Rows<'a>> {
+        let (store, subject) = (&self.servers.store, &self.order.subject);
+        let kinds = self.kinds.all().map(|(kind, _)| kind).collect();
+        Ok(Rows { store, subject, kinds, index: store.index_by_user().await?, cursor })
     }
 
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
@@ -188,6 +198,11 @@ impl Run<'_> {
 }
 
 impl Rows<'_> {
+    /// Whether the rows are found without a look at all targets.
+    fn is_cheap(&self) -> bool {
+        self.index.is_some() || matches!(self.subject, Subject::Target { .. })
+    }
+
     /// The next page: of a user without an index some targets' rows, perhaps none.
     async fn next(&mut self) -> Result<Vec<LikeRow>> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;

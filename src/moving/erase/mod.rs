@@ -26,7 +26,7 @@
 //!   it acknowledged: the like comes once more, with the unlike that follows it in the queue, and the row is there again as an unlike. So does
 //!   a producer that publishes an old event again. The counters are right all the same, and the next run deletes the row.
 //! * B's filter run has read the user before A deleted the row: A drops the filter after that, and what B builds is refused, because the
-//!   config that names its run is gone. The next run builds the filter without the user. A deletes the remembered click before it drops.
+//!   config that names its run is gone. A later run builds the filter without the user. A deletes the remembered click before it drops.
 //! * B writes a snapshot or an archive of a board: not at the same time, because A has the archiver's lock and the board's claim.
 //! * A gives a member of a frozen zset another name and dies before MySQL has the same: the next run finds the row, and chooses the same name.
 //! * A reconcile runs: it needs what the consumers log for it. That is left, counted, and gone when the reconcile ends.
@@ -41,7 +41,7 @@ mod traces;
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -87,7 +87,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub struct Order {
     pub subject: Subject,
-    /// The boards whose members are this user, or targets of this kind; beside those of the rules.
+    /// The boards whose members are users, or targets of this kind; beside those of the rules.
     pub boards: Vec<String>,
     pub dry_run: bool,
     /// Go on after the last page of a run that did not end.
@@ -127,7 +127,7 @@ pub async fn erase(
         let progress = run.progress.subscribe();
         tokio::select! {
             done = run.run() => done?,
-            () = follow(to, progress) => {}
+            () = follow(to, progress) => bail!("nobody is shown the run any longer"),
         }
         Ok::<_, anyhow::Error>(run.report)
     })
@@ -203,6 +203,7 @@ impl<'a> Run<'a> {
         self.erase_members().await?;
         fault::point("erase:boards");
         self.count_waiting().await?;
+        self.look_again().await?;
         self.say_what_stays();
         Ok(())
     }
@@ -264,8 +265,8 @@ impl<'a> Run<'a> {
         self.drop_filters(&[target]).await
     }
 
-    /// Drops the filters of these targets, where they have any: bits can't be taken out. The daemon's next run builds them again, because
-    /// their counters have changed.
+    /// Drops the filters of these targets, where they have any: bits can't be taken out. The daemon's next run builds those again whose
+    /// counters have changed; those of likes that had been taken back before, its next look at all targets, once a day.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.config.filter.is_on() {
             return Ok(());
@@ -313,7 +314,7 @@ impl<'a> Run<'a> {
         let by_api = self.kinds.all().any(|(kind, _)| rules.of(kind, like).writer == Writes::Api);
         self.report.redis_follows = by_api && self.report.unlikes > 0 && self.report.of == "user";
         if self.report.liked_again > 0 {
-            let text = format!("{} rows are likes that came after the unlikes", self.report.liked_again);
+            let text = format!("{} like records came after the unlikes: erase again", self.report.liked_again);
             self.report.left.push(text);
         }
         let unclear = &self.report.unclear_letters;

@@ -31,13 +31,13 @@ pub struct Report {
     pub unlikes: u64,
     /// Rows of `like_record` that were deleted.
     pub rows: u64,
-    /// Rows that are likes of later than the unlikes, and stay.
+    /// Rows that came after the unlikes, and stay.
     pub liked_again: u64,
     /// Rows of a target's numbers, by table.
     pub numbers: BTreeMap<&'static str, u64>,
     /// Keys and fields in Redis: numbers of a target, remembered clicks, a user's own keys.
     pub redis_keys: u64,
-    /// Filters that were dropped, which the daemon's next run builds again.
+    /// Filters that were dropped, for the daemon to build again.
     pub filters: u64,
     /// Rows of the outbox that were rewritten or deleted.
     pub outbox_rows: u64,
@@ -107,7 +107,7 @@ impl fmt::Display for Report {
         }
         for (count, what) in [
             (redis_keys, "keys and fields in Redis"),
-            (filters, "filters, for the daemon to build again,"),
+            (filters, "filters (the daemon builds them again)"),
             (letters_deleted, "dead letters"),
             (saved, "rows of snapshots of boards"),
         ] {
@@ -196,16 +196,16 @@ mod tests {
             filters: 1,
             letters_rewritten: 2,
             waiting: vec![Waiting { queue: "tally.likes.0".to_owned(), messages: 4 }],
-            left: vec!["1 rows are likes that came after the unlikes".to_owned()],
+            left: vec!["1 like records came after the unlikes: erase again".to_owned()],
             ..Report::new("user", false)
         };
         assert_eq!(report.to_string(), "user: 3 likes taken back, 5 like records deleted");
         let text = format!("{report:#}");
         for part in [
-            "\n1 filters, for the daemon to build again, deleted\n",
+            "\n1 filters (the daemon builds them again) deleted\n",
             "\n2 dead letters that hold events of others rewritten\n",
             "\n4 messages wait in tally.likes.0, of whomever",
-            "\nleft: 1 rows are likes",
+            "\nleft: 1 like records came",
             "\nnot reached: backups, ",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");

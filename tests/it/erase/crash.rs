@@ -1,12 +1,15 @@
 //! An erase that dies between any two steps.
 
+use std::process::{Command, Stdio};
+
 use redis::AsyncCommands;
+use serde_json::json;
 use tallyd::moving::erase::FAULT_POINTS;
 use tallyd_core::model::UserId;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
 
-use super::{BY_DAEMON, Likes, VIDEO, erase, named, report};
-use crate::common::{World, assert_redis_equals, stderr, target};
+use super::{BY_DAEMON, Likes, USER, VIDEO, erase, named, report};
+use crate::common::{World, assert_redis_equals, eventually, stderr, target};
 
 const BOARD: &str =
     "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\narchive_grace = \"0s\"\nexpire_after = \"1h\"\n";
@@ -22,7 +25,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
             likes.add(target(user), UserId(user));
         }
         likes.publish(&world, &publisher).await;
-        let mut daemon = world.daemon();
+        let daemon = world.daemon();
         world.drained(&publisher).await;
         // An archived day that the target was on, among equals.
         let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
@@ -51,4 +54,65 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         assert!(daemon.stop().success());
         world.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resumed_erase_goes_on_after_the_last_page() {
+    let world = World::new("erase_resumed", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let mut likes = Likes::new();
+    // More targets than one page has.
+    (1..=2_500).for_each(|id| likes.add(target(id), USER));
+    likes.publish(&world, &publisher).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let user = USER.to_string();
+    let mut command = world.command();
+    let killed = command.args(["erase", "--user", &user]).env("TALLYD_FAULT_POINT", "erase:page").output().unwrap();
+    assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
+    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+
+    // Another user's checkpoint is not this one's.
+    let other = report(&erase(&world, &["--target", "video:2600", "--resume"]), 0);
+    assert!(other["resumed_run"].is_null(), "{other}");
+    let resumed = report(&erase(&world, &["--user", &user, "--resume"]), 0);
+    assert!(resumed["resumed_run"].is_u64(), "{resumed}");
+    assert_eq!((&resumed["rows"], &resumed["unlikes"]), (&json!(2_500), &json!(2_500)));
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
+    let world = World::new("erase_again", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let mut likes = Likes::new();
+    (1..=9).for_each(|user| likes.add(target(VIDEO), UserId(user)));
+    likes.publish(&world, &publisher).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let name = format!("video:{VIDEO}");
+    let mut command = world.command();
+    let command = command.args(["erase", "--target", &name, "--format", "json"]);
+    let stopped = command.env("TALLYD_PAUSE_POINT", "erase:published").stdout(Stdio::piped()).spawn().unwrap();
+    let stands = || async {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    eventually("it stands after its unlikes", stands).await;
+    likes.add(target(VIDEO), UserId(5));
+    likes.publish(&world, &publisher).await;
+    let go = Command::new("kill").args(["-CONT", &stopped.id().to_string()]).status().unwrap();
+    assert!(go.success());
+    let first = report(&stopped.wait_with_output().unwrap(), 1);
+    assert_eq!((&first["rows"], &first["liked_again"]), (&json!(8), &json!(1)));
+    assert!(first["left"].to_string().contains("1 like records came after the unlikes"), "{first}");
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 5 AND is_del = 0").await, 1);
+
+    assert_eq!(report(&erase(&world, &["--target", &name]), 0)["rows"], 1);
+    assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
+    assert!(daemon.stop().success());
+    world.close().await;
 }

@@ -19,7 +19,7 @@ use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
 use crate::common;
-use common::{Model, World, body, stderr, stdout, target};
+use common::{Model, World, body, stderr, stdout};
 
 /// Long enough to be nobody else's and no number of anything.
 const USER: UserId = UserId(70_070_070_007);

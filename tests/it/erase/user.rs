@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::json;
 use tallyd::jobs::runner::Ran;
 use tallyd::jobs::runs;
 use tallyd::servers::Servers;
@@ -12,7 +13,7 @@ use tallyd_redis::recent::Seen;
 use tokio_util::sync::CancellationToken;
 
 use super::{BY_DAEMON, Likes, USER, erase, named, report};
-use crate::common::{Dice, World, assert_redis_equals, body, target};
+use crate::common::{Dice, Model, World, assert_redis_equals, body, client_of, target};
 
 /// Others than the erased one.
 const OTHERS: u64 = 50;
@@ -40,7 +41,7 @@ async fn nothing_is_left_of_a_user_while_others_go_on_liking() {
     let publisher = world.publisher().await;
     let mut likes = before();
     likes.publish(&world, &publisher).await;
-    let mut daemon = world.daemon();
+    let daemon = world.daemon();
     world.drained(&publisher).await;
     assert!(!named(&world, USER.0).await.is_empty());
 
@@ -92,7 +93,7 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
     let publisher = world.publisher().await;
     let mut likes = before();
     likes.publish(&world, &publisher).await;
-    let mut daemon = world.daemon();
+    let daemon = world.daemon();
     world.drained(&publisher).await;
 
     let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
@@ -105,6 +106,38 @@ async fn an_index_by_user_is_used_and_finds_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
+    let world = World::new("erase_api", "").await;
+    let daemon = world.daemon();
+    let publisher = world.publisher().await;
+    assert_eq!(world.reconcile("--full").await["ended"], "done");
+    let client = client_of(&world.api);
+    let mut model = Model::default();
+    for id in 1..=30 {
+        for user in [USER, UserId(1), UserId(2)] {
+            let clicked = client.like(target(id), user, &[]).await.unwrap();
+            model.apply(&clicked.counted().unwrap().event);
+        }
+    }
+    world.drained(&publisher).await;
+    let before = named(&world, USER.0).await;
+    assert!(before.iter().any(|key| key.contains(":recent:")), "{before:?}");
+
+    let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
+    assert_eq!((&erased["unlikes"], &erased["redis_follows"]), (&json!(30), &json!(true)));
+    assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
+    model.rows.retain(|(_, user), _| *user != USER);
+    world.assert_equals(&model).await;
+    world.reconcile("--changed").await;
+    assert_redis_equals(&world, &model).await;
+    // Who is back begins again.
+    let clicked = client.like(target(1), USER, &[]).await.unwrap();
+    assert!(clicked.counted().is_some());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_filter_is_built_again_without_the_erased_user() {
     let world = World::new("erase_filter", &format!("{BY_DAEMON}[filter]\nlikes_min = 20\ncron = \"\"\n")).await;
     let publisher = world.publisher().await;
@@ -112,7 +145,7 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     (1..=40).for_each(|user| likes.add(target(1), UserId(user)));
     likes.add(target(1), USER);
     likes.publish(&world, &publisher).await;
-    let mut daemon = world.daemon();
+    let daemon = world.daemon();
     world.drained(&publisher).await;
     world.outbox_added().await;
     run_filters(&world).await;
