@@ -3,6 +3,7 @@
 mod after_restore;
 mod board;
 pub mod check;
+mod compare;
 mod complete;
 mod configuration;
 mod consent;
@@ -64,7 +65,7 @@ struct Cli {
     command: Option<Any>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run), 64 usage, \
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run, compare), 64 usage, \
                           75 try later (lock held, server away), 78 configuration or schema";
 
 #[derive(Debug, Subcommand)]
@@ -86,6 +87,8 @@ enum Command {
     Recount(recount::RecountArgs),
     /// Bring a table of the site's over, and compare it.
     Import(import::ImportArgs),
+    /// Compare an older site's numbers with `counter`; exit with 2 where the difference grows from run to run. Change nothing.
+    Compare(compare::CompareArgs),
     /// Archive the boards of closed periods, and remove expired ones from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
@@ -230,6 +233,7 @@ where
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Import(args)) => import::run(&config, &args).await,
+            Some(Command::Compare(args)) => compare::run(&config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,

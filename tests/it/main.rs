@@ -6,6 +6,7 @@ mod archive;
 mod boards;
 mod cache;
 mod cli;
+mod compare;
 mod config;
 mod consumer;
 mod counts;

@@ -37,6 +37,8 @@ pub enum CommandName {
     Import,
     /// Deletes all that is known of a user or a target.
     Erase,
+    /// Compares `counter` with numbers of an older site.
+    Compare,
 }
 
 impl CommandName {
@@ -45,6 +47,7 @@ impl CommandName {
         match self {
             Self::Import => "import",
             Self::Erase => "erase",
+            Self::Compare => "compare",
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod published;
 pub mod read;
 pub mod recent;
 pub mod replies;
+pub mod scan;
 mod sentinel;
 pub mod site_keys;
 mod slots;

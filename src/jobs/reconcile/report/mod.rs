@@ -11,6 +11,7 @@ use crate::jobs::runner::{self, Outcome};
 pub use crate::servers::pace::Waits;
 pub use crate::telemetry::Verdict;
 use tallyd_core::model::Micros;
+use tallyd_core::sizes::Sizes;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -96,34 +97,6 @@ pub struct Report {
     pub in_flight: Option<u64>,
     /// Each target of a `targets` run, and the first drifted ones of any other.
     pub targets: Vec<TargetReport>,
-}
-
-/// Drifts by size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sizes {
-    /// By one.
-    #[serde(rename = "1")]
-    pub one: u64,
-    /// By 2 to 9.
-    #[serde(rename = "2-9")]
-    pub some: u64,
-    /// By 10 to 99.
-    #[serde(rename = "10-99")]
-    pub many: u64,
-    /// By more.
-    #[serde(rename = "100+")]
-    pub most: u64,
-}
-
-impl Sizes {
-    pub(super) fn note(&mut self, drift: u64) {
-        *match drift {
-            0..=1 => &mut self.one,
-            2..=9 => &mut self.some,
-            10..=99 => &mut self.many,
-            _ => &mut self.most,
-        } += 1;
-    }
 }
 
 /// Milliseconds by step.

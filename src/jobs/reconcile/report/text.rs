@@ -157,8 +157,9 @@ impl RunProgress for Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{End, Sizes, Steps, Waits};
+    use super::super::{End, Steps, Waits};
     use super::*;
+    use tallyd_core::sizes::Sizes;
 
     #[test]
     fn a_report_reads_as_a_sentence() {

@@ -1,0 +1,32 @@
+//! Drifts by size. Pure.
+
+use serde::Serialize;
+
+/// How many drifts are of which size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sizes {
+    /// By one.
+    #[serde(rename = "1")]
+    pub one: u64,
+    /// By 2 to 9.
+    #[serde(rename = "2-9")]
+    pub some: u64,
+    /// By 10 to 99.
+    #[serde(rename = "10-99")]
+    pub many: u64,
+    /// By more.
+    #[serde(rename = "100+")]
+    pub most: u64,
+}
+
+impl Sizes {
+    /// Counts a drift of that size, without its sign.
+    pub fn note(&mut self, drift: u64) {
+        *match drift {
+            0..=1 => &mut self.one,
+            2..=9 => &mut self.some,
+            10..=99 => &mut self.many,
+            _ => &mut self.most,
+        } += 1;
+    }
+}

@@ -1,0 +1,73 @@
+//! Whether what differs between a site's old numbers and tallyd's grows from one comparison to the next. Pure.
+
+use serde::{Deserialize, Serialize};
+
+/// More by so many is chance, whatever the part: events in flight of a few hot targets.
+const TOLERATED_MIN: u64 = 10;
+
+/// More by one part of so many is chance.
+const TOLERATED_PART: u64 = 20;
+
+/// A short name of the numbers that are compared, by which runs over the same ones know each other.
+pub fn series(number: &str, of: &str, text: &str) -> String {
+    format!("{number} {of} {:08x}", crc32fast::hash(text.as_bytes()))
+}
+
+/// What one comparison found, as its report has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Targets that were compared.
+    pub checked: u64,
+    /// Of those, different at both looks.
+    pub differ: u64,
+    /// The sum of their drifts, without signs.
+    pub drift_sum: u64,
+}
+
+impl Found {
+    /// In what it is more than `before`, by more than chance; `None` where it is not.
+    pub fn grows_from(&self, before: &Self) -> Option<String> {
+        let more = |what: &str, now: u64, then: u64| {
+            let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);
+            (now > then.saturating_add(tolerated)).then(|| format!("{what}: {now}, {then} in the run before"))
+        };
+        more("targets that differ", self.differ, before.differ)
+            .or_else(|| more("sum of the drifts", self.drift_sum, before.drift_sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn found(differ: u64, drift_sum: u64) -> Found {
+        Found { checked: 1_000_000, differ, drift_sum }
+    }
+
+    #[test]
+    fn it_grows_by_more_than_ten_and_more_than_a_twentieth() {
+        for (then, now, grows) in [
+            (0, 10, false),
+            (0, 11, true),
+            (200, 210, false),
+            (200, 211, true),
+            (1_000, 1_050, false),
+            (1_000, 1_051, true),
+        ] {
+            assert_eq!(found(now, 0).grows_from(&found(then, 0)).is_some(), grows, "{then} to {now}");
+            assert_eq!(found(5, now).grows_from(&found(5, then)).is_some(), grows, "{then} to {now}");
+        }
+        let why = found(30, 9).grows_from(&found(10, 9)).unwrap();
+        assert_eq!(why, "targets that differ: 30, 10 in the run before");
+    }
+
+    proptest! {
+        #[test]
+        fn what_shrinks_or_stays_never_grows(differ: u64, sum: u64, less: u64, less_sum: u64) {
+            let now = found(differ.saturating_sub(less), sum.saturating_sub(less_sum));
+            prop_assert_eq!(now.grows_from(&found(differ, sum)), None);
+        }
+    }
+}

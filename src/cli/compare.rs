@@ -1,0 +1,69 @@
+//! `tallyd compare`: an older site's numbers beside tallyd's.
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, print, progress_sink};
+use crate::config::Config;
+use crate::moving::compare::report::End;
+use crate::moving::compare::{self, Source, Subject};
+use crate::runtime::shutdown;
+use crate::servers::Servers;
+use tallyd_core::site_query::{OF_RECOUNT, Query};
+use tallyd_core::template::Template;
+
+#[derive(Debug, Args)]
+pub(super) struct CompareArgs {
+    /// Read the older site's numbers from these keys in Redis, for instance like:count:{id}. No prefix is put before them.
+    #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
+    keys: Option<String>,
+    /// Read them with this query, as that of a [[recount]]: one SELECT of target and number with :after and :limit.
+    #[arg(long, value_name = "SELECT")]
+    query: Option<String>,
+    /// Compare targets of this kind [default: the only one of [kinds]].
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+    /// Compare this metric.
+    #[arg(long, value_name = "METRIC", default_value = crate::config::LIKE)]
+    metric: String,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &CompareArgs) -> Result<u8> {
+    let subject = subject(config, args)?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
+    let ran = compare::run(&servers, config, &subject, progress_sink(), &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(match report {
+        _ if report.ended != End::Done => EXIT_FAILED,
+        _ if report.grows.is_some() => EXIT_DRIFT,
+        _ => EXIT_DONE,
+    })
+}
+
+fn subject(config: &Config, args: &CompareArgs) -> Result<Subject> {
+    let kinds = &config.kinds;
+    let kind = match (&args.kind, kinds.0.len()) {
+        (Some(kind), _) => kind.clone(),
+        (None, 1) => kinds.0.keys().cloned().collect(),
+        (None, _) => return Err(Usage("[kinds] names several kinds: choose one with --kind".to_owned()).into()),
+    };
+    let code = kinds.named(&kind).ok_or_else(|| Usage(format!("--kind {kind} is not in [kinds]")))?;
+    let metric = args.metric.clone();
+    let metric_code =
+        config.metrics.named(&metric).ok_or_else(|| Usage(format!("--metric {metric} is not in [metrics]")))?;
+    let source = match (&args.keys, &args.query) {
+        (Some(keys), _) => {
+            Source::Keys(Template::parse(keys).map_err(|problem| Usage(format!("--keys {keys} {problem}")))?)
+        }
+        (None, query) => {
+            let query = query.as_deref().unwrap_or_default();
+            Source::Query(Query::parse(query, OF_RECOUNT).map_err(|problem| Usage(format!("--query: {problem}")))?)
+        }
+    };
+    Ok(Subject { source, kind: (kind, code), metric: (metric, metric_code) })
+}

@@ -1,0 +1,233 @@
+//! An older site's numbers beside tallyd's (`counter`), while both count: how many targets differ, by how much, and whether that grows from
+//! run to run.
+//!
+//! The way of a page of targets: read both sides -> what differs is *suspect* -> look at the suspects again, [`LOOKS_APART`] later -> what
+//! differs at both looks, in one direction, *differs* by the smaller of the two. Events in flight, which one side has before the other, are
+//! off at one look. A target that is liked all the time can have some at both: the trend tolerates that.
+//!
+//! Keys are read by the targets of `counter`, and then searched for targets that `counter` lacks. A query is read page by page beside
+//! `counter`, in one snapshot.
+//!
+//! A comparison must never change a number or a key.
+
+pub mod report;
+mod sides;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::config::Config;
+use crate::jobs::JobError;
+use crate::jobs::runner::{Job, Ran, run_once};
+use crate::runtime::progress::{ProgressSink, follow};
+use crate::servers::Servers;
+use crate::servers::pace::{Health, Pace};
+use report::{Earlier, End, Progress, Report};
+use sides::{Look, Page, Sides};
+use tallyd_core::job_name::CommandName;
+use tallyd_core::model::{Kind, Metric, Micros, TargetId};
+use tallyd_core::site_query::Query;
+use tallyd_core::template::Template;
+use tallyd_core::trend::{Found, series};
+use tallyd_mysql::ranges::LAST;
+use tallyd_rabbitmq::Publisher;
+
+/// Between the two looks at a suspect.
+pub const LOOKS_APART: Duration = Duration::from_secs(5);
+
+/// Once so many targets are suspect they are looked at again.
+const SUSPECTS_MAX: usize = 10_000;
+
+/// Targets of a page at most.
+const PAGE_TARGETS: usize = 10_000;
+
+/// Earlier runs that a report shows.
+const EARLIER_MAX: u64 = 10;
+
+const JOB: &str = CommandName::Compare.name();
+
+/// Where the older site has its numbers.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// In keys of Redis.
+    Keys(Template),
+    /// In a table, by a query as that of a `[[recount]]`.
+    Query(Query),
+}
+
+/// What is compared.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    pub source: Source,
+    pub kind: (String, Kind),
+    pub metric: (String, Metric),
+}
+
+impl Subject {
+    /// The name by which runs over the same numbers know each other.
+    fn mode(&self) -> String {
+        let (of, text) = match &self.source {
+            Source::Keys(template) => ("keys", template.to_string()),
+            Source::Query(query) => ("query", query.sql(&[0, 0])),
+        };
+        series(&format!("{}:{}", self.kind.0, self.metric.0), of, &text)
+    }
+}
+
+/// One run.
+struct Run<'a> {
+    sides: Sides<'a>,
+    subject: &'a Subject,
+    pace: Pace<'a>,
+    publisher: Publisher,
+    progress: watch::Sender<Progress>,
+    stop: &'a CancellationToken,
+    suspects: BTreeMap<TargetId, Look>,
+    report: Report,
+}
+
+/// Compares once, under the job's lock, and notes the result for later runs.
+///
+/// # Errors
+/// [`JobError::Refused`] with what is wrong with the query; a server fails.
+pub async fn run(
+    servers: &Servers,
+    config: &Config,
+    subject: &Subject,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<Report>, JobError> {
+    let mode = subject.mode();
+    let job = Job { name: JOB, mode: &mode, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let work = |number| async move {
+        let (progress, shown) = watch::channel(Progress::default());
+        let ran = tokio::select! {
+            ran = compare(servers, config, (subject, number), progress, stop) => ran,
+            () = follow(to, shown) => Err(anyhow!("nobody is shown the run any longer")),
+        };
+        let mut report = ran?;
+        report.note_trend(&earlier(servers, &subject.mode()).await?);
+        Ok::<_, anyhow::Error>(report)
+    };
+    run_once(&servers.store, job, work).await
+}
+
+async fn compare(
+    servers: &Servers,
+    config: &Config,
+    (subject, number): (&Subject, u64),
+    progress: watch::Sender<Progress>,
+    stop: &CancellationToken,
+) -> Result<Report> {
+    let health = Health {
+        store: &servers.store,
+        cache: &servers.cache,
+        broker: &servers.broker,
+        replicas: &[],
+        site: None,
+        limits: &config.reconcile,
+        number,
+    };
+    let mut run = Run {
+        sides: Sides::new(servers, subject),
+        subject,
+        pace: Pace::new(health, &servers.control, stop, (JOB, say), PAGE_TARGETS),
+        publisher: servers.broker.connect_publisher(JOB).await?,
+        progress,
+        stop,
+        suspects: BTreeMap::new(),
+        report: Report::new(subject),
+    };
+    run.compare_all().await?;
+    if stop.is_cancelled() {
+        run.report.end(End::Stopped, "told to stop: it is not compared with other runs");
+    }
+    Ok(run.report)
+}
+
+/// The results of earlier runs that were done, newest first.
+async fn earlier(servers: &Servers, mode: &str) -> Result<Vec<Earlier>> {
+    let rows = servers.store.ended_runs(JOB, mode, Micros(0), EARLIER_MAX).await?;
+    let earlier = rows.into_iter().filter(|row| row.outcome == "done").filter_map(|row| {
+        let found: Found = serde_json::from_str(&row.report).ok()?;
+        Some(Earlier { ended_at: row.finished_at.0, found })
+    });
+    Ok(earlier.collect())
+}
+
+impl Run<'_> {
+    async fn compare_all(&mut self) -> Result<()> {
+        let mut after = TargetId(0);
+        while after < LAST && self.wait().await? {
+            let began = Instant::now();
+            let page = self.sides.page(after, self.pace.page()).await?;
+            self.pace.note(page.looks.len(), began.elapsed());
+            after = page.until;
+            self.take(page).await?;
+        }
+        let mut next = self.sides.begin_search().await?;
+        while let Some(from) = next
+            && self.wait().await?
+        {
+            let found;
+            (found, next) = self.sides.search(from).await?;
+            self.take(found).await?;
+        }
+        self.look_again().await
+    }
+
+    /// Takes what a look saw of a page.
+    async fn take(&mut self, page: Page) -> Result<()> {
+        let Page { looks, unreadable, .. } = page;
+        self.report.unreadable += unreadable;
+        for (id, look) in looks {
+            // A search can find a key twice.
+            if look.drift() != 0 && self.suspects.insert(id, look).is_some() {
+                continue;
+            }
+            self.report.checked += 1;
+            self.report.equal += u64::from(look.drift() == 0);
+        }
+        self.show();
+        if self.suspects.len() >= SUSPECTS_MAX { self.look_again().await } else { Ok(()) }
+    }
+
+    async fn look_again(&mut self) -> Result<()> {
+        let suspects = std::mem::take(&mut self.suspects);
+        if suspects.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(LOOKS_APART)).await.is_none() {
+            return Ok(());
+        }
+        let again = self.sides.again(&suspects).await?;
+        for (id, first) in &suspects {
+            let second = again.get(id).copied().unwrap_or_default();
+            self.report.judge(&self.subject.kind.0, *id, first, &second);
+        }
+        self.show();
+        Ok(())
+    }
+
+    /// Waits until the servers have time for a page; whether there is to be one.
+    async fn wait(&mut self) -> Result<bool> {
+        let progress = &self.progress;
+        let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
+        self.pace.wait(None, &self.publisher, show).await?;
+        Ok(!self.stop.is_cancelled())
+    }
+
+    fn show(&self) {
+        let Report { checked, differ, .. } = self.report;
+        let pending = self.suspects.len() as u64;
+        self.progress.send_modify(|shown| {
+            *shown = Progress { checked, differ, pending, waiting: None };
+        });
+    }
+}
+
+fn say(reason: &str) {
+    info!(event = "compare-waiting", reason, "waiting, live traffic goes first: {reason}");
+}

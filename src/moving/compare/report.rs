@@ -1,0 +1,278 @@
+//! What a comparison found, for people and for programs; and how far it is.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use tracing::info;
+
+use super::sides::Look;
+use super::{Source, Subject};
+use crate::jobs::runner::{self, Outcome};
+use crate::runtime::progress::{RunProgress, rate};
+use tallyd_core::job_name::CommandName;
+use tallyd_core::model::TargetId;
+use tallyd_core::repair_limits::confirmed_delta;
+use tallyd_core::sizes::Sizes;
+use tallyd_core::trend::Found;
+
+/// How a comparison ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    #[default]
+    Done,
+    Stopped,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The older site's numbers: `keys like:count:{id}` or `query`.
+    pub source: String,
+    pub kind: String,
+    pub metric: String,
+    /// Targets that either side knows.
+    pub checked: u64,
+    /// The same at the first look.
+    pub equal: u64,
+    /// Different at the first look, and the same or different in the other direction at the second: events in flight.
+    pub transient: u64,
+    /// Different at both looks, in one direction.
+    pub differ: u64,
+    /// Of those, unknown to the older site.
+    pub missing_old: u64,
+    /// Of those, without a row in `counter`.
+    pub missing_tallyd: u64,
+    /// Keys that hold no number; they are not compared.
+    pub unreadable: u64,
+    /// The sum of all drifts, without signs.
+    pub drift_sum: u64,
+    /// Where tallyd has more, by size.
+    pub tallyd_more: Sizes,
+    /// Where tallyd has less, by size.
+    pub tallyd_less: Sizes,
+    /// The targets with the largest drifts.
+    pub worst: Vec<TargetReport>,
+    /// Earlier runs over the same numbers, the newest first.
+    pub earlier: Vec<Earlier>,
+    /// In what it grows; `None` where it does not.
+    pub grows: Option<String>,
+    /// How the run ended.
+    pub ended: End,
+    /// Why it ended before all was compared, where it did.
+    pub ended_early: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TargetReport {
+    /// `video:42`.
+    pub target: String,
+    pub old: Option<i64>,
+    pub tallyd: Option<i64>,
+    /// What tallyd has more, at both looks.
+    pub drift: i64,
+}
+
+/// An earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Earlier {
+    /// In microseconds since the epoch.
+    pub ended_at: i64,
+    #[serde(flatten)]
+    pub found: Found,
+}
+
+/// Targets that a report names at most.
+const WORST_MAX: usize = 20;
+
+impl Report {
+    pub(super) fn new(subject: &Subject) -> Self {
+        let source = match &subject.source {
+            Source::Keys(template) => format!("keys {template}"),
+            Source::Query(_) => "query".to_owned(),
+        };
+        Self { source, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
+    }
+
+    /// Notes why the run ended early.
+    pub(super) fn end(&mut self, ended: End, why: &str) {
+        self.ended = ended;
+        self.ended_early = Some(why.to_owned());
+    }
+
+    /// Judges a target by two looks.
+    pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
+        // What would have to be added to tallyd's number.
+        let drift = -confirmed_delta(first.drift(), second.drift());
+        if drift == 0 {
+            self.transient += 1;
+            return;
+        }
+        self.differ += 1;
+        self.missing_old += u64::from(second.old.is_none());
+        self.missing_tallyd += u64::from(second.counted.is_none());
+        self.drift_sum = self.drift_sum.saturating_add(drift.unsigned_abs());
+        let sizes = if drift > 0 { &mut self.tallyd_more } else { &mut self.tallyd_less };
+        sizes.note(drift.unsigned_abs());
+        let target = format!("{kind}:{id}");
+        self.worst.push(TargetReport { target, old: second.old, tallyd: second.counted, drift });
+        if self.worst.len() > 2 * WORST_MAX {
+            self.keep_worst();
+        }
+    }
+
+    /// Notes earlier runs, and whether this one found more than the newest of them.
+    pub(super) fn note_trend(&mut self, earlier: &[Earlier]) {
+        self.keep_worst();
+        self.earlier = earlier.to_vec();
+        if let (End::Done, Some(before)) = (self.ended, earlier.first()) {
+            self.grows = self.found().grows_from(&before.found);
+        }
+    }
+
+    fn keep_worst(&mut self) {
+        self.worst.sort_by_key(|it| std::cmp::Reverse(it.drift.unsigned_abs()));
+        self.worst.truncate(WORST_MAX);
+    }
+
+    fn found(&self) -> Found {
+        Found { checked: self.checked, differ: self.differ, drift_sum: self.drift_sum }
+    }
+}
+
+impl runner::Report for Report {
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            End::Done => Outcome::Done,
+            End::Stopped => Outcome::Stopped,
+        }
+    }
+}
+
+/// One line for a log; with `{:#}` more of them, for a person.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, kind, metric, checked, equal, differ, transient, drift_sum, .. } = self;
+        write!(f, "{kind} {metric}, {source}: {checked} targets compared, {equal} equal, {transient} transient, ")?;
+        write!(f, "{differ} differ by {drift_sum} in all")?;
+        for (count, what) in [
+            (self.missing_old, "unknown to the older site"),
+            (self.missing_tallyd, "without a row in counter"),
+            (self.unreadable, "keys without a number"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        match (&self.grows, self.earlier.is_empty(), &self.ended_early) {
+            (_, _, Some(why)) => write!(f, "; ended early: {why}")?,
+            (Some(why), ..) => write!(f, "; it grows: {why}")?,
+            (None, true, None) => f.write_str("; the first run: nothing to compare it with")?,
+            (None, false, None) => f.write_str("; it does not grow")?,
+        }
+        if f.alternate() { self.write_details(f) } else { Ok(()) }
+    }
+}
+
+impl Report {
+    fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |sizes: &Sizes| {
+            let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
+            sizes.map(|(size, count)| format!("by {size}: {count}")).join(", ")
+        };
+        if self.differ > 0 {
+            write!(
+                f,
+                "\n  tallyd has more  {}\n  tallyd has less  {}",
+                row(&self.tallyd_more),
+                row(&self.tallyd_less)
+            )?;
+        }
+        let shown = |number: Option<i64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
+        for TargetReport { target, old, tallyd, drift } in &self.worst {
+            write!(f, "\n  {target}: tallyd {}, the older site {}, {drift:+}", shown(*tallyd), shown(*old))?;
+        }
+        for Earlier { ended_at, found: Found { checked, differ, drift_sum } } in &self.earlier {
+            let ended = Timestamp::from_microsecond(*ended_at).unwrap_or(Timestamp::MIN);
+            let ended = ended.strftime("%Y-%m-%d %H:%M:%S UTC");
+            write!(f, "\n  {ended}: {differ} of {checked} differed by {drift_sum} in all")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub checked: u64,
+    pub differ: u64,
+    /// To be looked at again.
+    pub pending: u64,
+    /// Why the run waits; `None` while it doesn't.
+    pub waiting: Option<String>,
+}
+
+impl RunProgress for Progress {
+    const JOB: &'static str = CommandName::Compare.name();
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.checked, None)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let Self { checked, differ, pending, waiting } = self;
+        let rate = rate(*checked, elapsed);
+        let waiting = waiting.as_ref().map_or_else(String::new, |reason| format!(", waiting: {reason}"));
+        format!(
+            "{checked} targets compared, {rate} a second, {differ} differ, {pending} to be looked at again{waiting}"
+        )
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { checked, differ, pending, .. } = self;
+        let words = self.words(elapsed);
+        info!(event = "compare-progress", checked, differ, pending, "{words}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(old: i64, counted: i64) -> Look {
+        Look { old: Some(old), counted: Some(counted) }
+    }
+
+    #[test]
+    fn only_what_differs_twice_in_one_direction_counts() {
+        let mut report = Report::default();
+        for (first, second) in [
+            (look(3, 5), look(3, 4)),
+            (look(3, 5), look(5, 5)),
+            (look(3, 5), look(6, 5)),
+            (look(200, 0), look(200, 50)),
+            (Look { old: None, counted: Some(7) }, Look { old: None, counted: Some(7) }),
+            (Look { old: Some(7), counted: None }, Look { old: Some(7), counted: None }),
+        ] {
+            report.judge("video", TargetId(1), &first, &second);
+        }
+        report.note_trend(&[]);
+        assert_eq!((report.transient, report.differ, report.drift_sum), (2, 4, 165));
+        assert_eq!((report.missing_old, report.missing_tallyd), (1, 1));
+        assert_eq!(report.tallyd_more, Sizes { one: 1, some: 1, ..Sizes::default() });
+        assert_eq!(report.tallyd_less, Sizes { some: 1, most: 1, ..Sizes::default() });
+        assert_eq!(report.worst.iter().map(|it| it.drift).collect::<Vec<_>>(), [-150, 7, -7, 1]);
+    }
+
+    #[test]
+    fn a_report_tells_whether_it_grows() {
+        let mut report = Report { differ: 30, checked: 100, ..Report::default() };
+        report.note_trend(&[]);
+        assert!(report.to_string().ends_with("the first run: nothing to compare it with"), "{report}");
+        let before = |differ| Earlier { ended_at: 0, found: Found { checked: 100, differ, drift_sum: 0 } };
+        report.note_trend(&[before(19), before(90)]);
+        assert!(report.to_string().ends_with("it grows: targets that differ: 30, 19 in the run before"), "{report}");
+        report.note_trend(&[before(20)]);
+        assert!(format!("{report:#}").contains("it does not grow\n  1970-01-01 00:00:00 UTC: 20 of 100"), "{report:#}");
+    }
+}

@@ -1,0 +1,183 @@
+//! `tallyd compare`: an older site's numbers beside tallyd's.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+
+use crate::common::{DEADLINE, World, stderr, stdout};
+
+/// The account needs to SCAN, as for filters.
+const SETTINGS: &str = "[filter]\n";
+
+async fn run(world: &World, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
+}
+
+/// Targets 1 to `targets` in `counter`, each with its id as its number.
+async fn counted(world: &World, targets: u64) {
+    let rows: Vec<String> = (1..=targets).map(|id| format!("(1, {id}, 1, 0, {id}, '2026-01-01')")).collect();
+    let sql = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES";
+    run(world, &format!("{sql} {}", rows.join(","))).await;
+}
+
+fn key(world: &World, id: impl std::fmt::Display) -> String {
+    format!("{}:old:{id}", world.name)
+}
+
+async fn set(world: &World, id: impl std::fmt::Display, value: impl std::fmt::Display) {
+    let () = redis::cmd("SET")
+        .arg(key(world, id))
+        .arg(value.to_string())
+        .query_async(&mut world.redis().await)
+        .await
+        .unwrap();
+}
+
+/// The report, and how the command ended.
+fn compared(world: &World, source: &[&str]) -> (Value, Option<i32>) {
+    let output = world.tallyd(&[&["compare", "--format", "json"], source].concat());
+    let report = serde_json::from_slice(&output.stdout);
+    (report.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output))), output.status.code())
+}
+
+fn numbers<const N: usize>(report: &Value, fields: [&str; N]) -> [u64; N] {
+    fields.map(|field| report[field].as_u64().unwrap_or_else(|| panic!("{field} in {report}")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
+    let world = World::new("compare_keys", SETTINGS).await;
+    world.publisher().await;
+    counted(&world, 30).await;
+    for id in 1..=30 {
+        set(&world, id, id).await;
+    }
+    // Less by 1, more by 3, less by 500; junk, and one of another type; unknown to the older site; unknown to tallyd; zero there.
+    for (id, value) in [("3", "4"), ("4", "1"), ("6", "506"), ("5", "many"), ("99", "7"), ("98", "0"), ("today", "1")] {
+        set(&world, id, value).await;
+    }
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("DEL").arg(key(&world, 2)).arg(key(&world, 7)).query_async(&mut redis).await.unwrap();
+    let _: i64 = redis::cmd("HSET").arg(key(&world, 7)).arg("likes").arg(7).query_async(&mut redis).await.unwrap();
+    let before = world.counters().await;
+    let pattern = key(&world, "{id}");
+    let (report, code) = compared(&world, &["--keys", &pattern]);
+    assert_eq!(code, Some(0), "the first run has nothing to grow from: {report}");
+    let fields =
+        ["checked", "equal", "transient", "differ", "drift_sum", "missing_old", "missing_tallyd", "unreadable"];
+    assert_eq!(numbers(&report, fields), [30, 25, 0, 5, 513, 1, 1, 2], "{report}");
+    assert_eq!(report["tallyd_more"], json!({ "1": 0, "2-9": 2, "10-99": 0, "100+": 0 }), "{report}");
+    assert_eq!(report["tallyd_less"], json!({ "1": 1, "2-9": 1, "10-99": 0, "100+": 1 }), "{report}");
+    let worst = &report["worst"];
+    assert_eq!(worst[0], json!({ "target": "video:6", "old": 506, "tallyd": 6, "drift": -500 }), "{report}");
+    assert_eq!(worst[1], json!({ "target": "video:99", "old": 7, "tallyd": null, "drift": -7 }), "{report}");
+    let text = stdout(&world.tallyd(&["compare", "--keys", &pattern]));
+    assert!(text.contains("5 differ by 513 in all") && text.contains("it does not grow"), "{text}");
+    assert!(text.contains("video:2: tallyd 2, the older site none, +2"), "{text}");
+    assert_eq!(world.counters().await, before);
+    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0);
+    let junk: String = redis::cmd("GET").arg(key(&world, 5)).query_async(&mut redis).await.unwrap();
+    assert_eq!(junk, "many");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_of_the_old_table_is_compared_page_by_page() {
+    let world = World::new("compare_query", "").await;
+    world.publisher().await;
+    // More than two pages.
+    counted(&world, 25_000).await;
+    run(&world, "CREATE TABLE old_post (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)").await;
+    run(&world, "INSERT INTO old_post SELECT target_id, value FROM counter").await;
+    run(&world, "UPDATE old_post SET likes = likes + 2 WHERE id IN (5, 15000, 24999)").await;
+    run(&world, "DELETE FROM old_post WHERE id = 20000").await;
+    run(&world, "INSERT INTO old_post VALUES (30000, 3)").await;
+    let query = "SELECT id, likes FROM old_post WHERE id > :after ORDER BY id LIMIT :limit";
+    let (report, code) = compared(&world, &["--query", query]);
+    let fields = ["checked", "equal", "differ", "drift_sum", "missing_old", "missing_tallyd"];
+    assert_eq!((numbers(&report, fields), code), ([25_001, 24_996, 5, 20_009, 1, 1], Some(0)), "{report}");
+    for (arguments, why) in [
+        (vec!["--query", "DELETE FROM old_post"], "--query: query is no SELECT"),
+        (vec!["--query", "SELECT id, likes FROM old_post"], "--query: query lacks :after"),
+        (vec!["--keys", "like:count"], "--keys like:count lacks {id}"),
+        (vec!["--keys", "x:{id}", "--metric", "view"], "--metric view is not in [metrics]"),
+        (vec!["--keys", "x:{id}", "--query", query], "cannot be used with"),
+        (vec![], "required arguments were not provided"),
+    ] {
+        let output = world.tallyd(&[&["compare"], arguments.as_slice()].concat());
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
+    }
+    let lost = world.tallyd(&["compare", "--query", &query.replace("old_post", "gone")]);
+    assert_eq!(lost.status.code(), Some(1));
+    assert!(stderr(&lost).contains("--query: MySQL does not run the query"), "{}", stderr(&lost));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_exits_with_2_where_the_difference_grows_from_run_to_run() {
+    let world = World::new("compare_grows", SETTINGS).await;
+    world.publisher().await;
+    counted(&world, 100).await;
+    for id in 1..=100 {
+        set(&world, id, id).await;
+    }
+    let pattern = key(&world, "{id}");
+    let run = || compared(&world, &["--keys", &pattern]);
+    let (first, code) = run();
+    assert_eq!((code, &first["grows"], &first["earlier"]), (Some(0), &Value::Null, &json!([])), "{first}");
+    for id in 1..=10 {
+        set(&world, id, id + 1).await;
+    }
+    let (second, code) = run();
+    assert_eq!(
+        (code, &second["differ"], &second["earlier"][0]["differ"]),
+        (Some(0), &json!(10), &json!(0)),
+        "tolerated"
+    );
+    for id in 11..=25 {
+        set(&world, id, id + 1).await;
+    }
+    let (third, code) = run();
+    assert_eq!((code, &third["grows"]), (Some(2), &json!("targets that differ: 25, 10 in the run before")), "{third}");
+    set(&world, 1, 90).await;
+    let (fourth, code) = run();
+    assert_eq!((code, &fourth["grows"]), (Some(2), &json!("sum of the drifts: 113, 25 in the run before")), "{fourth}");
+    let (fifth, code) = run();
+    assert_eq!((code, &fifth["grows"]), (Some(0), &Value::Null), "{fifth}");
+    let trend: Vec<&Value> = fifth["earlier"].as_array().unwrap().iter().map(|earlier| &earlier["differ"]).collect();
+    assert_eq!(trend, [25, 25, 10, 0], "{fifth}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_in_flight_at_the_first_look_is_no_difference() {
+    let world = World::new("compare_flight", SETTINGS).await;
+    world.publisher().await;
+    counted(&world, 3).await;
+    for id in 1..=3 {
+        set(&world, id, id + 1).await;
+    }
+    let client = redis::Client::open(world.config.redis.url.expose()).unwrap();
+    let monitor = client.get_async_monitor().await.unwrap();
+    let mut commands = monitor.into_on_message::<String>();
+    let pattern = key(&world, "{id}");
+    let running = world
+        .command()
+        .args(["compare", "--format", "json", "--keys", &pattern])
+        .stdout(std::process::Stdio::piped())
+        .spawn();
+    let running = running.unwrap();
+    let third = format!("\"GET\" \"{}\"", key(&world, 3));
+    let looked = async { while !commands.next().await.unwrap().contains(&third) {} };
+    tokio::time::timeout(DEADLINE, looked).await.expect("the first look reads the third key");
+    // The first look has seen all three: what was in flight of two of them arrives.
+    set(&world, 1, 1).await;
+    set(&world, 2, 2).await;
+    let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(numbers(&report, ["transient", "differ", "drift_sum"]), [2, 1, 1], "{report}");
+    world.close().await;
+}
