@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::consent::confirmed;
-use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
+use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_since, parse_time};
 use crate::config::Config;
 use crate::dead_letters::preview::Judge;
 use crate::dead_letters::replay::Replay;
@@ -269,16 +269,6 @@ impl OfArgs {
     }
 }
 
-fn parse_since(text: &str) -> Result<Micros, String> {
-    if let Ok(age) = parse_time(text) {
-        return Ok(clock::now().before(age));
-    }
-    let day = || text.parse::<jiff::civil::Date>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
-    let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| day().map(|day| day.timestamp()));
-    let instant = instant.ok_or("write it as 30m, 2h or 7d, or as 2026-11-21 or 2026-11-21T10:00:00Z")?;
-    Ok(Micros(instant.as_microsecond()))
-}
-
 /// As for other commands, but of what strangers have sent: nothing of it does anything to a terminal.
 fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
     let text = match format {
@@ -286,21 +276,4 @@ fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Resul
         Format::Json => printable_json(&serde_json::to_string(report).context("write the report")?),
     };
     writeln!(std::io::stdout(), "{text}").context("print the report")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_told_as_an_age_or_as_an_instant() {
-        let now = clock::now().0;
-        let ago = parse_since("2h").unwrap().0;
-        assert!((now - 7_200_000_000 - ago).abs() < 60_000_000, "{ago}");
-        assert_eq!(parse_since("2026-11-21T08:56:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));
-        assert_eq!(parse_since("2026-11-21").unwrap(), Micros(1_795_219_200_000_000));
-        for text in ["", "soon", "2026-11", "-2h"] {
-            assert!(parse_since(text).is_err(), "{text}");
-        }
-    }
 }

@@ -12,6 +12,7 @@ mod dead;
 mod edit;
 mod erase;
 mod exit;
+mod export;
 mod filters;
 mod healthcheck;
 mod import;
@@ -41,7 +42,7 @@ use crate::runtime::{log, process};
 use crate::version;
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
-use shared::{Format, ended, parse_target, parse_time, print, progress_sink, was_paused};
+use shared::{Format, ended, parse_since, parse_target, parse_time, print, progress_sink, was_paused};
 use verbosity::Verbosity;
 
 /// Keep like counts true: write like events to MySQL, repair Redis counters, archive leaderboards.
@@ -89,6 +90,8 @@ enum Command {
     Import(import::ImportArgs),
     /// Compare an older site's numbers with `counter`; exit with 2 where the difference grows from run to run. Change nothing.
     Compare(compare::CompareArgs),
+    /// Write likes to the table of an older site by an [[export]], so that the site can go back.
+    Export(export::ExportArgs),
     /// Archive the boards of closed periods, and remove expired ones from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
@@ -234,6 +237,7 @@ where
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Import(args)) => import::run(&config, &args).await,
             Some(Command::Compare(args)) => compare::run(&config, &args).await,
+            Some(Command::Export(args)) => export::run(&config, &args).await,
             Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,

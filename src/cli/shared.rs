@@ -11,12 +11,13 @@ use super::Usage;
 use crate::config::{self, Kinds};
 use crate::jobs::JobError;
 use crate::jobs::runner::Ran;
+use crate::runtime::clock;
 use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use crate::servers::control::needed_by;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::job_name::JobName;
-use tallyd_core::model::{Target, TargetId};
+use tallyd_core::model::{Micros, Target, TargetId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
@@ -63,6 +64,17 @@ pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
 }
 
+/// `30m`, `2026-11-21` or `2026-11-21T10:00:00Z`: an age or an instant.
+pub(super) fn parse_since(text: &str) -> Result<Micros, String> {
+    if let Ok(age) = parse_time(text) {
+        return Ok(clock::now().before(age));
+    }
+    let day = || text.parse::<jiff::civil::Date>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
+    let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| day().map(|day| day.timestamp()));
+    let instant = instant.ok_or("write it as 30m, 2h or 7d, or as 2026-11-21 or 2026-11-21T10:00:00Z")?;
+    Ok(Micros(instant.as_microsecond()))
+}
+
 /// `video:42`.
 pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     let target = text.split_once(':').and_then(|(kind, id)| {
@@ -74,4 +86,21 @@ pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
         Usage(format!("{text} is no target: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
             .into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_told_as_an_age_or_as_an_instant() {
+        let now = clock::now().0;
+        let ago = parse_since("2h").unwrap().0;
+        assert!((now - 7_200_000_000 - ago).abs() < 60_000_000, "{ago}");
+        assert_eq!(parse_since("2026-11-21T08:56:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));
+        assert_eq!(parse_since("2026-11-21").unwrap(), Micros(1_795_219_200_000_000));
+        for text in ["", "soon", "2026-11", "-2h"] {
+            assert!(parse_since(text).is_err(), "{text}");
+        }
+    }
 }

@@ -7,7 +7,9 @@ use jiff::tz::TimeZone;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, import, map, recount, retired, rule, tls};
+use super::{
+    Also, Config, Redis, ServerUrl, admin, board, export, filter, gateway, import, map, recount, retired, rule, tls,
+};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -35,6 +37,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     recount::problems(config, found);
     import::problems(config, found);
     map::problems(config, found);
+    export::problems(config, found);
     board::problems(config, found);
 }
 
@@ -57,10 +60,8 @@ fn urls(config: &Config, found: &mut Faults) {
     check("amqp".into(), "amqp", &config.amqp.url, &["amqp", "amqps"]);
     check("mysql".into(), "mysql", &config.mysql.url, &["mysql", "mariadb"]);
     check("redis".into(), "redis", &config.redis.url, &["redis", "rediss"]);
-    for (place, import) in config.imports.iter().enumerate() {
-        if let Some(source) = &import.source {
-            check(import::source_key(place), "import.source", &source.url, &["mysql", "mariadb"]);
-        }
+    for (block, section, server) in config.site_servers() {
+        check(block, section, &server.url, &["mysql", "mariadb"]);
     }
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {

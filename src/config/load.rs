@@ -8,7 +8,6 @@ use serde_json::Value as Json;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::import::source_key;
 use super::key::{Key, Origin, Origins, place};
 use super::password::{read_password, set_password};
 use super::problem::{Fault, Faults, Problem};
@@ -263,7 +262,7 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),
-        ("rule" | "recount" | "import" | "retired", "kinds" | "metrics")
+        ("rule" | "recount" | "import" | "export" | "retired", "kinds" | "metrics")
             | ("board", "metrics" | "board")
             | ("rule", "board")
             | ("import", "rule" | "recount")
@@ -299,10 +298,9 @@ fn set_passwords(config: &mut Config, faults: &mut Faults) {
             faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
         }
     }
-    for (place, import) in config.imports.iter_mut().enumerate() {
-        let Some(Mysql { url, password_file, .. }) = &mut import.source else { continue };
+    for (block, section, Mysql { url, password_file, .. }) in config.site_servers_mut() {
         if let Err((name, problem)) = set_password(url, None, password_file.as_deref()) {
-            faults.at(source_key(place).then(name), format!("[import.source] {problem}"));
+            faults.at(block.then(name), format!("[{section}] {problem}"));
         }
     }
     if let Some(file) = &config.redis.sentinel_password_file {

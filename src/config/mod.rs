@@ -7,6 +7,7 @@
 mod admin;
 mod board;
 mod check;
+mod export;
 mod filter;
 mod gateway;
 mod handle;
@@ -33,6 +34,7 @@ use tallyd_core::event::Terms;
 pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use check::is_name;
+pub use export::{Export, Writes as ExportWrites};
 pub(crate) use filter::FILTER_GAP_MAX;
 pub use filter::Filter;
 pub use gateway::Gateway;
@@ -122,6 +124,9 @@ pub struct Config {
     /// Events of a site's own JSON, on an exchange of its own.
     #[serde(rename = "map")]
     pub maps: Vec<Map>,
+    /// Tables of the site that `tallyd export` keeps current.
+    #[serde(rename = "export")]
+    pub exports: Vec<Export>,
     /// The leaderboards.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,
@@ -228,6 +233,27 @@ impl Config {
     pub fn partitions(&self) -> u16 {
         // Maps have numbers up to 99, each once.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
+    }
+
+    /// The MySQL servers that `[[import]]` and `[[export]]` name: the block, what problems call it, and the server.
+    fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
+        let imports = self.imports.iter().enumerate();
+        let imports =
+            imports.filter_map(|(place, it)| Some((import::source_key(place), "import.source", it.source.as_ref()?)));
+        let exports = self.exports.iter().enumerate();
+        imports.chain(
+            exports.filter_map(|(place, it)| Some((export::server_key(place), "export.server", it.server.as_ref()?))),
+        )
+    }
+
+    fn site_servers_mut(&mut self) -> impl Iterator<Item = (Key, &'static str, &mut Mysql)> {
+        let imports = self.imports.iter_mut().enumerate();
+        let imports =
+            imports.filter_map(|(place, it)| Some((import::source_key(place), "import.source", it.source.as_mut()?)));
+        let exports = self.exports.iter_mut().enumerate();
+        imports.chain(
+            exports.filter_map(|(place, it)| Some((export::server_key(place), "export.server", it.server.as_mut()?))),
+        )
     }
 }
 

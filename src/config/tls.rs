@@ -7,7 +7,6 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-use super::import::source_key;
 use super::key::Key;
 use super::password::{located, read_secret};
 use super::problem::Faults;
@@ -31,20 +30,18 @@ struct Files<'a> {
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
     let [amqp, mysql, redis] = files(config).map(|files| files.read(faults));
     (config.amqp.tls, config.mysql.tls, config.redis.tls) = (amqp, mysql, redis);
-    for (place, import) in config.imports.iter_mut().enumerate() {
-        if let Some(source) = &mut import.source {
-            source.tls = files_of_import(place, source).read(faults);
-        }
+    for (block, section, server) in config.site_servers_mut() {
+        server.tls = files_of_site(block, section, server).read(faults);
     }
 }
 
-fn files_of_import(place: usize, source: &Mysql) -> Files<'_> {
+fn files_of_site<'a>(block: Key, section: &'static str, server: &'a Mysql) -> Files<'a> {
     Files {
-        block: source_key(place),
-        section: "import.source",
-        authorities: source.tls_ca_file.as_deref(),
-        certificate: source.tls_cert_file.as_deref(),
-        key: source.tls_key_file.as_deref(),
+        block,
+        section,
+        authorities: server.tls_ca_file.as_deref(),
+        certificate: server.tls_cert_file.as_deref(),
+        key: server.tls_key_file.as_deref(),
     }
 }
 
@@ -160,11 +157,9 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         (&redis.url, has_scheme(&redis.url, "rediss"), "begin url with rediss://"),
     ];
     files(config).into_iter().zip(asks).for_each(|(files, asks)| files.without_tls(asks, found));
-    for (place, import) in config.imports.iter().enumerate() {
-        if let Some(source) = &import.source {
-            mysql_options(&source_key(place), "import.source", source, found);
-            files_of_import(place, source).without_tls((&source.url, has_tls(source), NOT_DISABLED), found);
-        }
+    for (block, section, server) in config.site_servers() {
+        mysql_options(&block, section, server, found);
+        files_of_site(block, section, server).without_tls((&server.url, has_tls(server), NOT_DISABLED), found);
     }
     if is_external(&amqp.url) {
         external(config, found);

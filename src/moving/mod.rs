@@ -3,4 +3,5 @@
 
 pub mod compare;
 pub mod erase;
+pub mod export;
 pub mod import;

@@ -13,6 +13,7 @@ mod counts;
 mod daemons;
 mod dead;
 mod erase;
+mod export;
 mod filters;
 mod fuzz;
 mod gateway;

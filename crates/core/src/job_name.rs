@@ -39,6 +39,8 @@ pub enum CommandName {
     Erase,
     /// Compares `counter` with numbers of an older site.
     Compare,
+    /// Writes likes to a table of an older site.
+    Export,
 }
 
 impl CommandName {
@@ -48,6 +50,7 @@ impl CommandName {
             Self::Import => "import",
             Self::Erase => "erase",
             Self::Compare => "compare",
+            Self::Export => "export",
         }
     }
 }

@@ -12,6 +12,9 @@ pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 /// The placeholders of an `[[import]]` of another metric's numbers.
 pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
+/// The placeholders of an `[[export]]`.
+pub const OF_EXPORT: &[&str] = &["target", "user", "at", "deleted"];
+
 /// A query with its placeholders found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
@@ -42,51 +45,76 @@ impl Query {
     /// # Errors
     /// A sentence that says why the query can't be used.
     pub fn parse(text: &str, placeholders: &[&str]) -> Result<Self, String> {
-        let (mut parts, mut words) = (Vec::new(), Vec::new());
-        let mut ended = false;
-        let text = text.trim();
-        let mut rest = text;
-        while let Some(token) = next(rest)? {
-            let (Token::Word(taken) | Token::Placeholder(taken) | Token::Other(taken)) = &token;
-            rest = rest.get(taken.len()..).unwrap_or_default();
-            let is_blank = matches!(token, Token::Other(text) if text.trim().is_empty() || is_comment(text));
-            if ended && !is_blank {
-                return Err("query has more than one statement".to_owned());
-            }
-            match token {
-                Token::Other(";") => {
-                    ended = true;
-                    continue;
-                }
-                Token::Placeholder(name) => {
-                    let known = placeholders.iter().position(|known| name.strip_prefix(':') == Some(known));
-                    let unknown = || format!("query has {name}; there are {}", listed(placeholders));
-                    parts.push(Part::Value(known.ok_or_else(unknown)?));
-                }
-                Token::Word(word) => {
-                    words.push(word.to_ascii_lowercase());
-                    push(&mut parts, word);
-                }
-                Token::Other(other) => push(&mut parts, other),
-            }
-        }
+        let (query, words) = read(text, placeholders)?;
         check_words(&words)?;
-        for (place, name) in placeholders.iter().enumerate() {
-            if !parts.contains(&Part::Value(place)) {
-                return Err(format!("query lacks :{name}"));
-            }
-        }
-        Ok(Self { parts })
+        query.check_has(placeholders, placeholders.len())
     }
 
-    /// The statement with a number for each placeholder, in the order in which they were given to [`Self::parse`].
-    pub fn sql(&self, values: &[u64]) -> String {
+    /// The same for a statement that writes one row and begins with one of `verbs`. Only the first `needed` placeholders must be there.
+    ///
+    /// # Errors
+    /// A sentence that says why the statement can't be used.
+    pub fn parse_write(text: &str, verbs: &[&str], placeholders: &[&str], needed: usize) -> Result<Self, String> {
+        let (query, words) = read(text, placeholders)?;
+        if !words.first().is_some_and(|word| verbs.contains(&word.as_str())) {
+            return Err(format!("query does not begin with {}", verbs.join(" or ").to_ascii_uppercase()));
+        }
+        query.check_has(placeholders, needed)
+    }
+
+    /// Whether the placeholder of this place in the list is there.
+    pub fn has(&self, place: usize) -> bool {
+        self.parts.contains(&Part::Value(place))
+    }
+
+    fn check_has(self, placeholders: &[&str], needed: usize) -> Result<Self, String> {
+        match placeholders.iter().take(needed).enumerate().find(|(place, _)| !self.has(*place)) {
+            Some((_, name)) => Err(format!("query lacks :{name}")),
+            None => Ok(self),
+        }
+    }
+
+    /// The statement with a value for each placeholder, in the order in which they were given to [`Self::parse`]: numbers, or what a server
+    /// reads as one value.
+    pub fn sql<V: ToString>(&self, values: &[V]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
-            Part::Value(place) => values.get(*place).copied().unwrap_or(0).to_string(),
+            Part::Value(place) => values.get(*place).map_or_else(|| "0".to_owned(), V::to_string),
         };
         self.parts.iter().map(text).collect()
     }
+}
+
+/// Finds the placeholders of one statement, and its words outside of quotes, in small letters.
+fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), String> {
+    let (mut parts, mut words) = (Vec::new(), Vec::new());
+    let mut ended = false;
+    let mut rest = text.trim();
+    while let Some(token) = next(rest)? {
+        let (Token::Word(taken) | Token::Placeholder(taken) | Token::Other(taken)) = &token;
+        rest = rest.get(taken.len()..).unwrap_or_default();
+        let is_blank = matches!(token, Token::Other(text) if text.trim().is_empty() || is_comment(text));
+        if ended && !is_blank {
+            return Err("query has more than one statement".to_owned());
+        }
+        match token {
+            Token::Other(";") => {
+                ended = true;
+                continue;
+            }
+            Token::Placeholder(name) => {
+                let known = placeholders.iter().position(|known| name.strip_prefix(':') == Some(known));
+                let unknown = || format!("query has {name}; there are {}", listed(placeholders));
+                parts.push(Part::Value(known.ok_or_else(unknown)?));
+            }
+            Token::Word(word) => {
+                words.push(word.to_ascii_lowercase());
+                push(&mut parts, word);
+            }
+            Token::Other(other) => push(&mut parts, other),
+        }
+    }
+    Ok((Query { parts }, words))
 }
 
 /// `:after and :limit`.
@@ -252,6 +280,26 @@ mod tests {
             ("SELECT ':after, :limit", "has a ' without an end"),
             ("SELECT /* :after, :limit", "has a comment without an end"),
             ("SELECT /*!50000 :after */, :limit", "a comment that servers run"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_statement_that_writes_has_its_verb_and_its_placeholders() {
+        let parse = |text: &str| Query::parse_write(text, &["insert", "update"], OF_EXPORT, 2);
+        let text = "INSERT INTO l VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE at = at";
+        let statement = parse(text).unwrap();
+        assert_eq!((statement.has(2), statement.has(3)), (true, false));
+        let sql = statement.sql(&["7", "8", "'2026-01-01 00:00:00'"]);
+        assert_eq!(sql, "INSERT INTO l VALUES (7, 8, '2026-01-01 00:00:00') ON DUPLICATE KEY UPDATE at = at");
+        for (text, why) in [
+            ("DELETE FROM l WHERE p = :target AND u = :user", "does not begin with INSERT OR UPDATE"),
+            ("INSERT INTO l VALUES (:target, ':user')", "lacks :user"),
+            ("INSERT INTO l VALUES (:target, :user, :when)", "has :when; there are :target, :user, :at and :deleted"),
+            ("INSERT INTO l VALUES (:target, :user); DROP TABLE l", "more than one statement"),
+            ("INSERT /*! IGNORE */ INTO l VALUES (:target, :user)", "a comment that servers run"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -1,0 +1,101 @@
+//! What an export reads of `like_record`, and writes to the site's own server.
+
+use std::error::Error;
+
+use sqlx::{AssertSqlSafe, Connection, Row};
+use tallyd_core::model::{Kind, Micros, TargetId, UserId};
+
+use crate::site_query::QueryError;
+use crate::{Context, Result, Store, StoreError, datetime, micros};
+
+/// How often a transaction is tried that another one was in the way of.
+const TRIES: u32 = 10;
+
+/// A row of `like_record`, of a kind that the caller knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LikeRow {
+    pub target: TargetId,
+    pub user: UserId,
+    pub liked: bool,
+    pub at: Micros,
+}
+
+/// A time as a server reads it, in UTC.
+pub fn time_literal(at: Micros) -> String {
+    format!("'{}'", datetime(at).format("%Y-%m-%d %H:%M:%S%.6f"))
+}
+
+impl Store {
+    /// The next rows of these targets, sorted by id, that were written at `since` or later, in order of their keys: those after the key `after`.
+    pub async fn likes_since(
+        &self,
+        kind: Kind,
+        targets: &[TargetId],
+        after: (TargetId, UserId),
+        since: Micros,
+        limit: usize,
+    ) -> Result<Vec<LikeRow>> {
+        const ACTION: &str = "read changed like records";
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut conn = self.acquire().await?;
+        // A target with millions of rows takes seconds: there is no index by time.
+        conn.unlimited(|connection| async move {
+            let sql = format!(
+                "SELECT target_id, user_id, is_del, update_at FROM like_record WHERE kind = ? AND target_id IN ({}) \
+                 AND (target_id > ? OR (target_id = ? AND user_id > ?)) AND update_at >= ? ORDER BY target_id, user_id LIMIT ?",
+                vec!["?"; targets.len()].join(", ")
+            );
+            let mut query = sqlx::query(AssertSqlSafe(sql)).bind(kind.0);
+            for target in targets {
+                query = query.bind(target.0);
+            }
+            let (target, UserId(user)) = after;
+            let query = query.bind(target.0).bind(target.0).bind(user).bind(datetime(since)).bind(limit as u64);
+            let read = |row: &sqlx::mysql::MySqlRow| {
+                Ok(LikeRow {
+                    target: TargetId(row.try_get(0)?),
+                    user: UserId(row.try_get(1)?),
+                    liked: !row.try_get::<bool, _>(2)?,
+                    at: micros(row.try_get(3)?),
+                })
+            };
+            let rows = query.fetch_all(connection).await.context(ACTION)?;
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// Runs statements of the site's own, one after the other, in one transaction.
+    ///
+    /// # Errors
+    /// [`QueryError::Query`] with what the server says of a statement; it is away.
+    pub async fn write_site(&self, statements: &[String]) -> std::result::Result<(), QueryError> {
+        const ACTION: &str = "write to the site's table";
+        let mut tries = 1;
+        loop {
+            let mut conn = self.acquire().await?;
+            let written = conn.limit(ACTION, |connection| async move {
+                let mut tx = connection.begin().await.context(ACTION)?;
+                let text = AssertSqlSafe(statements.join("; "));
+                sqlx::raw_sql(text).execute(&mut *tx).await.context(ACTION)?;
+                tx.commit().await.context(ACTION)
+            });
+            match written.await {
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
+                Err(error) if is_of_statement(&error) => {
+                    return Err(QueryError::Query(error.source().map_or_else(String::new, ToString::to_string)));
+                }
+                written => return Ok(written?),
+            }
+        }
+    }
+}
+
+/// Whether the same statement will fail again, whoever runs it when.
+fn is_of_statement(error: &StoreError) -> bool {
+    // A server that stops, is full of connections or no primary, rivals, a connection that somebody ended.
+    let passing = |number| matches!(number, 1040 | 1053 | 1077..=1079 | 1152..=1161 | 1205 | 1213 | 1290 | 1317 | 1836 | 1927 | 2006 | 2013 | 3032 | 3101);
+    error.number().is_some_and(|number| !passing(number))
+}

@@ -1,0 +1,57 @@
+//! `tallyd export`: the site's old table, kept current after the cut-over.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{
+    EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_since, parse_time, print, progress_sink,
+};
+use crate::config::{Config, Export};
+use crate::moving::export::report::End;
+use crate::moving::export::{self, Begin, RunOptions};
+use crate::runtime::shutdown;
+use crate::servers::Servers;
+use tallyd_core::model::Micros;
+
+#[derive(Debug, Args)]
+pub(super) struct ExportArgs {
+    /// Write by this [[export]].
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Write what users have liked and unliked since then: 2h, 7d, 2026-11-21 or 2026-11-21T10:00:00Z.
+    #[arg(long, value_name = "TIME", value_parser = parse_since, required_unless_present = "resume", conflicts_with = "resume")]
+    since: Option<Micros>,
+    /// Continue where the last run came to.
+    #[arg(long)]
+    resume: bool,
+    /// Repeat until SIGTERM or SIGINT, with this pause between two passes: 30s, 1m.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    every: Option<Duration>,
+    /// Print the report as text or as JSON.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
+    let export = chosen(config, &args.name)?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
+    let options = RunOptions { begin: args.since.map_or(Begin::Resume, Begin::Since), every: args.every };
+    let ran = export::run(&servers, config, export, options, progress_sink(), &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    // One that repeats has no other end than to be stopped.
+    Ok(if report.ended == End::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
+}
+
+fn chosen<'a>(config: &'a Config, name: &str) -> Result<&'a Export> {
+    let names: Vec<&str> = config.exports.iter().map(|export| export.name.as_str()).collect();
+    let found = config.exports.iter().find(|export| export.name == name);
+    let unknown = || match names.as_slice() {
+        [] => Usage("there is nothing to export: the configuration has no [[export]]".to_owned()),
+        names => Usage(format!("no [[export]] is {name}: there are {}", names.join(", "))),
+    };
+    Ok(found.ok_or_else(unknown)?)
+}

@@ -1,0 +1,175 @@
+//! `[[export]]`: a table of the site that `tallyd export` keeps current.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::check::is_name;
+use super::key::Key;
+use super::problem::Faults;
+use super::{Config, Mysql, Pause};
+use tallyd_core::import::Unit;
+use tallyd_core::site_query::{OF_EXPORT, Query};
+
+/// The places of `:target` and `:user` in [`OF_EXPORT`] are the first two: a statement without them would write other rows.
+const NEEDED: usize = 2;
+
+/// The place of `:deleted`.
+const DELETED: usize = 3;
+
+/// A table of likes, and the statements that write one row of it.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Export {
+    /// Its name in commands and reports.
+    pub name: String,
+    /// A name of `[kinds]`.
+    pub kind: String,
+    /// One INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and perhaps `:at`; with `:deleted` (0 or 1) it writes unlikes, too.
+    pub upsert: String,
+    /// One DELETE or UPDATE for an unlike, with `:target` and `:user`, where `upsert` has no `:deleted`.
+    #[schemars(with = "String")]
+    #[serde(default)]
+    pub delete: Option<String>,
+    /// What `:at` counts, as an integer; a DATETIME(6) in UTC unless it is here.
+    #[schemars(with = "Unit")]
+    #[serde(default)]
+    pub unit: Option<Unit>,
+    /// How much older than `--since`, or than the start of the pass before, the `at` of a like can be that is exported.
+    #[serde(default = "one_minute")]
+    pub overlap: Pause,
+    /// The MySQL server that has the table; that of `[mysql]` unless it is here.
+    #[schemars(with = "Mysql")]
+    #[serde(default)]
+    pub server: Option<Mysql>,
+}
+
+/// What writes a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Writes {
+    upsert: Query,
+    delete: Option<Query>,
+}
+
+impl Writes {
+    /// The statement that brings a row to that state; its values are those of [`OF_EXPORT`].
+    pub fn sql(&self, liked: bool, values: &[String; 4]) -> String {
+        match &self.delete {
+            Some(delete) if !liked => delete.sql(values),
+            _ => self.upsert.sql(values),
+        }
+    }
+}
+
+impl Export {
+    /// The statements that write a row.
+    ///
+    /// # Errors
+    /// The key that is wrong, and a sentence.
+    pub fn writes(&self) -> Result<Writes, (&'static str, String)> {
+        let parse = |key: &'static str, text: &str, verbs: &[&str]| {
+            let parsed = Query::parse_write(text, verbs, OF_EXPORT, NEEDED);
+            // The sentences are about a query.
+            parsed.map_err(|sentence| (key, sentence.replacen("query", key, 1)))
+        };
+        let upsert = parse("upsert", &self.upsert, &["insert", "replace", "update"])?;
+        let delete = self.delete.as_ref().map(|delete| parse("delete", delete, &["delete", "update"])).transpose()?;
+        match (upsert.has(DELETED), &delete) {
+            (true, Some(_)) => {
+                Err(("delete", "upsert has :deleted and writes unlikes, too: leave out delete".to_owned()))
+            }
+            (false, None) => {
+                Err(("delete", "it has no delete, and upsert has no :deleted: unlikes would stay likes".to_owned()))
+            }
+            _ => Ok(Writes { upsert, delete }),
+        }
+    }
+}
+
+/// The block that names the server of an export.
+pub(super) fn server_key(place: usize) -> Key {
+    Key::from("export").then(place).then("server")
+}
+
+fn one_minute() -> Pause {
+    Pause::from_secs(60)
+}
+
+pub(super) fn problems(config: &Config, found: &mut Faults) {
+    for (place, export) in config.exports.iter().enumerate() {
+        let Export { name, kind, overlap, server, .. } = export;
+        let block = Key::from("export").then(place);
+        let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[export]] {name}: {problem}"));
+        if !is_name(name) {
+            say("name", "a name has 1 to 32 of a-z, 0-9, - and _");
+        }
+        if config.exports.iter().take(place).any(|other| other.name == *name) {
+            say("name", "another [[export]] has the same name");
+        }
+        if config.kinds.named(kind).is_none() {
+            say("kind", &format!("the kind {kind} is not in [kinds]"));
+        }
+        if let Err((key, problem)) = export.writes() {
+            say(key, &problem);
+        }
+        if !(Pause::from_secs(1)..=Pause::from_secs(7 * 86_400)).contains(overlap) {
+            say("overlap", "overlap must be from 1s to 7d");
+        }
+        if server
+            .as_ref()
+            .is_some_and(|server| server.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
+        {
+            say("server", "url names no database: mysql://user@host:3306/site");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const UPSERT: &str = "upsert = \"INSERT INTO l VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE at = at\"";
+    const DELETE: &str = "delete = \"DELETE FROM l WHERE p = :target AND u = :user\"";
+
+    fn found(more: &str) -> Vec<String> {
+        let text = format!(
+            "[kinds]\nvideo = 1\n{}",
+            more.replace("[[export]]", "[[export]]\nname = \"old\"\nkind = \"video\"")
+        );
+        match parse(&text, "test", []) {
+            Ok(config) => Faults::texts(|found| problems(&config, found)),
+            Err(error) => error.0,
+        }
+    }
+
+    #[test]
+    fn exports_that_can_be_run_have_no_problems() {
+        let soft = "upsert = \"UPDATE l SET gone = :deleted WHERE p = :target AND u = :user\"";
+        for more in
+            [format!("[[export]]\n{UPSERT}\n{DELETE}"), format!("[[export]]\n{soft}\nunit = \"ms\"\noverlap = \"1h\"")]
+        {
+            assert_eq!(found(&more), Vec::<String>::new(), "{more}");
+        }
+    }
+
+    #[test]
+    fn exports_that_can_not_be_run_are_refused() {
+        let soft = UPSERT.replace(":at)", ":deleted)");
+        for (more, problem) in [
+            (UPSERT.to_owned(), "it has no delete, and upsert has no :deleted"),
+            (format!("{soft}\n{DELETE}"), "upsert has :deleted and writes unlikes, too"),
+            (format!("{}\n{DELETE}", UPSERT.replace(":user", "7")), "upsert lacks :user"),
+            (format!("{UPSERT}\n{}", DELETE.replace(" AND u = :user", "")), "delete lacks :user"),
+            (
+                format!("{UPSERT}\n{}", DELETE.replace("DELETE FROM", "TRUNCATE")),
+                "delete does not begin with DELETE OR UPDATE",
+            ),
+            (format!("{UPSERT}\n{}", DELETE.replace(":user", ":user; COMMIT")), "delete has more than one statement"),
+            (format!("{UPSERT}\n{DELETE}\noverlap = \"10ms\""), "overlap must be from 1s to 7d"),
+            (format!("{UPSERT}\n{DELETE}\n[export.server]\nurl = \"mysql://u@h\""), "url names no database"),
+        ] {
+            let found = found(&format!("[[export]]\n{more}"));
+            assert!(found.len() == 1 && found[0].contains(problem), "{problem}: {found:?}");
+        }
+    }
+}

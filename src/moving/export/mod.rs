@@ -1,0 +1,340 @@
+//! `tallyd export`: the way back. What users have liked and unliked since the cut-over is written to the site's old table, so that the site
+//! can go back to it.
+//!
+//! The way of a pass: list the targets whose `counter` changed -> read their rows of `like_record` that are as new -> write each row's present
+//! state by the site's own statements, in key order, some hundred in one transaction. A pass that comes again writes the same states.
+//!
+//! The races, and what decides them:
+//!
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass begins `overlap` before this one began, so it
+//!   reads B's row.
+//! * A: a pass lists. B: a target that it has not reached changes, and moves to where it has been (`update_span`). C: the pass does not see it.
+//!   It lists again what has changed since it began, until two lists in a row begin and end within one span of five minutes: what changes
+//!   then moves nowhere.
+//! * A: a run reads rows, and freezes until its lease ends. B: another run writes newer states. C: the first one wakes up. Before each transaction
+//!   it checks that it still has the job's lock; the site's server can't check it.
+//!
+//! An event whose `at` is older than `overlap` when it is written is not seen. `tallyd import --verify` finds it.
+//!
+//! An export must never change anything but the site's table.
+
+pub mod report;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::config::{Config, Export, ExportWrites, Metrics};
+use crate::jobs::JobError;
+use crate::jobs::runner::{Job, Ran, run_once};
+use crate::runtime::progress::{ProgressSink, follow};
+use crate::runtime::retry::Outage;
+use crate::servers::Servers;
+use crate::servers::pace::{Health, Pace};
+use report::{End, Progress, Report};
+use tallyd_connect::fate::Fate;
+use tallyd_core::job_name::CommandName;
+use tallyd_core::model::{Kind, Micros, TargetId, UserId};
+use tallyd_mysql::changed::{ChangedBefore, Span};
+use tallyd_mysql::moving::exports::{LikeRow, time_literal};
+use tallyd_mysql::site_query::QueryError;
+use tallyd_mysql::{Store, StoreError};
+use tallyd_rabbitmq::Publisher;
+
+/// Rows of `counter` that are listed at once at most.
+const PAGE_TARGETS: usize = 10_000;
+
+/// Targets whose rows one statement reads.
+const READ_TARGETS: usize = 500;
+
+/// Rows that are read at once, and written in one transaction.
+const ROWS: usize = 500;
+
+/// Connections to the site's server: one writes, one asks how much it has to do.
+const SITE_CONNECTIONS: u32 = 2;
+
+/// How far the clocks of daemons can be behind that of MySQL where a pass lists again.
+const CLOCKS_APART: Duration = Duration::from_secs(10);
+
+/// Lists of one pass at most: more than a few mean that listing takes minutes, and then the next pass finds the rest.
+const LISTS_MAX: usize = 10;
+
+const JOB: &str = CommandName::Export.name();
+
+/// Where an export begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    Since(Micros),
+    /// Where the last run of this export came to.
+    Resume,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunOptions {
+    pub begin: Begin,
+    /// From the end of one pass to the begin of the next; one pass alone where it is `None`.
+    pub every: Option<Duration>,
+}
+
+/// How far runs have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Checkpoint {
+    /// Everything that was written before this is exported, in microseconds by MySQL's clock.
+    until: i64,
+}
+
+struct Exporter<'a> {
+    servers: &'a Servers,
+    export: &'a Export,
+    kind: Kind,
+    metrics: &'a Metrics,
+    writes: ExportWrites,
+    /// The site's server, unless it is that of `[mysql]`.
+    site: Option<Store>,
+}
+
+struct Run<'a> {
+    on: &'a Exporter<'a>,
+    number: u64,
+    pace: Pace<'a>,
+    publisher: Publisher,
+    progress: watch::Sender<Progress>,
+    stop: &'a CancellationToken,
+    report: Report,
+}
+
+/// Exports under the job's lock, once or until `stop`.
+///
+/// # Errors
+/// [`JobError::Refused`] with what is wrong with a statement; a server fails.
+pub async fn run(
+    servers: &Servers,
+    config: &Config,
+    export: &Export,
+    options: RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<Report>, JobError> {
+    let on = Exporter::new(servers, config, export)?;
+    let job = Job { name: JOB, mode: &export.name, owner: &servers.owner, keep: config.reconcile.repair_keep.0 };
+    let on = &on;
+    let work = |number| async move {
+        let (progress, shown) = watch::channel(Progress { export: export.name.clone(), ..Progress::default() });
+        tokio::select! {
+            ran = on.run(config, number, options, progress, stop) => ran,
+            () = follow(to, shown) => Err(anyhow!("nobody is shown the run any longer")),
+        }
+    };
+    run_once(&servers.store, job, work).await
+}
+
+impl<'a> Exporter<'a> {
+    fn new(servers: &'a Servers, config: &'a Config, export: &'a Export) -> Result<Self> {
+        Ok(Self {
+            servers,
+            export,
+            kind: config.kinds.named(&export.kind).context("the kind is not in [kinds]")?,
+            metrics: &config.metrics,
+            writes: export.writes().map_err(|(_, sentence)| anyhow!(sentence))?,
+            site: export.server.as_ref().map(|server| Store::new(server, SITE_CONNECTIONS)).transpose()?,
+        })
+    }
+
+    async fn run(
+        &self,
+        config: &Config,
+        number: u64,
+        options: RunOptions,
+        progress: watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
+        let since = self.begin(number, options.begin).await?;
+        let health = Health {
+            store: &self.servers.store,
+            cache: &self.servers.cache,
+            broker: &self.servers.broker,
+            replicas: &[],
+            site: self.site.as_ref(),
+            limits: &config.reconcile,
+            number,
+        };
+        let mut run = Run {
+            on: self,
+            number,
+            pace: Pace::new(health, &self.servers.control, stop, (JOB, say), PAGE_TARGETS),
+            publisher: self.servers.broker.connect_publisher(JOB).await?,
+            progress,
+            stop,
+            report: Report::new(self.export, since),
+        };
+        run.run(since, options.every).await?;
+        Ok(run.report)
+    }
+
+    async fn begin(&self, number: u64, begin: Begin) -> Result<Micros> {
+        let store = &self.servers.store;
+        let since = match begin {
+            Begin::Since(since) => since,
+            Begin::Resume => {
+                let noted = store.last_checkpoint(JOB, &self.export.name, number, false).await?;
+                let Some((_, text)) = noted else {
+                    return Err(JobError::Refused(format!(
+                        "no run of {} has noted how far it came: say --since, the time of the cut-over",
+                        self.export.name
+                    ))
+                    .into());
+                };
+                let Checkpoint { until } = serde_json::from_str(&text).context("read how far the last run came")?;
+                Micros(until)
+            }
+        };
+        store.note_checkpoint(number, &checkpoint(since)?).await?;
+        Ok(since)
+    }
+}
+
+impl Run<'_> {
+    async fn run(&mut self, since: Micros, every: Option<Duration>) -> Result<()> {
+        let mut since = since;
+        let mut outage = Outage::new("exporting to the site's table");
+        while !self.stop.is_cancelled() {
+            let pause = match (self.pass(since).await, every) {
+                (Ok(until), _) => {
+                    outage.over();
+                    since = until.unwrap_or(since);
+                    every
+                }
+                (Err(error), Some(_)) if is_passing(&error) => Some(outage.failed(&format!("{error:#}"))),
+                (Err(error), _) => return Err(error),
+            };
+            let Some(pause) = pause else { break };
+            self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        }
+        if self.stop.is_cancelled() {
+            self.report.end(End::Stopped, "told to stop; --resume continues");
+        }
+        Ok(())
+    }
+
+    /// Exports what was written since then; gives up to when, where it was not stopped.
+    async fn pass(&mut self, since: Micros) -> Result<Option<Micros>> {
+        let store = &self.on.servers.store;
+        let since = since.before(self.on.export.overlap.0);
+        let (mut began, _) = store.clock().await?;
+        let (until, mut listed_since, mut last) = (began, since, None);
+        for _ in 0..LISTS_MAX {
+            if !self.list(listed_since, since).await? {
+                return Ok(None);
+            }
+            let (ended, _) = store.clock().await?;
+            let span = Some(Span::of(began)).filter(|span| *span == Span::of(ended));
+            if span.is_some() && span == last {
+                break;
+            }
+            (last, listed_since, began) = (span, until.before(CLOCKS_APART).max(since), ended);
+        }
+        store.note_checkpoint(self.number, &checkpoint(until)?).await?;
+        self.report.passes += 1;
+        self.report.until = Some(until.0);
+        Ok(Some(until))
+    }
+
+    /// Exports the rows since `since` of the targets that changed since `listed_since`; whether it came to the end.
+    async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
+        let like = self.on.metrics.like();
+        let mut before = ChangedBefore::NEWEST;
+        loop {
+            self.wait().await?;
+            if self.stop.is_cancelled() {
+                return Ok(false);
+            }
+            let (limit, asked) = (self.pace.page(), Instant::now());
+            let rows = self.on.servers.store.changed_numbers(listed_since, before, limit).await?;
+            let numbers = rows.iter().map(|row| row.number);
+            let likes = numbers.filter(|(target, metric)| target.kind == self.on.kind && *metric == like);
+            let mut targets: Vec<TargetId> = likes.map(|(target, _)| target.id).collect();
+            targets.sort_unstable();
+            targets.dedup();
+            for some in targets.chunks(READ_TARGETS) {
+                self.export(some, since).await?;
+            }
+            self.report.targets += targets.len() as u64;
+            self.pace.note(rows.len(), asked.elapsed());
+            self.show();
+            let Some(last) = rows.last().filter(|_| rows.len() == limit) else { return Ok(true) };
+            before = *last;
+        }
+    }
+
+    async fn export(&mut self, targets: &[TargetId], since: Micros) -> Result<()> {
+        let (mut left, mut after) = (targets, (TargetId(0), UserId(0)));
+        loop {
+            let rows = self.on.servers.store.likes_since(self.on.kind, left, after, since, ROWS).await?;
+            self.write(&rows).await?;
+            let Some(last) = rows.last().filter(|_| rows.len() == ROWS) else { return Ok(()) };
+            after = (last.target, last.user);
+            left = left.get(left.partition_point(|target| *target < last.target)..).unwrap_or_default();
+        }
+    }
+
+    async fn write(&mut self, rows: &[LikeRow]) -> Result<()> {
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(()) };
+        let Exporter { servers, export, writes, site, .. } = self.on;
+        let at = |at: Micros| match export.unit {
+            Some(unit) => at.0.div_euclid(unit.micros()).to_string(),
+            None => time_literal(at),
+        };
+        let sql = |row: &LikeRow| {
+            let deleted = if row.liked { "0" } else { "1" };
+            writes.sql(row.liked, &[row.target.to_string(), row.user.to_string(), at(row.at), deleted.to_owned()])
+        };
+        let statements: Vec<String> = rows.iter().map(sql).collect();
+        servers.store.renew_job(JOB, self.number).await?;
+        site.as_ref().unwrap_or(&servers.store).write_site(&statements).await.map_err(|error| match error {
+            QueryError::Query(sentence) => JobError::Refused(format!(
+                "[[export]] {}: the server refuses a row from target {} user {} to target {} user {}: {sentence}",
+                export.name, first.target, first.user, last.target, last.user
+            ))
+            .into(),
+            QueryError::Store(error) => anyhow::Error::from(error),
+        })?;
+        let likes = rows.iter().filter(|row| row.liked).count() as u64;
+        self.report.likes += likes;
+        self.report.unlikes += rows.len() as u64 - likes;
+        Ok(())
+    }
+
+    async fn wait(&mut self) -> Result<()> {
+        let progress = &self.progress;
+        let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));
+        self.pace.wait(None, &self.publisher, show).await
+    }
+
+    fn show(&self) {
+        let Report { targets, likes, unlikes, passes, .. } = self.report;
+        self.progress.send_modify(|shown| {
+            *shown = Progress { targets, rows: likes + unlikes, passes, ..std::mem::take(shown) };
+        });
+    }
+}
+
+fn checkpoint(until: Micros) -> Result<String> {
+    serde_json::to_string(&Checkpoint { until: until.0 }).context("write how far the run has come")
+}
+
+/// Whether the same pass can succeed later: a server is away.
+fn is_passing(error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(StoreError::TakenOver(_)) => false,
+        Some(error) => error.fate() == Fate::Passing,
+        None => !error.is::<JobError>(),
+    }
+}
+
+fn say(reason: &str) {
+    info!(event = "export-waiting", reason, "waiting, live traffic goes first: {reason}");
+}

@@ -1,0 +1,150 @@
+//! What an export wrote, for people and for programs; and how far it is.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use tracing::info;
+
+use crate::config::Export;
+use crate::jobs::runner::{self, Outcome};
+use crate::runtime::progress::{RunProgress, rate, spoken};
+use tallyd_core::job_name::CommandName;
+use tallyd_core::model::Micros;
+
+/// How an export ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    #[default]
+    Done,
+    Stopped,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    pub export: String,
+    /// Passes that came to their end.
+    pub passes: u64,
+    /// Targets that had changed; one counts in each list that it is in.
+    pub targets: u64,
+    /// Rows that were written as likes; a row counts in each pass that writes it.
+    pub likes: u64,
+    /// Rows that were written or deleted as unlikes.
+    pub unlikes: u64,
+    /// What was written before is not exported, in microseconds since the epoch.
+    pub since: i64,
+    /// What was written up to here is exported; `None` where no pass came to its end.
+    pub until: Option<i64>,
+    /// How much older than `since` the `at` of a like can be that is exported, in seconds.
+    pub overlap_s: u64,
+    /// How the run ended.
+    pub ended: End,
+    /// Why it ended, where it was told to.
+    pub ended_early: Option<String>,
+}
+
+impl Report {
+    pub(super) fn new(export: &Export, since: Micros) -> Self {
+        let overlap_s = export.overlap.0.as_secs();
+        Self { export: export.name.clone(), since: since.0, overlap_s, ..Self::default() }
+    }
+
+    /// Notes why the run ended.
+    pub(super) fn end(&mut self, ended: End, why: &str) {
+        self.ended = ended;
+        self.ended_early = Some(why.to_owned());
+    }
+}
+
+impl runner::Report for Report {
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            End::Done => Outcome::Done,
+            End::Stopped => Outcome::Stopped,
+        }
+    }
+}
+
+fn shown(at: i64) -> impl fmt::Display {
+    Timestamp::from_microsecond(at).unwrap_or(Timestamp::MIN).strftime("%Y-%m-%d %H:%M:%S UTC")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { export, passes, targets, likes, unlikes, since, until, overlap_s, .. } = self;
+        write!(
+            f,
+            "{export}: {passes} passes, {targets} changed targets, {likes} likes and {unlikes} unlikes written, "
+        )?;
+        match until {
+            Some(until) => write!(f, "from {} to {}", shown(*since), shown(*until))?,
+            None => write!(f, "no pass from {} came to its end", shown(*since))?,
+        }
+        let overlap = spoken(Duration::from_secs(*overlap_s));
+        write!(f, "; events that came more than {overlap} late are missing: `tallyd import --verify` finds them")?;
+        match &self.ended_early {
+            Some(why) => write!(f, "; ended: {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub export: String,
+    pub targets: u64,
+    pub rows: u64,
+    pub passes: u64,
+    /// Why the run waits; `None` while it doesn't.
+    pub waiting: Option<String>,
+}
+
+impl RunProgress for Progress {
+    const JOB: &'static str = CommandName::Export.name();
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.targets, None)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let Self { export, targets, rows, passes, waiting } = self;
+        let rate = rate(*rows, elapsed);
+        let waiting = waiting.as_ref().map_or_else(String::new, |reason| format!(", waiting: {reason}"));
+        format!("{export}: {targets} targets, {rows} rows, {rate} a second, {passes} passes{waiting}")
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { export, targets, rows, passes, .. } = self;
+        let words = self.words(elapsed);
+        info!(event = "export-progress", export, targets, rows, passes, "{words}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_is_missing_and_where_it_goes_on() {
+        let report = Report {
+            export: "old".to_owned(),
+            passes: 2,
+            targets: 3,
+            likes: 4,
+            unlikes: 1,
+            since: 0,
+            until: Some(60_000_000),
+            overlap_s: 900,
+            ..Report::default()
+        };
+        assert_eq!(
+            report.to_string(),
+            "old: 2 passes, 3 changed targets, 4 likes and 1 unlikes written, from 1970-01-01 00:00:00 UTC to 1970-01-01 00:01:00 UTC; \
+             events that came more than 15 min 0 s late are missing: `tallyd import --verify` finds them"
+        );
+        let stopped = Report { until: None, ended_early: Some("told to stop".to_owned()), ..report };
+        assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC came to its end"), "{stopped}");
+    }
+}
