@@ -33,6 +33,7 @@ pub mod jobs;
 pub mod letter;
 pub mod moving;
 pub(crate) mod outbox;
+pub(crate) mod partitions;
 pub mod runtime;
 pub mod servers;
 pub(crate) mod telemetry;

@@ -6,11 +6,11 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use crate::config::{Config, ConfigError, ConfigHandle};
+use crate::partitions;
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::servers::Servers;
 use crate::servers::code_registry::{self, Change};
-use crate::servers::in_use;
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::schema::Schema;
 
@@ -46,7 +46,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) ->
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     look_at_schema(servers).await?;
-    in_use::check_maps(config, &servers.store, &servers.broker).await?;
+    partitions::check_maps(config, &servers.store, &servers.broker).await?;
     let changes = code_registry::agree(&servers.store, config).await?;
     let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
     servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;

@@ -18,11 +18,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ConfigError, Writers};
+use crate::partitions::InUse;
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
-use crate::servers::in_use::InUse;
 use tallyd_core::model::Micros;
 use tallyd_core::writers;
 use tallyd_redis::Cache;

@@ -7,8 +7,8 @@ use clap::Args;
 
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::jobs::JobError;
+use crate::partitions::InUse;
 use crate::servers::Servers;
-use crate::servers::in_use::InUse;
 use tallyd_core::control::{Command, Task};
 use tallyd_mysql::Store;
 

@@ -159,7 +159,6 @@ fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::check::tests::found;
 
     const MAP: &str = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\n[[map]]\nname = \"site\"\nnumber = 1\n\

@@ -51,11 +51,11 @@ use batch_writer::WriteError;
 use clock::Clock;
 
 use crate::config::{Config, ConfigHandle, Map};
+use crate::partitions::{InUse, noted, queue_of};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::servers::control::Control;
-use crate::servers::in_use::{InUse, noted, queue_of};
 use crate::telemetry::{PartitionState, Standing, telemetry};
 use tallyd_core::control::Task;
 use tallyd_core::partition::PartitionName;

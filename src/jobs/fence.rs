@@ -15,8 +15,8 @@ use anyhow::Result;
 use tracing::info;
 
 use super::JobError;
+use crate::partitions::InUse;
 use crate::runtime::fault;
-use crate::servers::in_use::InUse;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::event::encode_fence;
 use tallyd_core::partition::Partitions;

@@ -4,7 +4,6 @@
 
 pub(crate) mod code_registry;
 pub(crate) mod control;
-pub(crate) mod in_use;
 pub(crate) mod numbers;
 pub mod pace;
 

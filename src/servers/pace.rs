@@ -7,8 +7,8 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::control::Control;
-use super::in_use::InUse;
 use crate::config::Reconcile as Limits;
+use crate::partitions::InUse;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;

@@ -1,7 +1,7 @@
 //! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
 
 use crate::config::{Config, Map};
-use crate::servers::in_use::queue_of;
+use crate::partitions::queue_of;
 use tallyd_core::chain::Chain;
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, BrokerError, Link};

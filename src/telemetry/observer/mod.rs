@@ -18,10 +18,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, ConfigHandle};
+use crate::partitions::InUse;
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::servers::in_use::InUse;
 use crate::telemetry::status::{Observed, ServerStatus, Sight};
 use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;

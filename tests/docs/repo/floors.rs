@@ -11,7 +11,7 @@ const FLOORS: [&[&str]; 6] = [
     &["moving"],
     &TASKS,
     &["servers"],
-    &["boards", "config", "http", "letter", "runtime", "telemetry", "version"],
+    &["boards", "config", "http", "letter", "partitions", "runtime", "telemetry", "version"],
 ];
 
 /// Each stands alone.

@@ -27,6 +27,9 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
+    // A run that loads Redis would wait for its fence without an end.
+    let output = site.world.tallyd(&["reconcile", "--full"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
     // Nobody consumes it, and this configuration does not know the queue.

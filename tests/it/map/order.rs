@@ -31,6 +31,8 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     let liked = "SELECT COUNT(*) FROM like_record WHERE is_del = 0 AND user_id IN (2, 3)";
     let unliked = "SELECT COUNT(*) FROM like_record WHERE is_del = 1 AND user_id = 1";
     let daemon = site.world.daemon();
+    // A consumer that died can still be counted.
+    eventually("it listens", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     eventually("the queue is empty", || async {
         let depth = site.link.depth(&site.queue()).await.unwrap();
         depth.messages == 0 && depth.consumers == 1

@@ -61,7 +61,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
 
     let output = world.tallyd(&["migrate"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "the schema is up to date after 4 steps\n");
+    assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert_eq!(world.tallyd(&["config", "check"]).status.code(), Some(0));
     world.close().await;
 }
@@ -77,7 +77,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     rival.close().await.unwrap();
     let output = migrate.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "the schema is up to date after 4 steps\n");
+    assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
     assert!(stderr(&output).contains("another session keeps a table"), "{}", stderr(&output));
     world.close().await;
 }
@@ -96,7 +96,7 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
         forget_from(&world, 1).await;
         let output = world.tallyd(&["migrate"]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
+        assert_eq!(stdout(&output), "the schema is up to date after 6 steps\n");
     }
     site.clicked(300).await;
     site.end(&world).await;
