@@ -1,0 +1,168 @@
+//! A site before tallyd: a like table of its own, and the worker that writes to it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures_util::future::try_join_all;
+use serde::Serialize;
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, Executor, MySqlPool};
+use tallyd_testkit::dice::Dice;
+use tokio_util::sync::CancellationToken;
+
+use crate::common::report::quantile;
+use crate::common::world::World;
+
+/// Likes of each target of a table that has many.
+const LIKES_OF_TARGET: u64 = 20;
+
+/// Rows that one statement inserts.
+const ROWS_PER_STATEMENT: u64 = 1_000_000;
+
+/// Connections of the old worker.
+const WORKERS: u32 = 4;
+
+/// The old worker's users have larger ids than those in the table.
+const NEW_USERS: u64 = 1 << 40;
+
+/// How the rows of the table are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Spread,
+    OneTarget,
+}
+
+/// How long statements of the old worker took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Waits {
+    pub statements: usize,
+    pub longest_ms: f64,
+    pub p99_ms: f64,
+}
+
+pub struct Old {
+    database: String,
+    pool: MySqlPool,
+    shape: Shape,
+    pub rows: u64,
+}
+
+impl Old {
+    /// A table with so many rows, in key order.
+    pub async fn fill(world: &World, shape: Shape, rows: u64) -> Result<Self> {
+        let database = format!("{}_old", world.name);
+        run(&world.pool, format!("CREATE DATABASE {database}")).await?;
+        run(
+            &world.pool,
+            format!(
+                "CREATE TABLE {database}.likes (post_id BIGINT NOT NULL, user_id BIGINT NOT NULL, created_at DATETIME NOT NULL, \
+                 PRIMARY KEY (post_id, user_id)) ENGINE = InnoDB"
+            ),
+        )
+        .await?;
+        let (target, user) = match shape {
+            Shape::Spread => (format!("1 + seq DIV {LIKES_OF_TARGET}"), format!("1 + 7 * (seq MOD {LIKES_OF_TARGET})")),
+            Shape::OneTarget => ("1".to_owned(), "1 + seq".to_owned()),
+        };
+        for from in (0..rows).step_by(usize::try_from(ROWS_PER_STATEMENT)?) {
+            let last = rows.min(from + ROWS_PER_STATEMENT) - 1;
+            let sql = format!(
+                "INSERT INTO {database}.likes SELECT {target}, {user}, '2025-01-01' + INTERVAL seq DIV 1000 SECOND \
+                 FROM seq_{from}_to_{last}"
+            );
+            run(&world.pool, sql).await.context("insert from a sequence, which MariaDB has, and MySQL hasn't")?;
+        }
+        let pool = MySqlPoolOptions::new()
+            .max_connections(WORKERS)
+            .connect_with((*world.pool.connect_options()).clone().database(&database))
+            .await?;
+        Ok(Self { database, pool, shape, rows })
+    }
+
+    pub async fn drop(self) -> Result<()> {
+        run(&self.pool, format!("DROP DATABASE {}", self.database)).await?;
+        self.pool.close().await;
+        Ok(())
+    }
+
+    /// What config.toml says of the table.
+    pub fn block(&self) -> String {
+        format!(
+            "\n[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"\"\"\nSELECT post_id AS target, user_id AS user, created_at AS at \
+             FROM {}.likes WHERE post_id > :after_target OR (post_id = :after_target AND user_id > :after_user) \
+             ORDER BY post_id, user_id LIMIT :rows\"\"\"\n",
+            self.database
+        )
+    }
+
+    /// One statement, as one would write it.
+    pub async fn copy_bare(&self, world: &World) -> Result<()> {
+        run(&world.pool, "CREATE TABLE bare LIKE like_record".to_owned()).await?;
+        let mut connection = world.pool.acquire().await?;
+        connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+        let sql = format!("INSERT INTO bare SELECT 1, post_id, user_id, 0, created_at FROM {}.likes", self.database);
+        connection.execute(AssertSqlSafe(sql)).await?;
+        Ok(())
+    }
+
+    pub async fn drop_bare(&self, world: &World) -> Result<()> {
+        run(&world.pool, "DROP TABLE bare".to_owned()).await
+    }
+
+    /// Both tables once, with a count and a checksum of all.
+    pub async fn scan_both(&self, world: &World) -> Result<()> {
+        for (target, user, table) in
+            [("target_id", "user_id", "like_record"), ("post_id", "user_id", &*format!("{}.likes", self.database))]
+        {
+            let sql = format!("SELECT COUNT(*), BIT_XOR(CRC32(CONCAT_WS(':', {target}, {user}))) FROM {table}");
+            run(&world.pool, sql).await?;
+        }
+        Ok(())
+    }
+
+    /// Does `work` while the old worker writes so many likes a second.
+    pub async fn beside<T>(&self, rate: u32, work: impl Future<Output = Result<T>>) -> Result<(T, Waits)> {
+        let ends = CancellationToken::new();
+        let every = Duration::from_secs(1) * WORKERS / rate;
+        let workers = try_join_all((0..WORKERS).map(|worker| self.work(worker, every, &ends)));
+        let work = async {
+            let done = work.await;
+            ends.cancel();
+            done
+        };
+        let (done, waits) = tokio::join!(work, workers);
+        let mut waits: Vec<f64> = waits?.into_iter().flatten().collect();
+        waits.sort_by(f64::total_cmp);
+        let seen = Waits {
+            statements: waits.len(),
+            longest_ms: waits.last().copied().unwrap_or_default(),
+            p99_ms: quantile(&waits, 0.99),
+        };
+        Ok((done?, seen))
+    }
+
+    /// Likes at random places of the table, one statement each.
+    async fn work(&self, worker: u32, every: Duration, ends: &CancellationToken) -> Result<Vec<f64>> {
+        let mut connection = self.pool.acquire().await?;
+        let mut turn = tokio::time::interval(every);
+        let (mut waits, targets) = (Vec::new(), (self.rows / LIKES_OF_TARGET).max(1));
+        let mut dice = Dice::new(u64::from(worker));
+        while !ends.is_cancelled() {
+            turn.tick().await;
+            let target = if self.shape == Shape::OneTarget { 1 } else { 1 + dice.below(targets) };
+            let began = Instant::now();
+            sqlx::query("INSERT IGNORE INTO likes (post_id, user_id, created_at) VALUES (?, ?, UTC_TIMESTAMP())")
+                .bind(target)
+                .bind(NEW_USERS + dice.below(NEW_USERS))
+                .execute(&mut *connection)
+                .await?;
+            waits.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(waits)
+    }
+}
+
+async fn run(pool: &MySqlPool, sql: String) -> Result<()> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await?;
+    Ok(())
+}
