@@ -43,9 +43,6 @@ fn servers(page: &mut Page, seen: &Observed) {
 
 fn queues(page: &mut Page, seen: &Observed) {
     let of = |number: &u16| [("partition", number.to_string())];
-    let maps =
-        seen.maps.iter().map(|map| ([("partition", map.partition().to_string()), ("map", map.name.clone())], 1.0));
-    page.gauges("tallyd_map_info", "The maps in use, each with the number of its partition", maps);
     let messages = seen.queues.iter().map(|(number, (messages, _))| (of(number), *messages as f64));
     page.gauges("tallyd_queue_messages", "Messages that wait in the partition's queue", messages);
     let consumers = seen.queues.iter().map(|(number, (_, consumers))| (of(number), *consumers as f64));
