@@ -57,7 +57,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
     // A place in a field takes two bytes, whether a metric has its code or not.
     let long = "hash-max-listpack-value is 64: a target whose numbers have seven digits takes 92 bytes";
-    let marked = "a mark for each of 64 partitions, about 1224 bytes";
+    let marked = "a mark for each of 64 partitions, about 1242 bytes";
     for (name, value, text, warns) in [
         ("TALLYD__METRICS__SHARE", "40", long, true),
         ("TALLYD__METRICS__SHARE", "20", "hash-max-listpack-value", false),

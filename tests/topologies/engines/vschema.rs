@@ -11,7 +11,7 @@ fn read(path: &str) -> String {
 
 #[test]
 fn every_table_is_in_one_keyspace_and_what_is_sharded_has_its_target_in_its_key() {
-    let steps = ["0001_likes", "0002_consumer", "0003_jobs", "0004_boards", "0005_control"];
+    let steps = ["0001_likes", "0002_consumer", "0003_jobs", "0004_boards", "0005_control", "0006_maps"];
     let sql: String = steps.iter().map(|step| read(&format!("migrations/{step}.sql"))).collect();
     let tables: Vec<&str> = sql.split("CREATE TABLE IF NOT EXISTS ").skip(1).collect();
     let mut named: BTreeSet<String> = tables.iter().map(|table| table.split(' ').next().unwrap().to_owned()).collect();
