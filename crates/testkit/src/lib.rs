@@ -315,6 +315,11 @@ impl World {
 /// The target of [`World::drained`].
 const LAST: u64 = 999_999_999_999;
 
+/// For servers that a test starts itself: they do not wait for the disk where those of dev/up don't (`TALLYD_STACK_SYNC=no`).
+pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
+    std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
+}
+
 /// The repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use super::common::ports::free_port;
-use super::common::{World, eventually, stderr, stdout};
+use super::common::{World, eventually, stderr, stdout, without_disk};
 
 /// Where RabbitMQ's scripts are, unless the environment says otherwise.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
@@ -105,6 +105,7 @@ impl Cluster {
         let mut command = Command::new(Path::new(&bin).join(script));
         command
             .env_clear()
+            .envs(without_disk())
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("LC_ALL", "C.UTF-8")
             .env("HOME", self.folder.path())

@@ -22,8 +22,9 @@ pub const TARGETS: u64 = 200;
 /// How many users click at once.
 const USERS: u64 = 8;
 
-/// Between two counts: enough of them, and time for everything else.
-const COUNT_EVERY: Duration = Duration::from_millis(2);
+/// Between two clicks of a user, and between two counts: some hundred events a second, and two processors left for three nodes that start.
+const CLICK_EVERY: Duration = Duration::from_millis(40);
+const COUNT_EVERY: Duration = Duration::from_millis(10);
 
 /// Before something is tried again.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -99,6 +100,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                 tokio::time::sleep(AGAIN_AFTER).await;
             }
             progress.clicks.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(CLICK_EVERY).await;
         }
         if stop.load(Ordering::Relaxed) {
             break;

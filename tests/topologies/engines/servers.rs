@@ -7,7 +7,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::common::ports::free_port;
-use super::common::{eventually, stderr};
+use super::common::{eventually, stderr, without_disk};
 
 /// Whether MariaDB's programs are here, which these servers are. They may be missing only where dev/lab has been told to take another MySQL.
 pub fn are_here() -> bool {
@@ -130,7 +130,7 @@ fn program(name: &str, folder: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
     // A server that starts removes the temporary tables in its folder for them, be they another's.
-    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder);
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder).envs(without_disk());
     command
 }
 

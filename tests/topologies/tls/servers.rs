@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use super::authority::{Certificate, Files};
-use super::common::eventually;
 use super::common::ports::free_ports;
+use super::common::{eventually, without_disk};
 use crate::engines::servers::{Server, Template, run};
 
 /// Where RabbitMQ's scripts are, unless the environment says otherwise.
@@ -215,6 +215,7 @@ impl Rabbit {
                          -kernel inet_dist_use_interface {127,0,0,1}";
         let child = Command::new(Path::new(&bin).join("rabbitmq-server"))
             .env_clear()
+            .envs(without_disk())
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("LC_ALL", "C.UTF-8")
             .env("HOME", folder.path())
