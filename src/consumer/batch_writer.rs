@@ -21,7 +21,7 @@ use crate::letter::text::instant;
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
-use crate::runtime::retry::Outage;
+use crate::runtime::retry::{Outage, Rivals};
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
 use tallyd_connect::fate::Fate;
@@ -30,9 +30,6 @@ use tallyd_core::model::Micros;
 use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
-
-/// After this many rivals in a row there is a delay between two tries.
-const RIVALS_MAX: u32 = 3;
 
 /// After this many errors that a smaller transaction may not meet, a batch is split.
 const TOO_MUCH_MAX: u32 = 2;
@@ -97,7 +94,7 @@ enum Outcome {
 /// What has gone wrong with a part so far.
 #[derive(Default)]
 struct Tries {
-    rivals: u32,
+    rivals: Rivals,
     too_much: u32,
 }
 
@@ -248,10 +245,10 @@ impl BatchWriter {
                 warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
                 Outcome::Again
             }
-            _ if error.is_contention() && tries.rivals < RIVALS_MAX => {
-                tries.rivals += 1;
+            _ if error.is_contention() && tries.rivals.has_room() => {
                 let error = chain(&error);
                 debug!(event = "contention", partition, "a rival was first, trying again: {error}");
+                tries.rivals.wait().await;
                 Outcome::Again
             }
             _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),

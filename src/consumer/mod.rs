@@ -53,7 +53,7 @@ use clock::Clock;
 use crate::config::{Config, ConfigHandle, Map};
 use crate::partitions::{InUse, noted, queue_of};
 use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
+use crate::runtime::retry::{Outage, Rivals};
 use crate::runtime::waits::Work;
 use crate::servers::control::Control;
 use crate::telemetry::{PartitionState, Standing, telemetry};
@@ -258,8 +258,15 @@ impl Partition {
 
     /// Whether the faster way of writing rows is exact on this server.
     async fn upserts_in_order(&self) -> Result<bool> {
-        let mut conn = self.store.acquire().await?;
-        let exact = conn.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await?;
+        let mut rivals = Rivals::default();
+        let exact = loop {
+            let mut conn = self.store.acquire().await?;
+            match conn.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await {
+                // Other partitions try it beside these rows.
+                Err(error) if error.is_contention() && rivals.has_room() => rivals.wait().await,
+                tried => break tried?,
+            }
+        };
         if !exact {
             let (partition, error) = (self.number, "this server assigns columns in another order");
             warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");

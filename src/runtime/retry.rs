@@ -15,6 +15,29 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
+/// After this many rivals in a row, which take a second, it is a failure that is reported.
+const RIVALS_MAX: u32 = 10;
+
+/// Before the second try after a rival. It doubles with each: the rival has to be gone.
+const RIVAL_DELAY: Duration = Duration::from_millis(1);
+
+/// Rivals that were first, in a row: deadlocks, each of which let somebody else commit.
+#[derive(Default)]
+pub(crate) struct Rivals(u32);
+
+impl Rivals {
+    /// Whether one more is no failure.
+    pub(crate) fn has_room(&self) -> bool {
+        self.0 < RIVALS_MAX
+    }
+
+    /// Waits before the next try.
+    pub(crate) async fn wait(&mut self) {
+        tokio::time::sleep(RIVAL_DELAY * (1 << self.0.min(RIVALS_MAX))).await;
+        self.0 += 1;
+    }
+}
+
 pub(crate) struct Outage {
     what: Work,
     delays: ExponentialBackoff,

@@ -6,7 +6,7 @@ use tallyd_core::model::{Micros, UserId};
 
 use super::common::proxy::Proxy;
 use super::common::{Dice, Model, World, body, eventually, target};
-use super::{assert_dead_letters, traffic};
+use super::{NOW, assert_dead_letters, traffic};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
@@ -102,6 +102,30 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
 }
 
 /// A rival locks rows of the batches in the opposite order, again and again: the server rolls one of the two back.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
+    let world = World::new("deadlocks", "").await;
+    // The consumer tries the way of writing by three rows, and meets seven deadlocks before; the batch meets eight. What a table of this engine was given outlives a transaction that is rolled back.
+    sqlx::raw_sql("CREATE TABLE tries (number INT) ENGINE=MyISAM; INSERT INTO tries VALUES (0)")
+        .execute(&world.pool)
+        .await
+        .unwrap();
+    let deadlocks = "CREATE TRIGGER deadlocks BEFORE INSERT ON like_record FOR EACH ROW BEGIN \
+                     UPDATE tries SET number = number + 1; \
+                     IF (SELECT number % 11 FROM tries) < 8 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'a deadlock'; END IF; END";
+    sqlx::raw_sql(deadlocks).execute(&world.pool).await.unwrap();
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    world
+        .publish(&publisher, &[body(&LikeEvent { target: target(1), user: UserId(7), at: Micros(NOW), liked: true })])
+        .await;
+    eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
+    assert_eq!(world.count("SELECT number FROM tries").await, 19);
+    assert!(!daemon.log().contains("outage-begun"), "{}", daemon.log());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_with_a_rival_lose_and_double_nothing() {
     let world = World::new("deadlock", "[consumer]\nbatch_events_max = 500").await;
