@@ -139,9 +139,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say(key, &problem);
         }
         keys_of_likes(import, &mut say);
-        if import.keys.is_some() && config.redis.cluster {
-            say("keys", "keys of a Redis Cluster can't be read: copy them to a table, and write a query");
-        }
         if !(Pause::from_secs(1)..=Pause::from_secs(3_600)).contains(&import.query_max) {
             say("query_max", "query_max must be from 1s to 1h");
         }

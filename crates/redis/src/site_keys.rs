@@ -1,16 +1,11 @@
 //! Numbers of the site's own keys, which an import reads.
 
-use redis::{Pipeline, Value};
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::{Kind, TargetId};
 use tallyd_core::template::Template;
 
-use super::{Cache, CacheError, Context, Result, text};
-
-const ACTION: &str = "read the site's keys";
-
-/// Keys that one SCAN looks at: some hundred microseconds.
-const SCANNED_KEYS: usize = 1_000;
+use super::scan::{Held, ScanCursor};
+use super::{Cache, Result};
 
 /// Which keys are meant.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +16,7 @@ pub struct SiteKeys<'a> {
 }
 
 /// What some keys hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
     /// Sorted by target, each once.
     pub numbers: Vec<(TargetId, i64)>,
@@ -30,26 +25,20 @@ pub struct SiteNumbers {
     /// A sentence about the first key that holds no number, if there is one.
     pub fault: Option<String>,
     /// Where to go on; `None` at the end.
-    pub next: Option<String>,
+    pub next: Option<ScanCursor>,
 }
 
 impl Cache {
-    /// The numbers of the next keys of a SCAN, which begins at `0`. A key may come again in a later answer.
-    pub async fn scan_site_keys(&self, keys: SiteKeys<'_>, from: &str) -> Result<SiteNumbers> {
-        let mut pipeline = Pipeline::new();
+    /// The numbers of the next keys of a scan. A key may come again in a later answer.
+    pub async fn scan_site_keys(&self, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
         let pattern = keys.template.pattern(keys.kind.0, keys.metric);
-        pipeline.cmd("SCAN").arg(from).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED_KEYS);
-        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil)).context(ACTION)?;
-        let Value::Array(parts) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
-        let [next, Value::Array(found)] = parts.as_slice() else { return Err(CacheError::unexpected(ACTION, &answer)) };
-        let next = text(next).ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
-        let names: Vec<&str> = found.iter().filter_map(text).collect();
+        let (names, next) = self.scan_names("find the site's keys", &pattern, from).await?;
         let mut targets: Vec<TargetId> = names.iter().filter_map(|name| keys.target(name)).collect();
-        let ignored = (found.len() - targets.len()) as u64;
+        let ignored = (names.len() - targets.len()) as u64;
         targets.sort_unstable();
         targets.dedup();
         let (numbers, fault) = self.site_numbers(keys, &targets).await?;
-        Ok(SiteNumbers { numbers, ignored, fault, next: (next != "0").then(|| next.to_owned()) })
+        Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
     /// The numbers of those targets that have a key, and a sentence about the first key that holds none.
@@ -58,28 +47,15 @@ impl Cache {
         keys: SiteKeys<'_>,
         targets: &[TargetId],
     ) -> Result<(Vec<(TargetId, i64)>, Option<String>)> {
+        let names: Vec<String> = targets.iter().map(|target| keys.name(*target)).collect();
         let (mut numbers, mut fault) = (Vec::with_capacity(targets.len()), None);
-        for piece in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
-            let mut pipeline = Pipeline::with_capacity(piece.len());
-            for target in piece {
-                pipeline.cmd("GET").arg(keys.name(*target));
-            }
-            for (target, answer) in piece.iter().zip(self.run(ACTION, &pipeline).await?) {
-                let held = match answer {
-                    // It has expired since.
-                    Ok(Value::Nil) => continue,
-                    Ok(value) => text(&value).unwrap_or_default().to_owned(),
-                    Err(error) if error.code() == Some("WRONGTYPE") => "no text".to_owned(),
-                    Err(error) => return Err(error).context(ACTION),
-                };
-                match held.parse() {
-                    Ok(number) if number >= 0 => numbers.push((*target, number)),
-                    _ => {
-                        let name = keys.name(*target);
-                        fault.get_or_insert_with(|| {
-                            format!("the key {name} holds {held}: it must hold a whole number from 0 on")
-                        });
-                    }
+        for ((target, name), held) in targets.iter().zip(&names).zip(self.read_held(&names).await?) {
+            match held {
+                // It has expired since.
+                Held::Nothing => {}
+                Held::Number(number) if number >= 0 => numbers.push((*target, number)),
+                Held::Number(_) | Held::Other => {
+                    fault.get_or_insert_with(|| format!("the key {name} holds no whole number from 0 on"));
                 }
             }
         }

@@ -12,6 +12,7 @@ use tallyd_core::model::{TargetId, UserId};
 use tallyd_core::site_query::Query;
 use tallyd_core::template::Template;
 use tallyd_mysql::moving::source::NumberColumns;
+use tallyd_redis::scan::ScanCursor;
 use tallyd_redis::site_keys::SiteKeys;
 
 /// Where the numbers are.
@@ -26,7 +27,7 @@ pub(super) enum Cursor {
     /// Behind this target.
     After(TargetId),
     /// Redis' own.
-    Scan(String),
+    Scan(ScanCursor),
 }
 
 /// Some numbers, in order of their targets.
@@ -38,19 +39,17 @@ pub(super) struct Page {
     pub next: Option<Cursor>,
 }
 
-impl Numbers<'_> {
-    /// Where to begin. Redis goes on nowhere but where it has just been.
-    pub(super) fn cursor(&self, after: TargetId) -> Cursor {
-        match self {
-            Self::Table(..) => Cursor::After(after),
-            Self::Keys(_) => Cursor::Scan("0".to_owned()),
-        }
-    }
-}
-
 impl Importer {
     fn site_keys<'a>(&'a self, template: &'a Template) -> SiteKeys<'a> {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
+    }
+
+    /// Where to begin. Redis goes on nowhere but where it has just been.
+    pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
+        match of {
+            Numbers::Table(..) => Ok(Some(Cursor::After(after))),
+            Numbers::Keys(_) => Ok(self.cache.begin_scan().await.map_err(anyhow::Error::from)?.map(Cursor::Scan)),
+        }
     }
 
     pub(super) async fn numbers_page(&self, of: Numbers<'_>, from: Cursor, limit: usize) -> Result<Page, JobError> {
@@ -62,7 +61,7 @@ impl Importer {
             }
             (Numbers::Keys(template), Cursor::Scan(from)) => {
                 let found =
-                    self.cache.scan_site_keys(self.site_keys(template), &from).await.map_err(anyhow::Error::from)?;
+                    self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
             // A cursor is always of the same source.
@@ -91,7 +90,7 @@ impl<'a> Run<'a> {
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
-        let mut next = Some(of.cursor(TargetId(checkpoint.after.0)));
+        let mut next = self.on.numbers_from(of, TargetId(checkpoint.after.0)).await?;
         while let Some(from) = next {
             self.wait().await?;
             if self.is_over() {

@@ -127,7 +127,7 @@ impl Run<'_> {
         let of = self.source_of_numbers().await?;
         let which = (self.on.kind, self.on.metric);
         let mut suspects: BTreeSet<TargetId> = BTreeSet::new();
-        let mut next = Some(of.cursor(TargetId(0)));
+        let mut next = self.on.numbers_from(of, TargetId(0)).await?;
         while let Some(from) = next {
             self.wait().await?;
             if self.is_over() {

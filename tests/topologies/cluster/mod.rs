@@ -12,6 +12,7 @@ mod init;
 mod layouts;
 mod moving;
 mod nodes;
+mod old_keys;
 mod outbox;
 mod truth;
 mod wrong;
