@@ -9,10 +9,10 @@ use toml::de::DeTable;
 use toml::{Table, Value};
 
 use super::key::{Key, Origin, Origins, place};
-use super::password::{read_password, set_password};
+use super::password::{read_password, set_passwords};
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
-use super::{Admin, Config, ConfigError, EventClock, Mysql, check, schema, shape, tls};
+use super::{Admin, Config, ConfigError, EventClock, check, schema, shape, tls};
 
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
 
@@ -285,29 +285,6 @@ fn redacted(message: &str) -> String {
             format!("{before}\"...\"{after}")
         }
         _ => message.to_owned(),
-    }
-}
-
-fn set_passwords(config: &mut Config, faults: &mut Faults) {
-    for (section, url, password, file) in [
-        ("amqp", &mut config.amqp.url, &config.amqp.password, &config.amqp.password_file),
-        ("mysql", &mut config.mysql.url, &config.mysql.password, &config.mysql.password_file),
-        ("redis", &mut config.redis.url, &config.redis.password, &config.redis.password_file),
-    ] {
-        if let Err((name, problem)) = set_password(url, password.as_ref(), file.as_deref()) {
-            faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
-        }
-    }
-    for (block, section, Mysql { url, password_file, .. }) in config.site_servers_mut() {
-        if let Err((name, problem)) = set_password(url, None, password_file.as_deref()) {
-            faults.at(block.then(name), format!("[{section}] {problem}"));
-        }
-    }
-    if let Some(file) = &config.redis.sentinel_password_file {
-        match read_password("sentinel_password_file", file) {
-            Ok(password) => config.redis.sentinel_password = Some(password),
-            Err(problem) => faults.at("redis.sentinel_password_file", format!("[redis] {problem}")),
-        }
     }
 }
 

@@ -4,13 +4,39 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{Secret, ServerUrl};
+use super::key::Key;
+use super::problem::Faults;
+use super::{Config, Mysql, Secret, ServerUrl};
 
 /// Where engines put the secrets of a container, with the modes that they choose: 0444 by default. Nobody else runs in there.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
+/// Puts the passwords of all servers into their addresses.
+pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
+    for (section, url, password, file) in [
+        ("amqp", &mut config.amqp.url, &config.amqp.password, &config.amqp.password_file),
+        ("mysql", &mut config.mysql.url, &config.mysql.password, &config.mysql.password_file),
+        ("redis", &mut config.redis.url, &config.redis.password, &config.redis.password_file),
+    ] {
+        if let Err((name, problem)) = set_password(url, password.as_ref(), file.as_deref()) {
+            faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
+        }
+    }
+    for (block, section, Mysql { url, password_file, .. }) in config.site_servers_mut() {
+        if let Err((name, problem)) = set_password(url, None, password_file.as_deref()) {
+            faults.at(block.then(name), format!("[{section}] {problem}"));
+        }
+    }
+    if let Some(file) = &config.redis.sentinel_password_file {
+        match read_password("sentinel_password_file", file) {
+            Ok(password) => config.redis.sentinel_password = Some(password),
+            Err(problem) => faults.at("redis.sentinel_password_file", format!("[redis] {problem}")),
+        }
+    }
+}
+
 /// The key that is wrong, and how.
-pub(super) fn set_password(
+fn set_password(
     url: &mut ServerUrl,
     password: Option<&Secret>,
     file: Option<&str>,
