@@ -32,6 +32,7 @@ fn model(liked: Vec<Liked>) -> Model {
 async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() {
     let mut stage = Stage::new("cluster_handover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let replicas = add_replicas(&mut stage.nodes).await;
+    stage.nodes.be_patient().await;
     let data_set = stage.world.cache.data_set().await.unwrap();
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;

@@ -223,6 +223,15 @@ impl Nodes {
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
     }
 
+    /// Has no node taken for dead that only gets no processor for some seconds.
+    pub async fn be_patient(&self) {
+        for place in self.alive() {
+            let mut command = redis::cmd("CONFIG");
+            command.arg("SET").arg("cluster-node-timeout").arg(60_000);
+            command.query_async::<()>(&mut self.connect(place).await).await.unwrap();
+        }
+    }
+
     /// Lets a node be found on another port.
     pub async fn announce(&self, place: usize, port: u16) {
         let mut command = redis::cmd("CONFIG");
