@@ -8,10 +8,13 @@ use sqlx::pool::PoolConnection;
 use sqlx::{MySql, MySqlConnection};
 use tallyd_connect::fate::Fate;
 
-use super::{Result, StoreError};
+use super::{Result, Store, StoreError};
 
 /// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
+
+/// How often a transaction is run that others are in the way of.
+pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
 pub struct Conn {
@@ -55,6 +58,27 @@ impl Conn {
         self.broken = spoils(&ended);
         note_failover(&ended);
         ended
+    }
+}
+
+impl Store {
+    /// Runs a transaction again where another one was in its way: a deadlock, or a lock that it waited for too long.
+    ///
+    /// # Errors
+    /// Those of `write`, of which such a one is the tenth.
+    pub(crate) async fn tried<T>(
+        &self,
+        action: &'static str,
+        write: impl AsyncFn(&mut MySqlConnection) -> Result<T>,
+    ) -> Result<T> {
+        let mut tries = 1;
+        loop {
+            let mut conn = self.acquire().await?;
+            match conn.limit(action, |connection| write(connection)).await {
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
+                ended => return ended,
+            }
+        }
     }
 }
 

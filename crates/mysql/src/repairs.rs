@@ -7,6 +7,7 @@ use tallyd_core::model::{Addition, CounterKey, Metric};
 use tallyd_core::outbox::CORRECTIONS;
 use tallyd_core::raised_again::{AllTooHigh, RaisedAgain, TooHigh};
 
+use super::conn::TRIES;
 use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders, target};
 
 /// A number that will be changed.
@@ -31,9 +32,6 @@ pub enum RedisFollows {
 
 /// Corrections in one transaction: consumers wait for its locks.
 pub const CORRECTIONS_MAX: usize = 100;
-
-/// How often a correction is tried that another transaction was in the way of.
-const TRIES: u32 = 10;
 
 /// The outcome of a repair that a run noted and did not make, because somebody counts without events.
 pub const HELD: &str = "held";

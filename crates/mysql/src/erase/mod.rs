@@ -19,9 +19,6 @@ use super::{Context, Result, Store, jobs, micros, placeholders};
 /// The job whose lock fences the deletions.
 pub const JOB: &str = CommandName::Erase.name();
 
-/// How often a deletion is tried that another transaction was in the way of.
-const TRIES: u32 = 10;
-
 /// A like record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {
@@ -135,24 +132,15 @@ impl Store {
         sql: &str,
         bind: impl for<'q> Fn(Query<'q>) -> Query<'q>,
     ) -> Result<u64> {
-        let mut tries = 1;
-        loop {
-            let mut conn = self.acquire().await?;
-            let erased = conn
-                .limit(action, |connection| async {
-                    let mut tx = connection.begin().await.context(action)?;
-                    jobs::hold(&mut tx, JOB, run).await?;
-                    let query = bind(sqlx::query(AssertSqlSafe(sql.to_owned())));
-                    let rows = query.execute(&mut *tx).await.context(action)?.rows_affected();
-                    tx.commit().await.context(action)?;
-                    Ok(rows)
-                })
-                .await;
-            match erased {
-                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
-                erased => return erased,
-            }
-        }
+        self.tried(action, async |connection| {
+            let mut tx = connection.begin().await.context(action)?;
+            jobs::hold(&mut tx, JOB, run).await?;
+            let query = bind(sqlx::query(AssertSqlSafe(sql.to_owned())));
+            let rows = query.execute(&mut *tx).await.context(action)?.rows_affected();
+            tx.commit().await.context(action)?;
+            Ok(rows)
+        })
+        .await
     }
 }
 

@@ -8,9 +8,6 @@ use tallyd_core::model::{Kind, Micros, TargetId, UserId};
 use crate::site_query::QueryError;
 use crate::{Context, Result, Store, StoreError, datetime, micros};
 
-/// How often a transaction is tried that another one was in the way of.
-const TRIES: u32 = 10;
-
 /// A row of `like_record`, of a kind that the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {
@@ -73,22 +70,17 @@ impl Store {
     /// [`QueryError::Query`] with what the server says of a statement; it is away.
     pub async fn write_site(&self, statements: &[String]) -> std::result::Result<(), QueryError> {
         const ACTION: &str = "write to the site's table";
-        let mut tries = 1;
-        loop {
-            let mut conn = self.acquire().await?;
-            let written = conn.limit(ACTION, |connection| async move {
-                let mut tx = connection.begin().await.context(ACTION)?;
-                let text = AssertSqlSafe(statements.join("; "));
-                sqlx::raw_sql(text).execute(&mut *tx).await.context(ACTION)?;
-                tx.commit().await.context(ACTION)
-            });
-            match written.await {
-                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
-                Err(error) if is_of_statement(&error) => {
-                    return Err(QueryError::Query(error.source().map_or_else(String::new, ToString::to_string)));
-                }
-                written => return Ok(written?),
+        let written = self.tried(ACTION, async |connection| {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            let text = AssertSqlSafe(statements.join("; "));
+            sqlx::raw_sql(text).execute(&mut *tx).await.context(ACTION)?;
+            tx.commit().await.context(ACTION)
+        });
+        match written.await {
+            Err(error) if is_of_statement(&error) => {
+                Err(QueryError::Query(error.source().map_or_else(String::new, ToString::to_string)))
             }
+            written => Ok(written?),
         }
     }
 }

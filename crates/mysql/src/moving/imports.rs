@@ -18,9 +18,6 @@ pub const JOB: &str = CommandName::Import.name();
 /// Rows of one plain INSERT. Where one of them is there already all of these are read before they are written.
 const INSERT_ROWS: usize = 1_000;
 
-/// How often a transaction is tried that another one was in the way of.
-const TRIES: u32 = 10;
-
 /// What became of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
@@ -162,22 +159,6 @@ impl Store {
         let mut conn = self.acquire().await?;
         let found = conn.unlimited(|connection| crate::counters::read_counted(connection, &keys)).await?;
         Ok(keys.iter().map(|key| found.get(key).map_or(0, |truth| truth.counted)).collect())
-    }
-
-    /// Runs a transaction again where another one was in its way.
-    async fn tried<T>(
-        &self,
-        action: &'static str,
-        write: impl AsyncFn(&mut MySqlConnection) -> Result<T>,
-    ) -> Result<T> {
-        let mut tries = 1;
-        loop {
-            let mut conn = self.acquire().await?;
-            match conn.limit(action, |connection| write(connection)).await {
-                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
-                ended => return ended,
-            }
-        }
     }
 }
 
