@@ -7,8 +7,8 @@ use super::check::is_name;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Config, Mysql, Pause};
-use tallyd_core::import::Unit;
 use tallyd_core::site_query::{OF_EXPORT, Query};
+use tallyd_core::unit::Unit;
 
 /// The places of `:target` and `:user` in [`OF_EXPORT`] are the first two: a statement without them would write other rows.
 const NEEDED: usize = 2;

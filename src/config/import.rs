@@ -7,9 +7,9 @@ use super::check::is_name;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Mysql, Pause, Rules};
-use tallyd_core::import::Unit;
 use tallyd_core::site_query::{OF_LIKES, OF_NUMBERS, Query};
 use tallyd_core::template::Template;
+use tallyd_core::unit::Unit;
 
 /// The likes of one kind, or the numbers of one of its metrics, and where they are.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]

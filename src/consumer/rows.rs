@@ -12,9 +12,10 @@ use super::batch::Received;
 use crate::config::Rules;
 use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
 use tallyd_core::event::{CountEvent, LikeEvent};
-use tallyd_core::mapping::{Unit, in_arrival};
+use tallyd_core::mapping::in_arrival;
 use tallyd_core::model::{CounterKey, Difference, Metric};
 use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
+use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 

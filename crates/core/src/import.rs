@@ -12,7 +12,6 @@
 use std::cmp::Ordering;
 use std::iter::Peekable;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::event::ID_MAX;
@@ -31,29 +30,6 @@ pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
 pub const EARLIEST: Micros = Micros(86_400 * SECOND);
 
 const SECOND: i64 = 1_000_000;
-
-/// In which unit an integer counts the time since 1970.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Unit {
-    /// Seconds.
-    S,
-    /// Milliseconds.
-    Ms,
-    /// Microseconds.
-    Us,
-}
-
-impl Unit {
-    /// Microseconds of one.
-    pub fn micros(self) -> i64 {
-        match self {
-            Self::S => SECOND,
-            Self::Ms => 1_000,
-            Self::Us => 1,
-        }
-    }
-}
 
 /// A row of the site's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,4 +38,5 @@ pub mod tally;
 pub mod template;
 pub mod traceparent;
 pub mod trend;
+pub mod unit;
 pub mod writers;

@@ -175,9 +175,10 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
 /// The time in microseconds: the beginning of its unit.
 fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
     let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
-    let max = Micros::MAX.0.unsigned_abs() / unit.micros();
+    let micros = unit.micros().unsigned_abs();
+    let max = Micros::MAX.0.unsigned_abs() / micros;
     match found {
-        Scalar::Unsigned(time) if (1..=max).contains(&time) => Ok(Scalar::Unsigned(time * unit.micros())),
+        Scalar::Unsigned(time) if (1..=max).contains(&time) => Ok(Scalar::Unsigned(time * micros)),
         found => {
             let error =
                 format!("at from {pointer} is {found}, allowed are {unit} since the epoch as an integer, 1 to {max}");

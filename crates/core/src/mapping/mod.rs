@@ -7,7 +7,6 @@ mod decode;
 mod order;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,8 +14,8 @@ use serde::{Deserialize, Serialize};
 pub use decode::decode_all;
 pub use order::in_arrival;
 
-use crate::model::Micros;
 use crate::partition::MAPS_FROM;
+use crate::unit::Unit;
 
 /// The largest number of a map.
 pub const MAP_NUMBER_MAX: u8 = 99;
@@ -134,50 +133,6 @@ pub struct Time {
     pub pointer: String,
     /// The unit of the time since the epoch.
     pub unit: Unit,
-}
-
-/// The unit of a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Unit {
-    /// Seconds.
-    S,
-    /// Milliseconds.
-    Ms,
-    /// Microseconds.
-    Us,
-}
-
-impl Unit {
-    /// How many microseconds it has.
-    pub fn micros(self) -> u64 {
-        match self {
-            Self::S => 1_000_000,
-            Self::Ms => 1_000,
-            Self::Us => 1,
-        }
-    }
-
-    /// Whether two events that follow each other can have the same time.
-    pub fn is_coarse(self) -> bool {
-        self != Self::Us
-    }
-
-    /// The last microsecond of the unit that begins then.
-    fn end(self, from: Micros) -> Micros {
-        // The largest time begins a unit and may end none.
-        Micros(from.0.saturating_add(self.micros().cast_signed() - 1).min(Micros::MAX.0))
-    }
-}
-
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::S => "seconds",
-            Self::Ms => "milliseconds",
-            Self::Us => "microseconds",
-        })
-    }
 }
 
 /// Why a value that says toggle is no type, as the end of a sentence.

@@ -10,10 +10,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Unit;
 use crate::coalesce::{Before, Pair, State};
 use crate::event::LikeEvent;
 use crate::model::Micros;
+use crate::unit::Unit;
 
 /// What `events`, in the order of their arrival and each dated by the beginning of its unit, make of the rows, sorted by key; and what each row
 /// was before. `old` has the states of the rows, and no entry for a pair without a row.

@@ -4,8 +4,9 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
-use tallyd_core::import::{EARLIEST, Key, SiteLike, Unit};
+use tallyd_core::import::{EARLIEST, Key, SiteLike};
 use tallyd_core::model::{Micros, TargetId, UserId};
+use tallyd_core::unit::Unit;
 
 use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};

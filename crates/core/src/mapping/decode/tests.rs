@@ -6,10 +6,10 @@ use serde_json::json;
 use super::*;
 use crate::event::{LikeEvent, encode_like};
 use crate::kinds::{Kinds, Metrics};
-use crate::mapping::Unit;
 use crate::model::{Kind, Metric, Target, TargetId, UserId};
 use crate::partition::PartitionBy;
 use crate::rules::Rules;
+use crate::unit::Unit;
 
 const NOW: Micros = Micros(1_795_251_385_004_538);
 
