@@ -39,7 +39,7 @@ pub struct Import {
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Rows that the query is asked for at once at most.
+    /// Rows that the query is asked for at once at most; four times as many where only their checksum is asked for.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,

@@ -10,6 +10,7 @@
 //! and each event wins over it. The start's microseconds are no whole milliseconds, so that clocks of milliseconds never hit the signature.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::iter::Peekable;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,13 @@ pub struct SiteLike {
     pub liked: bool,
     /// When it was written; `None` where the table has no times.
     pub at: Option<Micros>,
+}
+
+/// What a side says of a range of rows: how many like, and the checksum of who does. Two sides that say the same have the same rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub count: u64,
+    pub checksum: u128,
 }
 
 /// When an import began. It never changes, however often the import is run again.
@@ -81,6 +89,52 @@ pub enum Side {
     Here,
 }
 
+/// Rows between two that differ. With more of them between, the two are looked at again one by one.
+const TOGETHER: usize = 100;
+
+/// A range of rows in which the sides differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Differing {
+    /// Before the first row.
+    pub after: Key,
+    /// The last row.
+    pub until: Key,
+    pub rows: BTreeSet<(Key, Side)>,
+    /// How many rows both sides had there.
+    pub size: usize,
+}
+
+/// The short ranges in which two sides, both in order, differ.
+pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
+    let mut found: Vec<Differing> = Vec::new();
+    let mut last = 0;
+    for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
+        // How many rows come before it.
+        let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
+        match found.last_mut() {
+            Some(range) if place - last <= TOGETHER => {
+                range.until = key;
+                range.size += place - last;
+                range.rows.insert((key, side));
+            }
+            _ => {
+                let rows = BTreeSet::from([(key, side)]);
+                found.push(Differing { after: before(key), until: key, rows, size: 1 });
+            }
+        }
+        last = place;
+    }
+    found
+}
+
+/// The place right before a row.
+fn before((target, user): Key) -> Key {
+    match user.0.checked_sub(1) {
+        Some(user) => (target, UserId(user)),
+        None => (TargetId(target.0.saturating_sub(1)), UserId(ID_MAX)),
+    }
+}
+
 /// The rows that one side has and the other one lacks. Both are in order.
 pub fn differences(
     site: impl IntoIterator<Item = Key>,
@@ -111,8 +165,6 @@ fn next_difference(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -140,6 +192,20 @@ mod tests {
 
     fn keys(ids: &BTreeSet<(u8, u8)>) -> Vec<Key> {
         ids.iter().map(|(target, user)| (TargetId((*target).into()), UserId((*user).into()))).collect()
+    }
+
+    #[test]
+    fn rows_far_from_each_other_are_looked_at_again_one_by_one() {
+        let rows = |users: &[u64]| users.iter().map(|user| (TargetId(7), UserId(*user))).collect::<Vec<_>>();
+        let (site, here): (Vec<u64>, Vec<u64>) =
+            ((1..=500).collect(), (1..=500).filter(|n| ![3, 5, 400].contains(n)).collect());
+        let found = differing(&rows(&site), &rows(&here));
+        let range = |after, until, users: &[u64], size| {
+            let [after, until] = [after, until].map(|user| (TargetId(7), UserId(user)));
+            Differing { after, until, rows: rows(users).into_iter().map(|key| (key, Side::Site)).collect(), size }
+        };
+        assert_eq!(found, [range(2, 5, &[3, 5], 4), range(399, 400, &[400], 1)]);
+        assert_eq!(before((TargetId(7), UserId(0))), (TargetId(6), UserId(ID_MAX)));
     }
 
     proptest! {
@@ -174,6 +240,12 @@ mod tests {
         ) {
             let found: Vec<(Key, Side)> = differences(keys(&site), keys(&here)).collect();
             prop_assert!(found.is_sorted());
+            let ranges = differing(&keys(&site), &keys(&here));
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].until <= pair[1].after));
+            for range in &ranges {
+                prop_assert!(range.rows.iter().all(|(key, _)| range.after < *key && *key <= range.until));
+            }
+            prop_assert!(ranges.into_iter().flat_map(|range| range.rows).eq(found.iter().copied()));
             let of = |side| found.iter().filter(|(_, of)| *of == side).map(|(key, _)| *key).collect::<Vec<_>>();
             prop_assert_eq!(of(Side::Site), keys(&site.difference(&here).copied().collect()));
             prop_assert_eq!(of(Side::Here), keys(&here.difference(&site).copied().collect()));

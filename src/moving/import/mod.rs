@@ -2,7 +2,8 @@
 //!
 //! The way of the first pass: read a page by the site's query -> write its rows, their counters and the checkpoint in one transaction, while
 //! the next page is read. Nothing is written to Redis and to the outbox: Redis is loaded once, at the cut-over. The second pass
-//! (`--deletions`) and `--verify` walk along the site's table and `like_record` beside each other (`sides`).
+//! (`--deletions`) walks along the site's table and `like_record` beside each other (`sides`). `--verify` has both servers make sums of ranges
+//! (`sums`), and reads rows only where these differ.
 //!
 //! What decides the races:
 //!
@@ -22,6 +23,7 @@ pub mod report;
 mod rows;
 mod sides;
 mod site;
+mod sums;
 mod verify;
 
 use std::cell::Cell;
@@ -242,6 +244,10 @@ impl Importer {
             number,
         };
         let job = (JOB, say_waiting as fn(&str));
+        let page_max = match (&self.reads, options.pass) {
+            (Reads::Likes(_), Pass::Verify) => self.import.page_rows * verify::RANGE_PAGES,
+            _ => self.import.page_rows,
+        };
         let report = Report::new(&self.import.name, options.pass.name(), options.dry_run);
         let mut run = Run {
             on: self,
@@ -250,7 +256,7 @@ impl Importer {
             began: Instant::now(),
             stop,
             publisher: self.broker.connect_publisher("import").await.map_err(anyhow::Error::from)?,
-            pace: Pace::new(health, &self.control, stop, job, self.import.page_rows),
+            pace: Pace::new(health, &self.control, stop, job, page_max),
             progress,
             read_ms: Cell::new(0),
             write_ms: Cell::new(0),

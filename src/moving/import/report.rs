@@ -59,6 +59,8 @@ pub struct Report {
     pub newest: Option<Micros>,
     /// Of `verify`: users that like, or targets, as `like_record` or `counter` has them.
     pub here: u64,
+    /// Of `verify`: rows that were read because their range differed.
+    pub read: u64,
     /// Targets that differ.
     pub differing: u64,
     /// The first of these.

@@ -33,7 +33,6 @@ struct Buffer<T> {
 
 /// What both sides say of a range of rows: who likes.
 pub(super) struct Step {
-    pub after: Key,
     pub until: Key,
     pub site: Vec<Key>,
     pub here: Vec<Liked>,
@@ -81,11 +80,6 @@ impl<'a> Sides<'a> {
         }
         let until = self.of_site.until.min(self.here.until);
         self.reached = until;
-        Ok(Some(Step {
-            after,
-            until,
-            site: self.of_site.take(until, |key| *key),
-            here: self.here.take(until, |row| row.key),
-        }))
+        Ok(Some(Step { until, site: self.of_site.take(until, |key| *key), here: self.here.take(until, |row| row.key) }))
     }
 }

@@ -10,6 +10,7 @@ use tallyd_core::model::{TargetId, UserId};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::Store;
 use tallyd_mysql::moving::source::{Bounds, LikeColumns, NumberColumns, SitePage};
+use tallyd_mysql::moving::sums::SiteSums;
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
 impl Importer {
@@ -73,6 +74,21 @@ impl Importer {
         let statement = self.of_likes(query, after, limit);
         let page = self.site_store().site_likes(&statement, columns, self.bounds(after, limit));
         page.await.map_err(|error| self.job_error(error))
+    }
+
+    /// The likes that follow, as a whole.
+    ///
+    /// # Errors
+    /// [`JobError::Refused`] with what is wrong with the query; MySQL fails.
+    pub(super) async fn site_sums(
+        &self,
+        (query, columns): (&Query, &LikeColumns),
+        after: Key,
+        limit: usize,
+    ) -> Result<SiteSums, JobError> {
+        let statement = self.of_likes(query, after, limit);
+        let sums = self.site_store().site_sums(&statement, columns, limit);
+        sums.await.map_err(|error| self.job_error(error))
     }
 
     /// Whether the site's table says that this user likes this target.

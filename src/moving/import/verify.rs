@@ -1,7 +1,10 @@
-//! `--verify`: both sides beside each other, while both change. What differs is looked at again, some seconds later: events on their way have
-//! come by then, and a difference that stays is one.
+//! `--verify`: both sides beside each other, while both change.
+//!
+//! The servers count each range of rows and make its checksum. A range that differs is compared again in pieces, and only of a piece that still
+//! differs rows are read. Rows that differ are looked at again, some seconds later: events on their way have come by then, and a difference that
+//! stays is one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -10,8 +13,9 @@ use super::Run;
 use super::numbers::Numbers;
 use super::report::{LISTED_MAX, TargetReport};
 use super::sides::{Sides, Step};
+use super::sums::{Compared, SumsOf};
 use crate::jobs::JobError;
-use tallyd_core::import::{FIRST, Key, LAST, Side, differences};
+use tallyd_core::import::{Differing, FIRST, Key, Side, differing};
 use tallyd_core::model::TargetId;
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
@@ -22,16 +26,27 @@ const LOOKS: usize = 3;
 /// Before each of these looks.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Ranges that differ, rows that do in them, and numbers, before these are looked at again: some MiB.
-const RANGES_MAX: usize = 100;
+/// Before another look that comes first: most events on their way have come by then, and the run need not wait for its end.
+const SOON: Duration = Duration::from_millis(200);
+
+/// Pages of an import in a range: the servers return only its sums.
+pub(super) const RANGE_PAGES: usize = 4;
+
+/// Pieces of a range that differs. A row that is on its way should not have the whole range read.
+const PIECES: usize = 16;
+
+/// Rows that differ and wait for their next look, some MiB, and numbers. With more of them the run waits, too.
 const ROWS_MAX: usize = 100_000;
 const NUMBERS_MAX: usize = 10_000;
 
-/// A range of rows in which the sides differ.
-struct Differing {
-    after: Key,
-    until: Key,
-    rows: BTreeSet<(Key, Side)>,
+/// Rows that a look may find between two others beside those that were there.
+const MORE: usize = 8;
+
+/// Rows that differed at each look so far.
+struct Suspect {
+    range: Differing,
+    looks: usize,
+    due: Instant,
 }
 
 /// What differs of targets, in their order.
@@ -55,36 +70,84 @@ impl Found {
     }
 }
 
+/// Rows that differ, on their way through their looks. They leave in the order in which they came: each has as many looks.
+#[derive(Default)]
+struct Looks {
+    /// For the look that comes soon.
+    fresh: VecDeque<Suspect>,
+    waiting: VecDeque<Suspect>,
+    found: Found,
+}
+
+impl Looks {
+    /// Adds rows that have differed, and at how many looks.
+    fn add(&mut self, range: Differing, looks: usize) {
+        let now = Instant::now();
+        match looks {
+            _ if range.rows.is_empty() => {}
+            0 => self.fresh.push_back(Suspect { range, looks, due: now + SOON }),
+            1..=LOOKS => self.waiting.push_back(Suspect { range, looks, due: now + PAUSE }),
+            _ => range.rows.into_iter().for_each(|(key, side)| self.found.note(key, side)),
+        }
+    }
+
+    /// Those whose look comes next.
+    fn pop(&mut self) -> Option<Suspect> {
+        let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
+        let is_fresh = match (due(&self.fresh), due(&self.waiting)) {
+            (Some(fresh), Some(waiting)) => fresh <= waiting,
+            (fresh, _) => fresh.is_some(),
+        };
+        if is_fresh { self.fresh.pop_front() } else { self.waiting.pop_front() }
+    }
+
+    fn rows(&self) -> usize {
+        self.fresh.iter().chain(&self.waiting).map(|suspect| suspect.range.rows.len()).sum()
+    }
+
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        [&self.fresh, &self.waiting].into_iter().filter_map(VecDeque::front).any(|first| first.due <= now)
+    }
+
+    fn clear(&mut self) {
+        self.fresh.clear();
+        self.waiting.clear();
+    }
+}
+
 impl Run<'_> {
     pub(super) async fn verify_likes(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
-        let site = (query, &columns);
-        let mut sides = Sides::new(self.on, site, (FIRST, LAST));
-        let (mut ranges, mut found) = (Vec::new(), Found::default());
+        let (site, stop) = ((query, &columns), self.stop);
+        let mut sums = SumsOf::new(self.on, site, FIRST);
+        let mut looks = Looks::default();
         loop {
             self.wait().await?;
             if self.is_over() {
                 break;
             }
             let began = Instant::now();
-            let step = self.stop.run_until_cancelled(sides.next(self.pace.page())).await.transpose()?;
-            let Some(step) = step.flatten() else { break };
-            let count = step.site.len().max(step.here.len());
+            let compared = stop.run_until_cancelled(sums.next(self.pace.page())).await.transpose()?;
+            let Some(compared) = compared.flatten() else { break };
             self.report.pages += 1;
-            self.report.rows += step.site.len() as u64;
-            self.report.here += step.here.len() as u64;
-            self.show(step.until);
-            ranges.extend(differing(step));
-            self.pace.note(count, began.elapsed());
-            let rows: usize = ranges.iter().map(|range: &Differing| range.rows.len()).sum();
-            if ranges.len() >= RANGES_MAX || rows >= ROWS_MAX {
-                self.settle(site, &mut ranges, &mut found).await?;
+            self.report.rows += compared.site.count;
+            self.report.here += compared.here.count;
+            self.show(compared.until);
+            self.pace.note(compared.answered, began.elapsed());
+            if compared.differs() {
+                stop.run_until_cancelled(self.narrow(site, &compared, &mut looks)).await.transpose()?;
+            }
+            while looks.is_due() || looks.rows() > ROWS_MAX {
+                self.look(site, &mut looks).await?;
             }
         }
-        self.settle(site, &mut ranges, &mut found).await?;
-        self.report.differing = found.count;
-        for (id, (missing, extra)) in found.listed {
+        while looks.rows() > 0 {
+            self.look(site, &mut looks).await?;
+        }
+        self.report.differing = looks.found.count;
+        for (id, (missing, extra)) in looks.found.listed {
             let here = self.on.store.count_likes(self.on.kind, id).await?;
             let site = here + missing.cast_signed() - extra.cast_signed();
             self.report.targets.push(TargetReport { target: self.name(id), site, here, missing, extra });
@@ -95,31 +158,76 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Looks at the ranges again, and keeps what differs each time.
-    async fn settle(
+    /// Compares a range again in pieces, and reads the rows of those that still differ.
+    async fn narrow(
         &mut self,
         site: (&Query, &LikeColumns),
-        ranges: &mut Vec<Differing>,
-        found: &mut Found,
+        range: &Compared,
+        looks: &mut Looks,
     ) -> Result<(), JobError> {
-        for _ in 0..LOOKS {
-            if ranges.is_empty() || self.stop.run_until_cancelled(tokio::time::sleep(PAUSE)).await.is_none() {
+        let mut sums = SumsOf::new(self.on, site, range.after);
+        let limit = (range.answered / PIECES).max(PIECES);
+        while let Some(piece) = sums.next(limit).await? {
+            let until = piece.until.min(range.until);
+            if piece.differs() {
+                self.read_rows(site, (piece.after, until), piece.rows(), looks).await?;
+            }
+            if until == range.until || self.is_over() {
                 break;
             }
-            for range in ranges.iter_mut() {
-                let mut sides = Sides::new(self.on, site, (range.after, range.until));
-                let mut still = BTreeSet::new();
-                while let Some(step) = sides.next(self.on.import.page_rows).await? {
-                    still.extend(differing(step).into_iter().flat_map(|range| range.rows));
-                }
-                range.rows.retain(|row| still.contains(row));
+        }
+        Ok(())
+    }
+
+    /// Reads the rows of both sides after the first key and up to the second one, about so many.
+    async fn read_rows(
+        &mut self,
+        site: (&Query, &LikeColumns),
+        range: (Key, Key),
+        rows: usize,
+        looks: &mut Looks,
+    ) -> Result<(), JobError> {
+        let mut sides = Sides::new(self.on, site, range);
+        while let Some(step) = sides.next(rows.saturating_add(MORE).min(self.on.import.page_rows)).await? {
+            self.differing(step).into_iter().for_each(|range| looks.add(range, 0));
+            while looks.rows() > ROWS_MAX {
+                self.look(site, looks).await?;
             }
-            ranges.retain(|range| !range.rows.is_empty());
+            self.wait().await?;
+            if self.is_over() {
+                break;
+            }
         }
-        let rows = ranges.drain(..).flat_map(|range| range.rows);
-        if !self.stop.is_cancelled() {
-            rows.for_each(|(key, side)| found.note(key, side));
+        Ok(())
+    }
+
+    fn differing(&mut self, step: Step) -> Vec<Differing> {
+        self.report.read += step.site.len().max(step.here.len()) as u64;
+        let here: Vec<Key> = step.here.iter().map(|row| row.key).collect();
+        differing(&step.site, &here)
+    }
+
+    /// Looks again at the rows that have waited longest, once they have waited long enough, and keeps those that still differ.
+    async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
+        let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
+        let (left, stop) = (due.saturating_duration_since(Instant::now()), self.stop);
+        if stop.run_until_cancelled(tokio::time::sleep(left)).await.is_none() {
+            looks.clear();
+            return Ok(());
         }
+        let mut sides = Sides::new(self.on, site, (range.after, range.until));
+        let mut still: BTreeSet<(Key, Side)> = BTreeSet::new();
+        loop {
+            let limit = (range.size + MORE).min(self.on.import.page_rows);
+            let step = stop.run_until_cancelled(sides.next(limit)).await.transpose()?;
+            match step {
+                None => return Ok(()),
+                Some(None) => break,
+                Some(Some(step)) => still.extend(self.differing(step).into_iter().flat_map(|range| range.rows)),
+            }
+        }
+        let rows = range.rows.intersection(&still).copied().collect();
+        looks.add(Differing { rows, ..range }, count + 1);
         Ok(())
     }
 
@@ -189,10 +297,4 @@ impl Run<'_> {
     fn name(&self, target: TargetId) -> String {
         format!("{}:{target}", self.on.import.kind)
     }
-}
-
-/// The range, where the sides differ.
-fn differing(Step { after, until, site, here }: Step) -> Option<Differing> {
-    let rows: BTreeSet<(Key, Side)> = differences(site, here.iter().map(|row| row.key)).collect();
-    (!rows.is_empty()).then_some(Differing { after, until, rows })
 }

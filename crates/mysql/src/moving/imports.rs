@@ -120,15 +120,7 @@ impl Store {
 
     /// The next rows that say "likes", in order, after the first key and up to the second one.
     pub async fn liked_rows(&self, kind: Kind, (after, until): (Key, Key), limit: usize) -> Result<Vec<Liked>> {
-        // Each a range of the primary key: no row is read twice for two pages of one target.
-        const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
-        const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
-                               OR (target_id = ? AND user_id <= ?))";
-        let ((from, from_user), (to, to_user)) = (after, until);
-        let (of_range, bounds) = match from == to {
-            true => (ONE_TARGET, vec![from.0, from_user.0, to_user.0]),
-            false => (TARGETS, vec![from.0, from_user.0, from.0, to.0, to.0, to_user.0]),
-        };
+        let (of_range, bounds) = of_range(after, until);
         let sql = format!(
             "SELECT target_id, user_id, update_at FROM like_record WHERE kind = ? AND {of_range} AND is_del = 0 \
              ORDER BY kind, target_id, user_id LIMIT ?"
@@ -159,6 +151,18 @@ impl Store {
         let mut conn = self.acquire().await?;
         let found = conn.unlimited(|connection| crate::counters::read_counted(connection, &keys)).await?;
         Ok(keys.iter().map(|key| found.get(key).map_or(0, |truth| truth.counted)).collect())
+    }
+}
+
+/// The rows after the first key, up to the second one, and what is bound: a few ranges of the primary key, so that no row is read twice for
+/// two pages of one target.
+pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
+    const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
+    const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
+                           OR (target_id = ? AND user_id <= ?))";
+    match from == to {
+        true => (ONE_TARGET, vec![from.0, from_user.0, to_user.0]),
+        false => (TARGETS, vec![from.0, from_user.0, from.0, to.0, to.0, to_user.0]),
     }
 }
 

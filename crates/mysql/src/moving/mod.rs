@@ -3,3 +3,4 @@
 pub mod exports;
 pub mod imports;
 pub mod source;
+pub mod sums;

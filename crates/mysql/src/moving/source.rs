@@ -8,6 +8,7 @@ use tallyd_core::import::{EARLIEST, Key, SiteLike};
 use tallyd_core::model::{Micros, TargetId, UserId};
 use tallyd_core::unit::Unit;
 
+use super::sums;
 use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use crate::{Context, Store, micros};
@@ -19,6 +20,8 @@ pub struct LikeColumns {
     user: usize,
     deleted: Option<usize>,
     at: Option<(usize, Option<Unit>)>,
+    /// What is selected of an answer as a whole.
+    pub(super) sums: String,
 }
 
 impl LikeColumns {
@@ -130,10 +133,7 @@ impl Store {
             let mut rows = sqlx::raw_sql(AssertSqlSafe(statement.sql.clone())).fetch(&mut *connection);
             while let Some(row) = rows.try_next().await.map_err(|error| statement.error(error))? {
                 if page.answered == bounds.limit {
-                    return Err(wrong(format!(
-                        "the query returns more than the {} rows that :rows says",
-                        bounds.limit
-                    )));
+                    return Err(too_many(bounds.limit));
                 }
                 page.answered += 1;
                 let row = read(&row)?;
@@ -150,6 +150,10 @@ impl Store {
         };
         site_query::within_its_time(&mut conn, statement, ask).await
     }
+}
+
+pub(super) fn too_many(limit: usize) -> QueryError {
+    wrong(format!("the query returns more than the {limit} rows that :rows says"))
 }
 
 fn disorder((target, user): Key, (next_target, next_user): Key) -> String {
@@ -193,12 +197,10 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
         (_, _, Some(_)) => return Err(wrong("unit is for the column at, and the query returns none")),
         _ => None,
     };
-    Ok(LikeColumns {
-        target: required("target")?,
-        user: required("user")?,
-        deleted: place(columns, "deleted", &known)?,
-        at,
-    })
+    let (target, user, deleted) = (required("target")?, required("user")?, place(columns, "deleted", &known)?);
+    let of = |place: usize| columns.get(place);
+    let sums = sums::selected(of(target), of(user), deleted.and_then(of));
+    Ok(LikeColumns { target, user, deleted, at, sums })
 }
 
 /// In which unit the times of a column are, unless they are written as dates.
@@ -316,7 +318,8 @@ mod tests {
         let target_and_user = [column("Target", "BIGINT"), column("user", "VARCHAR")];
         let with = |more: &[Column]| [target_and_user.as_slice(), more].concat();
         let found = like_columns(&with(&[column("at", "DATETIME"), column("deleted", "BIT")]), None).unwrap();
-        assert_eq!(found, LikeColumns { target: 0, user: 1, deleted: Some(3), at: Some((2, None)) });
+        let LikeColumns { target, user, deleted, at, .. } = found;
+        assert_eq!((target, user, deleted, at), (0, 1, Some(3), Some((2, None))));
         for (columns, unit, why) in [
             (
                 vec![column("post_id", "BIGINT")],

@@ -1,0 +1,119 @@
+//! Counts and checksums of a range of rows, made at the servers, so that two sides are compared without reading their rows.
+//!
+//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`, and the range's is the sum of all, which is exact. CRC32
+//! alone is linear: of the rows (1,10) and (2,11) it has the same XOR as of (1,11) and (2,10), and in one of some thousand such swaps even
+//! the same sum. A product of two different ones is not. That two ranges have the same count and the same sum by chance is as likely as
+//! that two random numbers of 64 bits are the same.
+//!
+//! It is made of the text of the ids, as the site writes them: an id such as 042 is never the same as ours, and is then read as a row.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
+use tallyd_core::event::ID_MAX;
+use tallyd_core::import::{Key, Sums};
+use tallyd_core::model::{Kind, TargetId, UserId};
+
+use super::imports::of_range;
+use super::source::{LikeColumns, too_many};
+use crate::site_query::{self, Column, QueryError, Statement, Told};
+use crate::{Context, Result, Store};
+
+/// A page of the site's rows, as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SiteSums {
+    /// How many rows the answer had.
+    pub answered: usize,
+    /// Of those that say "likes".
+    pub sums: Sums,
+    /// The largest key. `None` where a row can't be read: an id is no number, or `deleted` neither 0 nor 1.
+    pub last: Option<Key>,
+}
+
+/// The larger id of a key counts so much more than the smaller one.
+const TARGET: u128 = 10_000_000_000_000_000_000;
+
+impl Store {
+    /// The likes that follow, as a whole: the query of at most `limit` rows runs within another one.
+    pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
+        let mut conn = self.acquire().await?;
+        // The query's last line can be a comment.
+        let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);
+        let ask = async |connection: &mut MySqlConnection| {
+            site_query::limit_time(connection, Some(statement.query_max)).await?;
+            let row = connection.fetch_one(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+            let page = read_page(&row.map_err(|error| statement.error(error))?).map_err(QueryError::Store)?;
+            if page.answered > limit { Err(too_many(limit)) } else { Ok(page) }
+        };
+        site_query::within_its_time(&mut conn, statement, ask).await
+    }
+
+    /// The rows that say "likes" after the first key and up to the second one, as a whole.
+    pub async fn liked_sums(&self, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
+        let (of_range, bounds) = of_range(after, until);
+        let checksum = checksum("target_id", "user_id");
+        let sql = format!(
+            "SELECT COUNT(*), COALESCE(SUM({checksum}), 0) FROM like_record \
+             WHERE kind = ? AND {of_range} AND is_del = 0"
+        );
+        let mut conn = self.acquire().await?;
+        let row = conn.unlimited(|connection| async move {
+            let query =
+                bounds.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, bound| query.bind(*bound));
+            query.fetch_one(connection).await.context("sum like records")
+        });
+        let row = row.await?;
+        let count: i64 = row.try_get(0).context("sum like records")?;
+        Ok(Sums { count: count.unsigned_abs(), checksum: integer(&row, 1)?.unwrap_or(0) })
+    }
+}
+
+/// A row's part of the checksum.
+fn checksum(target: &str, user: &str) -> String {
+    format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
+}
+
+/// What is selected of the site's rows. How a column is read depends on its type: MySQL would compare text with numbers by its first digits.
+pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
+    let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
+    let id = |column, name: &str| match is_integer(column) {
+        true => (format!("page.{name}"), format!("page.{name}")),
+        // Also of text in UTF-16, which has other bytes.
+        false => (format!("CONVERT(page.{name} USING ascii)"), format!("CAST(page.{name} AS DECIMAL(30))")),
+    };
+    let ((target, target_number), (user, user_number)) = (id(target, "target"), id(user, "user"));
+    let (liked, known) = match deleted {
+        None => ("1".to_owned(), "1".to_owned()),
+        Some(column) if column.is_integer() || column.kind == "BIT" => {
+            ("page.deleted = 0".to_owned(), "page.deleted IN (0, 1)".to_owned())
+        }
+        Some(_) => {
+            let text = "CAST(page.deleted AS BINARY)";
+            (format!("{text} = '0'"), format!("{text} IN ('0', '1')"))
+        }
+    };
+    let checksum = checksum(&target, &user);
+    let checksum = if deleted.is_none() { checksum } else { format!("CASE WHEN {liked} THEN {checksum} END") };
+    format!(
+        "COUNT(*), COALESCE(SUM({liked}), 0), COALESCE(SUM({known}), 0), COALESCE(SUM({checksum}), 0), \
+         MAX({target_number} * {TARGET}.0 + {user_number})"
+    )
+}
+
+fn read_page(row: &MySqlRow) -> Result<SiteSums> {
+    let answered = integer(row, 0)?.unwrap_or(0);
+    let sums = Sums { count: integer(row, 1)?.unwrap_or(0), checksum: integer(row, 3)?.unwrap_or(0) };
+    let last = integer(row, 4)?.and_then(key).filter(|_| integer(row, 2).ok().flatten() == Some(answered));
+    Ok(SiteSums { answered: usize::try_from(answered).unwrap_or(usize::MAX), sums, last })
+}
+
+fn key(number: u128) -> Option<Key> {
+    let [target, user] = [number / TARGET, number % TARGET].map(|id| u64::try_from(id).ok());
+    let is_id = |id: &u64| (1..=ID_MAX).contains(id);
+    Some((TargetId(target.filter(is_id)?), UserId(user.filter(is_id)?)))
+}
+
+/// A number of any size; `None` where it is none that we have.
+fn integer<T: std::str::FromStr>(row: &MySqlRow, place: usize) -> Result<Option<T>> {
+    let text: Option<&str> = row.try_get_unchecked(place).context("read sums of rows")?;
+    Ok(text.and_then(|text| site_query::number(text).ok()))
+}

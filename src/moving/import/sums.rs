@@ -1,0 +1,98 @@
+//! Sums of the site's table and of `like_record` beside each other, range by range: made at the servers.
+
+use super::Importer;
+use crate::jobs::JobError;
+use tallyd_core::import::{Key, LAST, Sums};
+use tallyd_core::site_query::Query;
+use tallyd_mysql::moving::source::LikeColumns;
+
+/// Walks along both sides. A page of the site's query says where the range ends; while our side's sums of it are made, the site makes the next
+/// ones.
+pub(super) struct SumsOf<'a> {
+    on: &'a Importer,
+    site: (&'a Query, &'a LikeColumns),
+    /// All up to here was asked of the site.
+    reached: Key,
+    /// What the site said, and our side was not asked for yet.
+    next: Option<OfSite>,
+}
+
+/// What the site says of a range.
+#[derive(Clone, Copy)]
+struct OfSite {
+    after: Key,
+    until: Key,
+    answered: usize,
+    /// Rows that can't be read as they are have none.
+    sums: Option<Sums>,
+}
+
+/// What both sides say of a range of rows.
+pub(super) struct Compared {
+    pub after: Key,
+    pub until: Key,
+    /// Rows that the site's query returned.
+    pub answered: usize,
+    pub site: Sums,
+    pub here: Sums,
+    is_read: bool,
+}
+
+impl Compared {
+    pub(super) fn differs(&self) -> bool {
+        !self.is_read || self.site != self.here
+    }
+
+    /// How many rows the side with more of them has.
+    pub(super) fn rows(&self) -> usize {
+        self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
+    }
+}
+
+impl<'a> SumsOf<'a> {
+    /// Of the rows after that one.
+    pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
+        Self { on, site, reached: after, next: None }
+    }
+
+    /// The next range, of at most `limit` rows of the site; `None` at the end.
+    pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Compared>, JobError> {
+        let this = match self.next.take() {
+            Some(next) => next,
+            None if self.reached >= LAST => return Ok(None),
+            None => self.of_site(self.reached, limit).await?,
+        };
+        let following =
+            async { if this.until < LAST { self.of_site(this.until, limit).await.map(Some) } else { Ok(None) } };
+        let here =
+            async { self.on.store.liked_sums(self.on.kind, (this.after, this.until)).await.map_err(JobError::from) };
+        let (here, following) = tokio::try_join!(here, following)?;
+        (self.reached, self.next) = (this.until, following);
+        let OfSite { after, until, answered, sums } = this;
+        let (site, is_read) = (sums.unwrap_or_default(), sums.is_some());
+        Ok(Some(Compared { after, until, answered, site, here, is_read }))
+    }
+
+    async fn of_site(&self, after: Key, limit: usize) -> Result<OfSite, JobError> {
+        let page = self.on.site_sums(self.site, after, limit).await?;
+        let is_last = page.answered < limit;
+        if page.answered == 0 {
+            return Ok(OfSite { after, until: LAST, answered: 0, sums: Some(page.sums) });
+        }
+        match page.last.filter(|last| *last > after) {
+            Some(last) => {
+                let until = if is_last { LAST } else { last };
+                Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) })
+            }
+            // The rows say what is wrong with them.
+            None => {
+                let rows = self.on.likes(self.site, after, limit).await?;
+                if let Some(fault) = rows.fault {
+                    return Err(self.on.refused(fault));
+                }
+                let last = rows.rows.last().filter(|_| rows.answered == limit).map_or(LAST, |row| row.key);
+                Ok(OfSite { after, until: last, answered: rows.answered, sums: None })
+            }
+        }
+    }
+}
