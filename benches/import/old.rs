@@ -32,6 +32,15 @@ pub enum Shape {
     OneTarget,
 }
 
+/// Where the old worker's likes arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// In the old table alone.
+    Old,
+    /// Also in `like_record`, as if their events were applied.
+    Both,
+}
+
 /// How long statements of the old worker took.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Waits {
@@ -42,6 +51,8 @@ pub struct Waits {
 
 pub struct Old {
     database: String,
+    /// That of tallyd.
+    world: String,
     pool: MySqlPool,
     shape: Shape,
     pub rows: u64,
@@ -76,7 +87,7 @@ impl Old {
             .max_connections(WORKERS)
             .connect_with((*world.pool.connect_options()).clone().database(&database))
             .await?;
-        Ok(Self { database, pool, shape, rows })
+        Ok(Self { database, world: world.name.clone(), pool, shape, rows })
     }
 
     pub async fn drop(self) -> Result<()> {
@@ -120,11 +131,25 @@ impl Old {
         Ok(())
     }
 
+    /// Brings over what the old worker wrote behind the import's back.
+    pub async fn catch_up(&self, world: &World) -> Result<()> {
+        let sql = format!(
+            "INSERT IGNORE INTO like_record SELECT 1, post_id, user_id, 0, created_at FROM {}.likes WHERE user_id >= {NEW_USERS}",
+            self.database
+        );
+        run(&world.pool, sql).await
+    }
+
     /// Does `work` while the old worker writes so many likes a second.
-    pub async fn beside<T>(&self, rate: u32, work: impl Future<Output = Result<T>>) -> Result<(T, Waits)> {
+    pub async fn beside<T>(
+        &self,
+        rate: u32,
+        tables: Tables,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<(T, Waits)> {
         let ends = CancellationToken::new();
         let every = Duration::from_secs(1) * WORKERS / rate;
-        let workers = try_join_all((0..WORKERS).map(|worker| self.work(worker, every, &ends)));
+        let workers = try_join_all((0..WORKERS).map(|worker| self.work(worker, every, tables, &ends)));
         let work = async {
             let done = work.await;
             ends.cancel();
@@ -142,21 +167,27 @@ impl Old {
     }
 
     /// Likes at random places of the table, one statement each.
-    async fn work(&self, worker: u32, every: Duration, ends: &CancellationToken) -> Result<Vec<f64>> {
+    async fn work(&self, worker: u32, every: Duration, tables: Tables, ends: &CancellationToken) -> Result<Vec<f64>> {
         let mut connection = self.pool.acquire().await?;
         let mut turn = tokio::time::interval(every);
         let (mut waits, targets) = (Vec::new(), (self.rows / LIKES_OF_TARGET).max(1));
-        let mut dice = Dice::new(u64::from(worker));
+        // Another run of the worker has other users.
+        let mut dice = Dice::new(u64::from(worker) + if tables == Tables::Both { 100 } else { 0 });
+        let applied = format!("INSERT IGNORE INTO {}.like_record VALUES (1, ?, ?, 0, UTC_TIMESTAMP(6))", self.world);
         while !ends.is_cancelled() {
             turn.tick().await;
             let target = if self.shape == Shape::OneTarget { 1 } else { 1 + dice.below(targets) };
+            let user = NEW_USERS + dice.below(NEW_USERS);
             let began = Instant::now();
             sqlx::query("INSERT IGNORE INTO likes (post_id, user_id, created_at) VALUES (?, ?, UTC_TIMESTAMP())")
                 .bind(target)
-                .bind(NEW_USERS + dice.below(NEW_USERS))
+                .bind(user)
                 .execute(&mut *connection)
                 .await?;
             waits.push(began.elapsed().as_secs_f64() * 1e3);
+            if tables == Tables::Both {
+                sqlx::query(AssertSqlSafe(applied.clone())).bind(target).bind(user).execute(&mut *connection).await?;
+            }
         }
         Ok(waits)
     }
