@@ -45,7 +45,7 @@ pub struct SiteLike {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub count: u64,
-    pub checksum: u128,
+    pub checksum: u64,
 }
 
 /// When an import began. It never changes, however often the import is run again.
