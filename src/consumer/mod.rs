@@ -315,7 +315,7 @@ impl Partition {
                 map.exchange
             ),
             Found::Different(text) | Found::Refused(text) => bail!(
-                "[[map]] {}: the account has no right to bind a queue to the exchange {}: {text}; docs/moving.md has the rights",
+                "[[map]] {}: the account has no right to bind a queue to the exchange {}: {text}; docs/moving-reference.md has the rights",
                 map.name,
                 map.exchange
             ),

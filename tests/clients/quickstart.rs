@@ -300,41 +300,6 @@ async fn execute(world: &World, sql: AssertSqlSafe<String>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_steps_bring_an_older_table_over() {
-    let world = World::new("bring_over", "").await;
-    let likes = "CREATE TABLE likes (id BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT, video_id BIGINT, \
-                 deleted BOOLEAN, updated_at DATETIME, UNIQUE (user_id, video_id)); \
-                 INSERT INTO likes (user_id, video_id, deleted, updated_at) VALUES \
-                 (1, 42, 0, '2025-01-01'), (2, 42, 0, '2025-01-02'), (3, 42, 1, '2025-01-03'), (1, 43, 1, '2025-01-04')";
-    execute(&world, AssertSqlSafe(likes.to_owned())).await;
-    execute(&world, step("-- step 2")).await;
-    execute(&world, step("-- step 3")).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    assert_eq!(world.report(&["reconcile"])["counters_off"], 0);
-    assert_eq!(read(&world, "42"), "2");
-
-    // The old worker still writes while API servers already publish, both of them about user 2.
-    let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
-    execute(&world, AssertSqlSafe(later.to_owned())).await;
-    let client = world.client();
-    let counted = client.count(target(42), UserId(2), true, &[]).await.unwrap();
-    client.publish(&counted).await.unwrap();
-    eventually("the event is in MySQL", || async {
-        world.count("SELECT COUNT(*) FROM like_record WHERE update_at > '2026-01-01'").await == 1
-    })
-    .await;
-    execute(&world, step("-- step 2")).await;
-    assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
-    assert_eq!(world.tallyd(&["reconcile", "--dry-run"]).status.code(), Some(0));
-    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0").await, 1);
-    assert_eq!(world.counters().await[&target(42)], 1);
-    assert_eq!(read(&world, "42"), "1");
-    assert!(daemon.stop().success());
-    world.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_documented_index_lists_what_a_user_likes() {
     let world = World::new("index", "").await;
     let rows = "INSERT INTO like_record VALUES \

@@ -25,6 +25,7 @@ mod likes;
 mod limits;
 mod map;
 mod metrics;
+mod moving;
 mod operate;
 mod outbox;
 mod races;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::eventually;
+use super::ports::free_port;
 
 pub struct Private {
     child: Child,
@@ -15,9 +16,7 @@ pub struct Private {
 impl Private {
     /// A server that keeps nothing on disk. `arguments` are more of its settings.
     pub async fn start(arguments: &[&str]) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = free_port();
         let folder = tempfile::tempdir().unwrap();
         let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let child = spawn(port, folder.path(), &arguments);

@@ -79,7 +79,7 @@ async fn of_map(
         Found::Different(text) | Found::Refused(text) => Check::error(
             What::RabbitmqPermissions,
             format!("the account has no right to bind a queue to {exchange} of the map {name}: {text}"),
-            "give it the right to read the exchange, as docs/moving.md says",
+            "give it the right to read the exchange, as docs/moving-reference.md says",
         ),
     });
     let found = broker.probe_map_queue(link, &queue).await?;

@@ -59,7 +59,7 @@ impl<'a> Raised<'a> {
             let (name, place) = (servers.metrics.name(metric), servers.cache.keys.counter_names());
             let reason = format!(
                 "{targets} targets of {name} that the last run lowered or left are too high again, as in the run before: an API server \
-                 still counts in {place} without publishing; repairs of {name} stop until that ends. Stop it (docs/moving.md, \"Old \
+                 still counts in {place} without publishing; repairs of {name} stop until that ends. Stop it (docs/moving-reference.md, \"Old \
                  keys\"), then run `tallyd reconcile --force`"
             );
             warn!(event = "reconcile-braked", reason, "nothing more of {name} is repaired: {reason}");

@@ -117,7 +117,7 @@ fn the_import_in_config_toml_has_the_defaults_that_it_says() {
 #[test]
 fn the_map_in_the_page_on_moving_is_a_configuration_as_it_is() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), &blocks("docs/moving.md", "toml")[0]).unwrap();
+    fs::write(file.path(), &blocks("docs/moving-reference.md", "toml")[0]).unwrap();
     assert_eq!(config::load(file.path()).unwrap().maps[0].partition(), 60_001);
 }
 

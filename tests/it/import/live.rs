@@ -93,7 +93,7 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
         // Redis lacks what was imported: a reconcile takes that for a loss which a person must look at.
         let limited = world.tallyd(&["reconcile", "--full"]);
         assert_eq!(limited.status.code(), Some(1), "{}", stdout(&limited));
-        // As docs/moving.md says.
+        // As docs/moving-reference.md says.
         let loaded = world.tallyd(&["reconcile", "--reload"]);
         assert!(loaded.status.success(), "{}", stderr(&loaded));
         world.outbox_added().await;

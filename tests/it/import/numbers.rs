@@ -57,7 +57,7 @@ async fn numbers_of_keys_in_redis_are_found_by_their_pattern() {
     world.set(&settings(&format!("keys = \"{keys}\"")));
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let mut redis = world.redis().await;
-    // As docs/moving.md says.
+    // As docs/moving-reference.md says.
     let allow = ["SETUSER", account.split('\'').nth(1).unwrap(), "+scan"];
     let () = redis::cmd("ACL").arg(&allow).query_async(&mut redis).await.unwrap();
     let set = |id: &str, value: &str| redis::cmd("SET").arg(keys.replace("{id}", id)).arg(value).to_owned();

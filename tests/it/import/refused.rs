@@ -70,7 +70,7 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
     world.set(&block(&query, ""));
     let output = world.tallyd(&["import"]);
     assert!(stderr(&output).contains("the account of [mysql] url may not run the query"), "{}", stderr(&output));
-    // As docs/moving.md says.
+    // As docs/moving-reference.md says.
     run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
     assert_eq!(report(&world, 0, &[])["added"], 1);
     run(&world, &format!("DROP DATABASE {other}")).await;

@@ -31,6 +31,13 @@ fn prefix(name: &str) -> String {
     format!("t_{name}_{}", std::process::id())
 }
 
+/// Makes an exchange as a site has one.
+pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
+    let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let declare = link.channel.exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default());
+    declare.await.unwrap();
+}
+
 /// The settings of a map of the exchange; `unit` is that of its times.
 fn settings(exchange: &str, unit: &str) -> String {
     format!(
@@ -49,14 +56,7 @@ impl Site {
         let exchange = format!("{}.site", prefix(name));
         let world = World::new(name, &settings(&exchange, unit)).await;
         let link = world.broker.connect("test").await.unwrap();
-        let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        let declare = link.channel.exchange_declare(
-            exchange.as_str().into(),
-            ExchangeKind::Topic,
-            durable,
-            FieldTable::default(),
-        );
-        declare.await.unwrap();
+        declare_exchange(&link, &exchange).await;
         let old = format!("{exchange}.worker");
         let durable = QueueDeclareOptions::durable();
         link.channel.queue_declare(old.as_str().into(), durable, FieldTable::default()).await.unwrap();

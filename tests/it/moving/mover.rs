@@ -1,0 +1,310 @@
+//! Who follows the page: makes its settings, and runs its commands as they are.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Output, Stdio};
+
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tokio::net::UnixDatagram;
+
+use super::old_site::OldSite;
+use super::page::{Block, Names, PAGE, Step, steps};
+use crate::common::ports::free_port;
+use crate::common::servers::rabbitmqctl;
+use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
+
+/// Another run has the lock, or a server is away: the page says to try again.
+const TRY_LATER: i32 = 75;
+
+pub struct Mover {
+    pub world: World,
+    pub site: OldSite,
+    settings: toml::Table,
+    steps: Vec<Step>,
+    daemon: Option<Daemon>,
+    export: Option<Child>,
+    /// The name of its account in RabbitMQ.
+    account: String,
+    /// What `date` said in step 6.
+    cutover: String,
+    /// What the last command said.
+    pub said: String,
+}
+
+impl Mover {
+    /// A site, and tallyd beside it, which has its accounts and was not started.
+    pub async fn new(name: &str) -> Self {
+        let world = World::new(name, "").await;
+        let account = format!("{}_d", world.name);
+        let database = format!("{}_site", world.name);
+        let site = OldSite::open(&database, world.broker.exchange(), &world.broker).await;
+        let mut mover = Self {
+            settings: toml::Table::new(),
+            steps: steps(&names(&world, &account, &database)),
+            world,
+            site,
+            daemon: None,
+            export: None,
+            account,
+            cutover: String::new(),
+            said: String::new(),
+        };
+        rabbitmqctl(&["add_user", &mover.account, "secret"]);
+        for line in fs::read_to_string(root().join("ops/redis/accounts.txt")).unwrap().lines() {
+            let mut redis = mover.site.redis.connect().await;
+            let () = redis::Cmd::new().arg(line.split(' ').collect::<Vec<_>>()).query_async(&mut redis).await.unwrap();
+        }
+        let addresses = mover.addresses();
+        mover.add(&addresses);
+        mover.make_programs();
+        mover
+    }
+
+    /// Where the servers are, as the accounts of the page; and what is shorter for a test.
+    fn addresses(&self) -> String {
+        let logged_in = |url: &str, user: &str, password: &str| {
+            let mut url = url::Url::parse(url).unwrap();
+            url.set_username(user).unwrap();
+            url.set_password(Some(password)).unwrap();
+            url.to_string()
+        };
+        let amqp = logged_in(&stack("AMQP_URL"), &self.account, "secret");
+        let redis = logged_in(&self.site.redis.url(), "tallyd", "choose-one");
+        let port = free_port();
+        format!(
+            "[amqp]\nurl = \"{amqp}\"\n[redis]\nurl = \"{redis}\"\n[admin]\nlisten = \"127.0.0.1:{port}\"\n\
+             [reconcile]\nwatch_every = \"1s\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n"
+        )
+    }
+
+    /// The programs of the page's commands, for the test's servers.
+    fn make_programs(&self) {
+        let folder = self.folder().join("bin");
+        fs::create_dir(&folder).unwrap();
+        let accounts = self.world.accounts.as_ref().unwrap();
+        let migrate = accounts.of_migration(self.world.config.mysql.url.expose());
+        let (tallyd, config) = (crate::common::program(), self.world.config_path());
+        let tallyd = format!(
+            "[ \"$1\" != migrate ] || export TALLYD__MYSQL__URL='{migrate}'\nexec '{}' --config '{}' \"$@\"",
+            tallyd.display(),
+            config.display()
+        );
+        let path = std::env::var("PATH").unwrap();
+        let redis = format!("PATH='{path}' exec redis-cli -e -u '{}' \"$@\"", self.site.redis.url());
+        let rabbitmq = format!("exec '{}' \"$@\"", root().join("dev/rabbitmqctl").display());
+        for (name, script) in [("tallyd", tallyd), ("redis-cli", redis), ("rabbitmqctl", rabbitmq)] {
+            let file = folder.join(name);
+            fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    fn folder(&self) -> &std::path::Path {
+        self.world.folder.path()
+    }
+
+    /// What a step has to be done, from 1.
+    pub fn step(&self, number: usize) -> Step {
+        self.steps[number - 1].clone()
+    }
+
+    /// Does a step.
+    pub async fn forward(&mut self, number: usize) {
+        for block in self.step(number).forward {
+            self.run(block).await;
+        }
+    }
+
+    /// Does what is on the page to go back from a step.
+    pub async fn back(&mut self, number: usize) {
+        for block in self.step(number).back {
+            self.run(block).await;
+        }
+    }
+
+    pub async fn run(&mut self, block: Block) {
+        match block {
+            Block::Toml(text) => self.add(&text),
+            Block::Json(text) => fs::write(self.folder().join("sample.json"), text).unwrap(),
+            Block::Sql(text) => {
+                let admin = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
+                sqlx::raw_sql(AssertSqlSafe(text)).execute(&admin).await.unwrap();
+                admin.close().await;
+            }
+            Block::Sh(line) => self.shell(&line).await,
+        }
+    }
+
+    async fn shell(&mut self, line: &str) {
+        match line.strip_prefix("systemctl ") {
+            Some("start tallyd") => self.start().await,
+            Some("stop tallyd") => self.stop(),
+            Some("restart tallyd") => {
+                self.stop();
+                self.start().await;
+            }
+            Some(other) => panic!("systemctl {other}"),
+            None if line.contains(" --every ") => {
+                let line = line.replace(PAGE_TIME, &self.cutover);
+                let report = fs::File::create(self.folder().join("export.log")).unwrap();
+                let mut command = self.command(&format!("exec {line}"));
+                self.export = Some(command.stdout(report).spawn().unwrap());
+            }
+            None => self.ends(line, 0).await,
+        }
+    }
+
+    /// Runs a command that ends with this code.
+    pub async fn ends(&mut self, line: &str, code: i32) {
+        let output = std::cell::RefCell::new(None::<Output>);
+        eventually(line, || async {
+            let found = self.command(line).output().unwrap();
+            let code = found.status.code();
+            output.replace(Some(found));
+            code != Some(TRY_LATER)
+        })
+        .await;
+        let output = output.into_inner().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {} {}", stdout(&output), stderr(&output));
+        self.said = stdout(&output);
+        if line.starts_with("date ") {
+            self.said.trim().clone_into(&mut self.cutover);
+        }
+    }
+
+    /// Whether the page has this text.
+    pub fn page_says(&self, text: &str) -> bool {
+        fs::read_to_string(root().join(PAGE)).unwrap().contains(text)
+    }
+
+    /// Starts the daemon as the unit does: waits until it says that it is ready.
+    async fn start(&mut self) {
+        let path = self.folder().join("notify.sock");
+        let _ = fs::remove_file(&path);
+        let socket = UnixDatagram::bind(&path).unwrap();
+        self.daemon = Some(self.world.daemon_with(&[("NOTIFY_SOCKET", path.to_str().unwrap())]));
+        let mut message = [0; 1_024];
+        let ready = async {
+            while !message.starts_with(b"READY=1") {
+                socket.recv(&mut message).await.unwrap();
+            }
+        };
+        tokio::time::timeout(DEADLINE, ready).await.expect("the daemon becomes ready");
+        tokio::spawn(async move { while socket.recv(&mut message).await.is_ok() {} });
+    }
+
+    fn stop(&mut self) {
+        assert!(self.daemon.take().unwrap().stop().success());
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = Command::new("bash");
+        let path = format!("{}:{}", self.folder().join("bin").display(), std::env::var("PATH").unwrap());
+        command.args(["-o", "pipefail", "-c", line]).current_dir(self.folder()).env("PATH", path);
+        command.envs(crate::common::unit_environment()).env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+        command
+    }
+
+    /// Adds settings to those that there are.
+    fn add(&mut self, text: &str) {
+        let given: toml::Table = text.parse().unwrap();
+        for (section, value) in given {
+            match (self.settings.get_mut(&section), value) {
+                (Some(toml::Value::Table(known)), toml::Value::Table(more)) => known.extend(more),
+                (Some(toml::Value::Array(known)), toml::Value::Array(more)) => known.extend(more),
+                (_, value) => drop(self.settings.insert(section, value)),
+            }
+        }
+        self.world.set(&toml::to_string(&self.settings).unwrap());
+    }
+
+    /// Takes these blocks out of the settings.
+    pub fn take_out(&mut self, sections: &[&str]) {
+        for section in sections {
+            assert!(self.settings.remove(*section).is_some(), "{section}");
+        }
+        self.world.set(&toml::to_string(&self.settings).unwrap());
+    }
+
+    /// Connects again to tallyd's database, which was made again.
+    pub async fn reconnect(&mut self) {
+        self.world.pool = MySqlPool::connect(self.world.config.mysql.url.expose()).await.unwrap();
+    }
+
+    /// Waits until `tallyd status` says that the map is written.
+    pub async fn map_is_written(&self) {
+        eventually("the map is written", || async { self.map_row().first().is_some_and(|it| it == "writing") }).await;
+    }
+
+    /// Waits until `tallyd status` shows no messages of the map, neither in its queue nor unacknowledged.
+    pub async fn map_is_empty(&self) {
+        let is_empty = |row: &[String]| row.len() > 3 && (row[1].as_str(), row[3].as_str()) == ("0", "-");
+        eventually("the map has no messages", || async { is_empty(&self.map_row()) }).await;
+    }
+
+    /// How the map stands, its messages, its consumers, and the age of the oldest unacknowledged one.
+    fn map_row(&self) -> Vec<String> {
+        let status = self.status();
+        let row = status.lines().find_map(|line| line.trim_start().strip_prefix("map site "));
+        row.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Waits until `tallyd status` says that Redis has all.
+    pub async fn outbox_is_empty(&self) {
+        eventually("the outbox is empty", || async { self.status().contains("outbox   empty") }).await;
+    }
+
+    fn status(&self) -> String {
+        stdout(&self.command("tallyd status").output().unwrap())
+    }
+
+    /// Ends the export as `systemctl stop` does.
+    pub fn stop_export(&mut self) {
+        let export = self.export.take().unwrap();
+        let pid = export.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let output = export.wait_with_output().unwrap();
+        let report = fs::read_to_string(self.folder().join("export.log")).unwrap();
+        assert!(output.status.success() && report.contains("--resume continues"), "{report}");
+    }
+
+    pub async fn close(mut self) {
+        self.site.stop_users().await;
+        if self.daemon.is_some() {
+            self.stop();
+        }
+        rabbitmqctl(&["delete_user", &self.account]);
+        let link = self.world.broker.connect("test").await.unwrap();
+        let _ = link.channel.queue_delete(self.world.broker.map_queue("site").into(), Default::default()).await;
+        // The world looks for keys, as one who may.
+        self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
+        self.world.close().await;
+        self.site.close().await;
+    }
+}
+
+/// The time in the page's command.
+const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
+
+/// All that differs from the page.
+fn names(world: &World, account: &str, database: &str) -> Names {
+    let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
+    let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();
+    vec![
+        // The site.
+        ("site.events", format!("{database}.events")),
+        ("site.worker", format!("{database}.worker")),
+        ("site.likes", format!("{database}.likes")),
+        (r"(tally\.|site\.events$)", format!(r"({0}\.|{database}\.events$)", world.name)),
+        (r"(tally\.|amq\.default$)", format!(r"({}\.|amq\.default$)", world.name)),
+        // tallyd's names on shared servers.
+        ("set_permissions tallyd ", format!("set_permissions {account} ")),
+        (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
+        ("DATABASE tally;", format!("DATABASE {};", world.name)),
+        ("'tallyd'@'%'", of_mysql),
+        // Samples of now, few buckets, and no minute between the looks of the second pass.
+        ("1795251385004", now),
+        ("packed:13", "packed:4".to_owned()),
+        ("--deletions", "--deletions --look-again 2s".to_owned()),
+    ]
+}

@@ -1,0 +1,67 @@
+//! docs/moving.md as it is read: the blocks of each step, those of its way back apart.
+
+use std::fs;
+
+use crate::common::root;
+
+pub const PAGE: &str = "docs/moving.md";
+
+/// What a step has to be done, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// Settings that are added.
+    Toml(String),
+    /// Statements of one who may do all.
+    Sql(String),
+    /// Sample events.
+    Json(String),
+    /// A line of a shell.
+    Sh(String),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    pub forward: Vec<Block>,
+    pub back: Vec<Block>,
+}
+
+/// What the page's names are in a test, and what would take long: all that differs from the page.
+pub type Names = Vec<(&'static str, String)>;
+
+/// The steps, from the first one, in the test's names.
+pub fn steps(names: &Names) -> Vec<Step> {
+    let page = fs::read_to_string(root().join(PAGE)).unwrap();
+    let sections = page.split("\n## ").filter(|section| section.starts_with(|first: char| first.is_ascii_digit()));
+    let steps: Vec<Step> = sections
+        .zip(1..)
+        .map(|(section, number)| {
+            assert!(section.starts_with(&format!("{number}. ")), "{section}");
+            assert!(section.contains("*Check:*") && section.contains("*Way back:*"), "{section}");
+            step(section, names)
+        })
+        .collect();
+    assert_eq!(steps.len(), 10);
+    steps
+}
+
+fn step(section: &str, names: &Names) -> Step {
+    let mut step = Step::default();
+    let mut is_back = false;
+    for (place, part) in section.split("```").enumerate() {
+        if place % 2 == 0 {
+            is_back |= part.contains("*Way back:*");
+            continue;
+        }
+        let (language, text) = part.split_once('\n').unwrap();
+        let text = names.iter().fold(text.to_owned(), |text, (of_page, of_test)| text.replace(of_page, of_test));
+        let blocks = if is_back { &mut step.back } else { &mut step.forward };
+        match language {
+            "toml" => blocks.push(Block::Toml(text)),
+            "sql" => blocks.push(Block::Sql(text)),
+            "json" => blocks.push(Block::Json(text)),
+            "sh" => blocks.extend(text.lines().map(|line| Block::Sh(line.to_owned()))),
+            other => panic!("the page has a block of {other}"),
+        }
+    }
+    step
+}
