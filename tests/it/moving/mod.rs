@@ -181,7 +181,7 @@ async fn a_site_that_goes_on_liking_moves_by_the_page() {
     mover.site.clicked(SOME).await;
     mover.take_out(&["import"]);
     read_beside_the_old_worker(&mut mover).await;
-    import_and_watch(&mut mover, 1).await;
+    import_and_watch(&mut mover, 2).await;
     stop_counting_in_old_keys(&mut mover).await;
     cut_over(&mut mover, false).await;
     keep_the_old_table(&mut mover).await;
@@ -196,7 +196,7 @@ async fn a_site_that_has_moved_goes_back_by_the_page() {
     let mut mover = Mover::new("moving_back").await;
     mover.site.leave_keys_of_deleted_posts().await;
     read_beside_the_old_worker(&mut mover).await;
-    import_and_watch(&mut mover, 2).await;
+    import_and_watch(&mut mover, 1).await;
     stop_counting_in_old_keys(&mut mover).await;
     count_in_old_keys_again(&mut mover).await;
     stop_counting_in_old_keys(&mut mover).await;
