@@ -190,8 +190,10 @@ mod tests {
         }
     }
 
+    /// Ids begin at 1.
     fn keys(ids: &BTreeSet<(u8, u8)>) -> Vec<Key> {
-        ids.iter().map(|(target, user)| (TargetId((*target).into()), UserId((*user).into()))).collect()
+        let id = |number: u8| u64::from(number) + 1;
+        ids.iter().map(|(target, user)| (TargetId(id(*target)), UserId(id(*user)))).collect()
     }
 
     #[test]

@@ -345,13 +345,13 @@ impl Run<'_> {
         }
         let is_over = self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if is_over {
-            self.report.end(End::TimeOver, "its time was over: --resume goes on".to_owned());
+            self.report.end(End::TimeOver, format!("its time was over: {}", self.options.how_to_go_on()));
         }
         is_over
     }
 
     fn end_stopped(&mut self) {
-        self.report.end(End::Stopped, "told to stop: --resume goes on".to_owned());
+        self.report.end(End::Stopped, format!("told to stop: {}", self.options.how_to_go_on()));
     }
 
     fn show(&self, reached: Key) {

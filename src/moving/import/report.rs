@@ -6,11 +6,22 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
+use super::{Pass, RunOptions};
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 pub use crate::servers::pace::Waits;
 use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
+
+impl RunOptions {
+    /// Only what writes has a place to go on from.
+    pub(super) fn how_to_go_on(&self) -> &'static str {
+        match (self.pass, self.dry_run) {
+            (Pass::Rows | Pass::Deletions, false) => "--resume goes on",
+            (Pass::Verify, _) | (_, true) => "run it again",
+        }
+    }
+}
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -87,7 +87,9 @@ async fn an_import_ends_in_its_time_and_goes_on_later() {
     old_likes(&world, (1..=1_000).map(|user| (4, user))).await;
     let first = report(&world, 0, &["--run-time", "0s"]);
     assert_eq!((&first["ended"], &first["added"]), (&"time-over".into(), &0.into()), "{first}");
+    assert_eq!(first["ended_early"], "its time was over: --resume goes on");
     report(&world, 0, &["--resume"]);
+    assert_eq!(report(&world, 0, &["--verify", "--run-time", "0s"])["ended_early"], "its time was over: run it again");
     assert_brought_over(&world).await;
     // All rows have the start of the first run, so that the second pass knows them.
     assert_eq!(world.count("SELECT COUNT(DISTINCT update_at) FROM like_record").await, 1);

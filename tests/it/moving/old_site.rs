@@ -87,7 +87,7 @@ impl OldSite {
         admin.close().await;
         let url = format!("{}{database}", stack("MYSQL_URL"));
         let pool = MySqlPoolOptions::new().max_connections(3).connect(&url).await.unwrap();
-        let table = "CREATE TABLE likes (post_id BIGINT, user_id BIGINT, created_at DATETIME NOT NULL DEFAULT UTC_TIMESTAMP, PRIMARY KEY (post_id, user_id))";
+        let table = "CREATE TABLE likes (post_id BIGINT, user_id BIGINT, created_at DATETIME NOT NULL DEFAULT (UTC_TIMESTAMP), PRIMARY KEY (post_id, user_id))";
         sqlx::query(table).execute(&pool).await.unwrap();
         let exchange = format!("{database}.events");
         let queue = format!("{database}.worker");
