@@ -168,6 +168,9 @@ pub async fn run(
 impl Importer {
     /// An importer of that block.
     pub fn new(config: &Config, import: &Import, servers: &Servers) -> Result<Self> {
+        let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
+        // Numbers are read while no daemon runs: queues would not become shorter.
+        let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
         let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
             store: servers.store.clone(),
@@ -175,8 +178,8 @@ impl Importer {
             broker: servers.broker.clone(),
             control: servers.control.clone(),
             replicas: Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?,
-            limits: config.reconcile.clone(),
-            reads: import.reads().map_err(|(_, problem)| anyhow!(problem))?,
+            limits: Limits { queue_depth_max, ..config.reconcile.clone() },
+            reads,
             kind: config.kinds.named(&import.kind).context("the kind is not in [kinds]")?,
             metric: config.metrics.named(&import.metric).context("the metric is not in [metrics]")?,
             future_max: config.consumer.future_max.0,

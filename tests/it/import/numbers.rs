@@ -1,7 +1,10 @@
 //! Opening balances: numbers that no rows stand behind.
 
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+
 use super::{report, run, world};
-use crate::common::{World, stderr};
+use crate::common::{World, body, stderr, target};
 
 const QUERY: &str =
     "SELECT id AS target, views AS value FROM old_post WHERE id > :after_target ORDER BY id LIMIT :rows";
@@ -47,6 +50,25 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     assert_eq!((&reconciled["drifted"], &reconciled["counters_off"]), (&0.into(), &0.into()), "{reconciled}");
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);
     assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_are_imported_though_nobody_reads_the_queues() {
+    let settings = settings(&format!("query = \"{QUERY}\"\n[reconcile]\nqueue_depth_max = 5"));
+    let world = world("import_stopped", &settings).await;
+    run(&world, "CREATE TABLE old_post (id BIGINT NOT NULL PRIMARY KEY, views INT NOT NULL)").await;
+    run(&world, "INSERT INTO old_post VALUES (1, 100), (2, 7)").await;
+    let like = |user| {
+        body(&LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true })
+    };
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &(1..=20).map(like).collect::<Vec<_>>()).await;
+    for passes in [&["--run-time", "20s"][..], &["--run-time", "20s", "--verify"]] {
+        let report = report(&world, 0, passes);
+        assert_eq!((&report["ended"], &report["rows"]), (&"done".into(), &2.into()), "{report}");
+    }
+    assert_eq!(views(&world).await, [(1, 100), (2, 7)]);
     world.close().await;
 }
 

@@ -107,7 +107,7 @@ async fn count_in_old_keys_again(mover: &mut Mover) {
         }
     }
     mover.site.start_worker().await;
-    mover.run(Block::Sh("systemctl start tallyd".to_owned())).await;
+    mover.run(Block::Sh("systemctl enable --now tallyd".to_owned())).await;
     mover.site.clicked(SOME).await;
     let clicks = mover.site.clicks.clone();
     let clicks = clicks.lock().await;

@@ -137,8 +137,8 @@ impl Mover {
 
     async fn shell(&mut self, line: &str) {
         match line.strip_prefix("systemctl ") {
-            Some("start tallyd") => self.start().await,
-            Some("stop tallyd") => self.stop(),
+            Some("enable --now tallyd") => self.start().await,
+            Some("disable --now tallyd") => self.stop(),
             Some("restart tallyd") => {
                 self.stop();
                 self.start().await;
