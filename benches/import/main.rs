@@ -69,7 +69,7 @@ struct Seen {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let Arguments { rows, rate, .. } = arguments;
-    println!("{rows} rows, {rate} likes a second: about {} minutes", (rows / 800_000).max(3));
+    println!("{rows} rows, {rate} likes a second: about {} minutes", (rows / 2_000_000).max(1));
     let machine = Machine::look().await?;
     let small_import = import_only("small", Shape::Spread, rows / PARTS, rate).await?;
     let one_target_import = import_only("one", Shape::OneTarget, rows / PARTS, rate).await?;
