@@ -41,7 +41,7 @@ pub struct SiteLike {
     pub at: Option<Micros>,
 }
 
-/// What a side says of a range of rows: how many like, and the checksum of who does. Two sides that say the same have the same rows.
+/// Count and checksum of the likes in a range of rows, as one side has them. Two sides with equal sums have the same likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub count: u64,
@@ -127,12 +127,9 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     found
 }
 
-/// The place right before a row.
-fn before((target, user): Key) -> Key {
-    match user.0.checked_sub(1) {
-        Some(user) => (target, UserId(user)),
-        None => (TargetId(target.0.saturating_sub(1)), UserId(ID_MAX)),
-    }
+/// The place right before a row. Ids begin at 1.
+pub fn before((target, user): Key) -> Key {
+    (target, UserId(user.0.saturating_sub(1)))
 }
 
 /// The rows that one side has and the other one lacks. Both are in order.
@@ -207,7 +204,6 @@ mod tests {
             Differing { after, until, rows: rows(users).into_iter().map(|key| (key, Side::Site)).collect(), size }
         };
         assert_eq!(found, [range(2, 5, &[3, 5], 4), range(399, 400, &[400], 1)]);
-        assert_eq!(before((TargetId(7), UserId(0))), (TargetId(6), UserId(ID_MAX)));
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Importer;
 use crate::jobs::JobError;
 use crate::runtime::clock;
-use tallyd_core::import::{FIRST, Key, SiteLike};
+use tallyd_core::import::{FIRST, Key, SiteLike, before};
 use tallyd_core::model::{TargetId, UserId};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::Store;
@@ -93,7 +93,7 @@ impl Importer {
 
     /// Whether the site's table says that this user likes this target.
     pub(super) async fn has_like(&self, site: (&Query, &LikeColumns), key: Key) -> Result<bool, JobError> {
-        let page = self.likes(site, (key.0, UserId(key.1.0 - 1)), 1).await?;
+        let page = self.likes(site, before(key), 1).await?;
         Ok(page.rows.first().is_some_and(|row| row.key == key && row.liked))
     }
 
