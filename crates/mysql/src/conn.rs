@@ -13,7 +13,7 @@ use super::{Result, Store, StoreError};
 /// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// How often a transaction is run that others are in the way of.
+/// How often a transaction is run while others are in its way.
 pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
@@ -65,7 +65,7 @@ impl Store {
     /// Runs a transaction again where another one was in its way: a deadlock, or a lock that it waited for too long.
     ///
     /// # Errors
-    /// Those of `write`, of which such a one is the tenth.
+    /// Any other error of `write`, and the tenth of these.
     pub(crate) async fn tried<T>(
         &self,
         action: &'static str,

@@ -123,6 +123,7 @@ impl Store {
         intents: &[Intent],
     ) -> Result<u64> {
         const ACTION: &str = "correct counters";
+        // Not `tried`, whose future can't be sent to another thread for every lifetime: the jobs of the schedule are.
         let mut tries = 1;
         loop {
             let mut conn = self.acquire().await?;

@@ -315,7 +315,7 @@ impl World {
 /// The target of [`World::drained`].
 const LAST: u64 = 999_999_999_999;
 
-/// For servers that a test starts itself: they do not wait for the disk where those of dev/up don't (`TALLYD_STACK_SYNC=no`).
+/// The environment of servers that a test starts itself. They do not wait for the disk where those of dev/up do not (`TALLYD_STACK_SYNC=no`).
 pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
     std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
 }

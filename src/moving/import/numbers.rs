@@ -44,7 +44,7 @@ impl Importer {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
     }
 
-    /// Where to begin. Redis goes on nowhere but where it has just been.
+    /// The place of the first page. A search of keys always begins anew: Redis keeps no place for later.
     pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
         match of {
             Numbers::Table(..) => Ok(Some(Cursor::After(after))),

@@ -13,21 +13,21 @@ pub(super) struct SumsOf<'a> {
     site: (&'a Query, &'a LikeColumns),
     /// All up to here was asked of the site.
     reached: Key,
-    /// What the site said, and our side was not asked for yet.
+    /// The site's next answer, for which our side was not asked yet.
     next: Option<OfSite>,
 }
 
-/// What the site says of a range.
+/// The site's answer about a range of rows.
 #[derive(Clone, Copy)]
 struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// Rows that can't be read as they are have none.
+    /// `None` where a row can't be read.
     sums: Option<Sums>,
 }
 
-/// What both sides say of a range of rows.
+/// The answers of both sides about a range of rows.
 pub(super) struct Compared {
     pub after: Key,
     pub until: Key,
@@ -50,7 +50,7 @@ impl Compared {
 }
 
 impl<'a> SumsOf<'a> {
-    /// Of the rows after that one.
+    /// A walk over the rows after that one.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
         Self { on, site, reached: after, next: None }
     }

@@ -73,7 +73,7 @@ impl Found {
 /// Rows that differ, on their way through their looks. They leave in the order in which they came: each has as many looks.
 #[derive(Default)]
 struct Looks {
-    /// For the look that comes soon.
+    /// Waiting for the look that comes soon.
     fresh: VecDeque<Suspect>,
     waiting: VecDeque<Suspect>,
     found: Found,
@@ -91,7 +91,7 @@ impl Looks {
         }
     }
 
-    /// Those whose look comes next.
+    /// Takes the rows whose look comes next.
     fn pop(&mut self) -> Option<Suspect> {
         let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
         let is_fresh = match (due(&self.fresh), due(&self.waiting)) {

@@ -1,4 +1,4 @@
-//! Who follows the page: makes its settings, and runs its commands as they are.
+//! An engineer who follows the page: makes its settings, and runs its commands as they are.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,9 +25,9 @@ pub struct Mover {
     export: Option<Child>,
     /// The name of its account in RabbitMQ.
     account: String,
-    /// What `date` said in step 6.
+    /// The time that `date` printed in step 6.
     cutover: String,
-    /// What the last command said.
+    /// The output of the last command.
     pub said: String,
 }
 
@@ -60,7 +60,7 @@ impl Mover {
         mover
     }
 
-    /// Where the servers are, as the accounts of the page; and what is shorter for a test.
+    /// Settings of the test: the servers' addresses, with the accounts of the page, and shorter times.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -103,7 +103,7 @@ impl Mover {
         self.world.folder.path()
     }
 
-    /// What a step has to be done, from 1.
+    /// The blocks of a step. The first one is 1.
     pub fn step(&self, number: usize) -> Step {
         self.steps[number - 1].clone()
     }

@@ -37,7 +37,7 @@ const DELETED: std::ops::Range<u64> = 1_001..1_151;
 /// Between two clicks.
 const CLICK_EVERY: Duration = Duration::from_millis(10);
 
-/// What the API servers that are released do with a click.
+/// How the API servers count a click.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Servers {
     /// Publish likes, and count views in Redis.
@@ -49,24 +49,24 @@ pub enum Servers {
     Own,
 }
 
-/// What users have done.
+/// Everything that users have done.
 #[derive(Default)]
 pub struct Clicks {
     pub servers: Servers,
     pub likes: BTreeSet<(u64, u64)>,
     pub views: BTreeMap<u64, i64>,
-    /// Those of them that were published.
+    /// The views that were published.
     pub views_published: BTreeMap<u64, i64>,
     /// Likes and unlikes that were published.
     pub published: u64,
 }
 
-/// Where the site is.
+/// The site's parts.
 pub struct OldSite {
     pub database: String,
     pub exchange: String,
     pub queue: String,
-    /// The events of tallyd's own.
+    /// The exchange of tallyd's own events.
     own_exchange: String,
     pub redis: Private,
     pub pool: MySqlPool,
@@ -287,7 +287,7 @@ async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value
     }
 }
 
-/// Where a click can be counted.
+/// The ways in which a click is counted.
 struct Ways {
     publisher: Publisher,
     /// The site's, and tallyd's own.

@@ -6,7 +6,7 @@ use crate::common::root;
 
 pub const PAGE: &str = "docs/moving.md";
 
-/// What a step has to be done, in order.
+/// One thing to do in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Block {
     /// Settings that are added.
@@ -25,7 +25,7 @@ pub struct Step {
     pub back: Vec<Block>,
 }
 
-/// What the page's names are in a test, and what would take long: all that differs from the page.
+/// Texts of the page, and what stands for them in a test: all that differs from the page.
 pub type Names = Vec<(&'static str, String)>;
 
 /// The steps, from the first one, in the test's names.

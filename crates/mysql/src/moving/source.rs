@@ -20,7 +20,7 @@ pub struct LikeColumns {
     user: usize,
     deleted: Option<usize>,
     at: Option<(usize, Option<Unit>)>,
-    /// What is selected of an answer as a whole.
+    /// The expressions that make sums of a page.
     pub(super) sums: String,
 }
 

@@ -24,7 +24,7 @@ use crate::{Context, Result, Store};
 pub struct SiteSums {
     /// How many rows the answer had.
     pub answered: usize,
-    /// Of those that say "likes".
+    /// Count and checksum of the rows that say "likes".
     pub sums: Sums,
     /// The largest key. `None` where a row can't be read: an id is no number, or `deleted` neither 0 nor 1.
     pub last: Option<Key>,
@@ -73,7 +73,8 @@ fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
 
-/// What is selected of the site's rows. How a column is read depends on its type: MySQL would compare text with numbers by its first digits.
+/// The expressions that count a page's rows and make their checksum. They depend on the types of the columns: MySQL would compare text with
+/// numbers by its first digits.
 pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
     let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
     let id = |column, name: &str| match is_integer(column) {
