@@ -1,5 +1,6 @@
 //! Where a port takes connections: an address, or a socket in the file system.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,12 @@ impl Listener {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
             Listen::Socket(path) => {
-                forget(path).await?;
+                // Two processes that start together would both replace a socket that was left, or take a socket that does
+                // not listen yet for one.
+                let _alone = lock_folder(path).await?;
+                if is_left(path).await? {
+                    tokio::fs::remove_file(path).await?;
+                }
                 let listener = UnixListener::bind(path)?;
                 Ok(Self::Socket(Socket { listener, path: path.clone() }))
             }
@@ -57,8 +63,14 @@ pub(crate) async fn can_listen(listen: &Listen) -> Result<()> {
     }
 }
 
-async fn forget(path: &Path) -> Result<()> {
-    if is_left(path).await? { tokio::fs::remove_file(path).await } else { Ok(()) }
+/// Locks the socket's folder until the file is dropped.
+async fn lock_folder(path: &Path) -> Result<File> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let lock = move || File::open(&folder).and_then(|opened| opened.lock().map(|()| opened));
+    tokio::task::spawn_blocking(lock).await?
 }
 
 /// Whether a killed process has left its socket there. Fails if a process listens on it, or if the file is no socket.
@@ -78,5 +90,33 @@ impl Drop for Socket {
     fn drop(&mut self) {
         // It may be gone already.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn of_processes_that_start_together_one_listens_on_a_left_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one.sock");
+        for _ in 0..200 {
+            // Dropped without removing the file, as by a process that was killed.
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let listen = Listen::Socket(path.clone());
+            let bound: [_; 4] = std::array::from_fn(|_| {
+                let listen = listen.clone();
+                tokio::spawn(async move { Listener::bind(&listen).await })
+            });
+            let mut listening = Vec::new();
+            for bound in bound {
+                match bound.await.unwrap() {
+                    Ok(listener) => listening.push(listener),
+                    Err(error) => assert_eq!(error.to_string(), "another process listens there"),
+                }
+            }
+            assert_eq!(listening.len(), 1);
+        }
     }
 }
