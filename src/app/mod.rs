@@ -1,7 +1,7 @@
-//! Builds what the tasks stand on, runs the tasks, supervises and drains them.
+//! Connects the servers, runs the daemon's tasks, supervises them and drains them.
 //!
-//! A task that ends before it was told to ends all the others in order, and the process with a failing exit code;
-//! systemd starts it again (invariant 8).
+//! If a task ends before the stop, all other tasks are stopped cleanly and the process exits with a failure code. systemd then
+//! restarts it (invariant 8).
 
 mod reload;
 mod schedules;
@@ -29,10 +29,10 @@ use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
 use writers::{Announcement, Decider};
 
-/// How long the admin port and the observer can take to end, once all else has.
+/// Time limit for the admin port and the observer to end after all other tasks.
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
-/// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
+/// Runs the daemon until SIGTERM or SIGINT. The configuration was read from `path`, and SIGHUP reads it from there again.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
     let hangups = shutdown::hangups()?;
@@ -65,10 +65,10 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
             wrong => wrong,
         },
         ended = supervise(&mut running, &stop) => ended,
-        // While it works, these are watched here.
+        // Supervises the admin port and the observer while the other tasks run.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
-    // A start that failed has cancelled nothing.
+    // A failed start has not cancelled it yet.
     stop.cancel();
     telemetry().drains();
     systemd::stopping();
@@ -80,7 +80,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         servers.store.close().await;
     }
     ended.and(drained).and(lasting_drained)?;
-    info!(event = "stopped", "tallyd has stopped, nothing is open");
+    info!(event = "stopped", "tallyd has stopped, and no work is open");
     Ok(())
 }
 
@@ -96,7 +96,7 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     supervise(running, &stop).await
 }
 
-/// Waits for the stop. Any task that ends before it is a fault, and stops the others.
+/// Waits for the stop. If a task ends earlier, that is a failure and stops the other tasks.
 async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()> {
     let ended = tokio::select! {
         () = stop.cancelled() => return Ok(()),
@@ -107,9 +107,9 @@ async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()
     }
     stop.cancel();
     let reason = match ended {
-        Some(Ok(name)) => format!("the {name} ended without being told to"),
+        Some(Ok(name)) => format!("the {name} ended unexpectedly"),
         Some(Err(error)) => format!("a task panicked: {error}"),
-        None => "there is no task".to_owned(),
+        None => "no task is running".to_owned(),
     };
     error!(event = "task-ended", reason, "stopping: {reason}");
     Err(anyhow!(reason))
@@ -125,7 +125,7 @@ async fn drain(running: &mut Running, limit: Duration) -> Result<()> {
     match tokio::time::timeout(limit, all).await {
         Ok(result) => result,
         Err(_) => bail!(
-            "the stop took longer than [daemon] drain_max_s = {} s: what is open goes back to the broker",
+            "the stop took longer than [daemon] drain_max_s = {} s: the broker requeues unacknowledged messages",
             limit.as_secs()
         ),
     }
@@ -149,7 +149,7 @@ mod tests {
     async fn a_task_that_ends_early_stops_the_others_and_is_a_failure() {
         let (ended, stopped) = supervised(async {}).await;
         assert!(stopped);
-        assert_eq!(ended.unwrap_err().to_string(), "the ledger ended without being told to");
+        assert_eq!(ended.unwrap_err().to_string(), "the ledger ended unexpectedly");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! SIGHUP: reads the configuration again, from where it was read at the start, and takes it or leaves the old one as it is.
+//! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old one stays in force.
 //!
-//! A: the new configuration is in force. B: `reloaded` is logged. C: somebody publishes an event of a metric that is new. B follows A, so
-//! whatever is received after C is judged by the new one. What was received before A was judged by the old one.
+//! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B follows A, so every
+//! event received after C is judged by the new configuration. Events received before A were judged by the old one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,14 +36,17 @@ impl Reloader {
                     Err(error) => format!("{error:#}"),
                 };
                 telemetry().reloaded(Some(problems.clone()));
-                warn!(event = "reload-refused", problems, "the configuration stays as it was: {problems}");
+                warn!(
+                    event = "reload-refused",
+                    problems, "the reload was rejected, and the previous configuration stays in force: {problems}"
+                );
             }
             systemd::ready();
         }
     }
 
     async fn reload(&self, stop: &CancellationToken) -> Result<()> {
-        // Reads files: not on a thread that tasks run on.
+        // Reading files blocks, so it must not run on a thread of the tasks.
         let path = self.path.clone();
         let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
         let now = Arc::clone(&self.sender.borrow());
@@ -53,22 +56,22 @@ impl Reloader {
             let noted = code_registry::agree(&self.decider.servers.store, &config).await;
             startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
-                false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
+                false => anyhow!("the meaning of codes could not be read from MySQL: {error:#}"),
             })?);
         }
         self.decider.prepare(&now, &config, stop).await?;
         log::change(filter);
         let config = Arc::new(config);
-        // Everybody asks; that nobody listens is no failure.
+        // Tasks read the configuration on their own, so it is no failure if no task listens for changes.
         self.sender.send_replace(Arc::clone(&config));
         self.decider.decide(&config);
         if !needs_restart.is_empty() {
             let keys = needs_restart.join(", ");
-            warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");
+            warn!(event = "reload-needs-restart", keys, "these keys take effect at the next start: {keys}");
         }
         let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
         telemetry().reloaded(None);
-        info!(event = "reloaded", changed = keys, "the configuration was read again, changed: {keys}");
+        info!(event = "reloaded", changed = keys, "the configuration was reloaded, changed: {keys}");
         Ok(())
     }
 }

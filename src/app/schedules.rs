@@ -1,4 +1,4 @@
-//! The cron triggers of the schedules that are in force. They only wake the loops of the jobs, which decide what is due.
+//! The cron triggers of the current schedules. They only wake the loops of the jobs. These loops decide which run is due.
 
 use std::sync::Arc;
 
@@ -39,12 +39,15 @@ impl Schedules {
             Ok(new) => std::mem::replace(&mut self.triggers, new).stop().await,
             Err(error) => {
                 let error = format!("{error:#}");
-                error!(event = "schedules-kept", error, "schedules stay as they were: {error}");
+                error!(
+                    event = "schedules-kept",
+                    error, "the new schedules could not be started, so the previous ones stay in force: {error}"
+                );
                 return;
             }
         }
         self.modes = wanted;
-        // A run can be due by a new pattern already.
+        // A run can already be due by a new pattern.
         JobName::ALL.into_iter().for_each(|job| self.wakes.of(job).notify_one());
     }
 }

@@ -1,4 +1,4 @@
-//! What must be right before tasks are started.
+//! Checks that must pass before tasks are started.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use crate::servers::code_registry::{self, Change};
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::schema::Schema;
 
-/// How long the start waits for Redis: systemd gives up on one that takes minutes.
+/// How long the start waits for Redis. systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Looks at MySQL and Redis. One that is away doesn't end the start, but MySQL is waited for: nothing that writes is started before it
-/// is known that codes mean in it what they mean here.
+/// Checks MySQL and Redis. An unreachable server does not fail the start, but the start waits for MySQL. No writing task is started before
+/// the codes in MySQL are known to have the same meaning as in the configuration.
 ///
 /// # Errors
-/// A schema that is wrong, a code that would change its meaning, a Cluster that is configured as one server, or the other way round.
+/// Fails if the schema is wrong, if a code would change its meaning, or if a Redis Cluster is configured as one server or the reverse.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
     look_at_redis(servers).await?;
     let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
     if error.is::<ConfigError>() {
         return Err(error);
     }
-    warn!(event = "mysql-away", error = format!("{error:#}"), "MySQL is away, starting all the same: {error:#}");
+    warn!(event = "mysql-away", error = format!("{error:#}"), "MySQL is unreachable, starting anyway: {error:#}");
     systemd::ready();
     systemd::status("waiting for MySQL");
-    let mut outage = Outage::new("asking MySQL what its codes mean");
+    let mut outage = Outage::new("reading the meaning of codes from MySQL");
     loop {
         match look_at_mysql(servers, &live.current()).await {
             Err(error) if error.is::<ConfigError>() => return Err(error),
@@ -63,7 +63,7 @@ async fn look_at_schema(servers: &Servers) -> Result<()> {
     if let Schema::Newer(steps) = servers.check_schema().await? {
         info!(
             event = "schema-newer",
-            steps, "a newer tallyd has made {steps} steps of the schema more: this version can work with them"
+            steps, "a newer tallyd has applied {steps} more schema steps: this version can work with them"
         );
     }
     Ok(())
@@ -77,7 +77,7 @@ pub(super) fn tell(changes: &[Change]) {
     }
 }
 
-/// A Cluster that is configured as one server, or the other way round, ends the start; a Redis that is away doesn't.
+/// Fails if a Cluster is configured as one server, or the reverse. An unreachable Redis is no failure.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
         Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),

@@ -1,4 +1,4 @@
-//! The tasks of a daemon, and the cron triggers that wake them. Each asks [`ConfigHandle`] for the configuration when it begins something.
+//! The tasks of a daemon, and the cron triggers that wake them. Each task reads the configuration from [`ConfigHandle`] when it begins work.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 use tallyd_core::partition::MAPS_FROM;
 
-/// A task of the daemon. Logs and the status call it by this name.
+/// A task of the daemon. Logs and the status use this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TaskName {
     Admin,
@@ -45,7 +45,7 @@ impl fmt::Display for TaskName {
         f.write_str(match self {
             Self::Admin => "admin port",
             Self::Observer => "observer",
-            Self::Control => "reader of orders",
+            Self::Control => "order reader",
             Self::ControlSocket => "control socket",
             Self::Reloader => "reloader",
             Self::Outbox => "outbox",
@@ -54,14 +54,14 @@ impl fmt::Display for TaskName {
             }
             Self::Consumer(number) => return write!(f, "consumer {number}"),
             Self::Ledger => "ledger",
-            Self::Lookout => "lookout",
+            Self::Lookout => "loss detector",
             Self::SnapshotClock => "snapshot clock",
             Self::Job(JobName::Reconcile) => "reconciler",
             Self::Job(JobName::Archive) => "archiver",
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
             Self::Schedules => "schedules",
-            Self::Writers => "announcer of writers",
+            Self::Writers => "writer announcer",
         })
     }
 }
@@ -114,7 +114,7 @@ impl Tasks {
         let stop = self.stop.clone();
         running.start_loop(TaskName::Control, |beat| control.follow(store, beat, stop));
         self.start_outbox(&wake_outbox, running)?;
-        // The outbox ends with the last of those who wake it.
+        // The outbox ends when the last sender of its wake-ups is dropped.
         self.start_consumers(wake_outbox, running);
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
@@ -123,7 +123,7 @@ impl Tasks {
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
-        // Patterns that can't be used end the start.
+        // An unusable pattern fails the start.
         let schedules = Schedules::start(&self.live, wakes).await?;
         running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
         Ok(())
@@ -175,7 +175,7 @@ impl Tasks {
         running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
     }
 
-    /// The loop that runs a job; where filters are off the task that sees to it that none is trusted later.
+    /// Starts the loop that runs a job. If filters are off, it starts the task that keeps old filters from being trusted later.
     fn start_job(&self, job: JobName, wake: &Arc<Notify>, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {

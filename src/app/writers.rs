@@ -1,15 +1,15 @@
-//! Tells clients in Redis who counts which numbers, so that a site can change that while users click.
+//! Announces to clients, in Redis, whether API servers or the daemon count which numbers. So a site can change this while users click.
 //!
-//! To the daemon: A: a daemon reloads; it adds these numbers to Redis from its next batch on, and announces it. B: clients read that, within ten
-//! seconds. What they count between A and B counts twice.
+//! Handover to the daemon. A: a daemon reloads. It adds these numbers to Redis from its next batch on, and announces this. B: clients read the
+//! announcement within ten seconds. Clicks that clients count between A and B count twice.
 //!
-//! To API servers: A: a daemon is told to reload, and announces the change. B: clients read it, within ten seconds, and count. C: the new
-//! configuration is in force, and the daemon stops to count. What clients count between B and C counts twice. What was only published, and is
-//! received after C, is not counted in Redis. Where MySQL does not have a user's last click yet, the next one can count wrongly; its event is right
-//! all the same. A reconcile of what has changed makes the numbers exact.
+//! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement within ten seconds and
+//! start to count. C: the new configuration is in force, and the daemon stops counting. Clicks that clients count between B and C count twice.
+//! Events that were only published and are received after C are not counted in Redis. If MySQL does not have a user's last click yet, the next
+//! click can count wrongly, although its event is correct. A reconcile of the changed targets makes the numbers exact.
 //!
-//! Each announcement has the instant at which its daemon started or was reloaded, and the newest one holds. A daemon looks every ten seconds, and
-//! announces its own again where Redis has none or an older one: it was lost, or Redis went back.
+//! Each announcement has the instant at which its daemon started or was reloaded, and the newest announcement is valid. Every ten seconds, a
+//! daemon checks Redis. It announces again if Redis has no announcement or an older one, because it was lost or Redis went back.
 
 use std::time::Duration;
 
@@ -27,16 +27,16 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers;
 use tallyd_redis::Cache;
 
-/// How often it looks whether Redis still has it.
+/// How often it checks that Redis still has the announcement.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// After this clients follow an announcement: they read it every ten seconds, and have half a second for that.
+/// After this time, all clients follow an announcement: they read it every ten seconds, and a read takes at most half a second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// Messages that may wait when API servers begin to count, and rows of the outbox: daemons write as many within some seconds.
+/// Limit of waiting messages, and of outbox rows, when API servers begin to count. Daemons write this many within some seconds.
 const WAITING_MAX: u64 = 10_000;
 
-/// What a daemon announces, and since when.
+/// A daemon's announcement, and the instant from which it is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Announcement {
     text: String,
@@ -44,13 +44,13 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// Decided now, with the names of that configuration.
+    /// An announcement of `writers` from now on, with the names of `config`.
     pub(super) fn new(writers: &Writers, config: &Config) -> Self {
         let since = clock::now();
         Self { text: writers.encode(&config.kinds, &config.metrics, since), since }
     }
 
-    /// As the configuration says.
+    /// The announcement of the configuration's writers.
     pub(super) fn of(config: &Config) -> Self {
         Self::new(&Writers::from(config), config)
     }
@@ -65,14 +65,14 @@ impl Announcement {
     }
 }
 
-/// Keeps announced what was decided last, until the stop.
+/// Keeps the last decision announced until the stop.
 pub(super) async fn run(
     cache: Cache,
     mut decided: watch::Receiver<Announcement>,
     beat: Heartbeat,
     stop: CancellationToken,
 ) {
-    let mut outage = Outage::new("announcing who counts which numbers");
+    let mut outage = Outage::new("announcing the writers of numbers");
     while !stop.is_cancelled() {
         let announcement = decided.borrow_and_update().clone();
         let pause = match beat.during(announcement.make(&cache)).await {
@@ -84,34 +84,36 @@ pub(super) async fn run(
         };
         tokio::select! {
             () = beat.pause(pause, &stop) => {}
-            // An error: nobody is left who decides.
+            // An error means that the decider has ended.
             Ok(()) = decided.changed() => {}
         }
     }
 }
 
-/// What the reloader decides.
+/// Announces the writers for the reloader.
 pub(super) struct Decider {
     pub servers: Servers,
     pub decided: watch::Sender<Announcement>,
 }
 
 impl Decider {
-    /// Prepares for `new`, which is in force next. Where API servers are to count what the daemon counts `now`, returns once they do.
+    /// Prepares for `new`, the next configuration. If API servers must take over numbers that the daemon counts `now`, it returns after they
+    /// have started to count.
     ///
     /// # Errors
-    /// [`ConfigError`]: too many events or rows of the outbox wait. Or a server cannot be asked. Then `now` is announced again.
+    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. `now` is announced again if the failure
+    /// can leave `new` announced.
     pub(super) async fn prepare(&self, now: &Config, new: &Config, stop: &CancellationToken) -> Result<()> {
         let (before, after) = (Writers::from(now), Writers::from(new));
         if !after.hands_to_api(&before, &now.kinds, &now.metrics) {
             return Ok(());
         }
         self.little_waits().await?;
-        // What goes the other way is still counted by API servers until the daemon counts it.
+        // API servers still count the numbers that the daemon takes over, until the daemon counts them.
         let announcement = Announcement::new(&after.union(&before), new);
         let announced = announcement.make(&self.servers.cache).await;
         if announced.is_err() {
-            // It may have been announced, or may be announced late.
+            // The announcement can have reached Redis, or can reach it later.
             self.decided.send_replace(Announcement::of(now));
             return announced;
         }
@@ -120,24 +122,24 @@ impl Decider {
         Ok(())
     }
 
-    /// Announces what is in force from now on.
+    /// Announces the configuration that is in force from now on.
     pub(super) fn decide(&self, config: &Config) {
         self.decided.send_replace(Announcement::of(config));
     }
 
     async fn little_waits(&self) -> Result<()> {
-        const MESSAGES: &str = "ask RabbitMQ for events that wait";
+        const MESSAGES: &str = "read the number of waiting events from RabbitMQ";
         let Servers { broker, store, .. } = &self.servers;
         let in_use = InUse::read(store, broker).await?;
         let publisher = broker.connect_publisher("writers").await.context(MESSAGES)?;
         let messages = publisher.waiting(&in_use.partitions).await.context(MESSAGES)?;
-        let rows = store.outbox_rows().await.context("ask MySQL for rows of the outbox that wait")?;
+        let rows = store.outbox_rows().await.context("read the number of outbox rows from MySQL")?;
         if messages <= WAITING_MAX && rows <= WAITING_MAX {
             return Ok(());
         }
         let problem = format!(
-            "[[rule]] writer = \"api\" where the daemon counts until now: {messages} events wait in the queues and {rows} rows in the outbox, \
-             allowed are {WAITING_MAX} of each. Reload again once the daemons have caught up (tallyd status)"
+            "[[rule]] changes writer from the daemon to \"api\": {messages} events wait in the queues and {rows} rows in the outbox, \
+             at most {WAITING_MAX} of each are allowed. Reload again when `tallyd status` shows fewer"
         );
         Err(ConfigError(vec![problem]).into())
     }

@@ -1,8 +1,8 @@
-//! Cron patterns by the clocks of a time zone, and the triggers that wake a job's loop when one comes due. A trigger only wakes: the loop
-//! decides if there is work, from what MySQL says of the last run, so that missed triggers lose nothing.
+//! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes the loop. The loop
+//! decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
-//! Where clocks are set forward, times that they skip fire when they are set. Where clocks are set back, times that come twice fire once. A
-//! pattern of every hour follows the clock as it shows, so that no hour is without its runs.
+//! If clocks are set forward, the skipped times fire at that moment. If clocks are set back, the repeated times fire once. A pattern that
+//! fires in every hour fires in the repeated hour, too, so that no hour is without its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// Instants that are looked at for the longest time between two of them: four weeks of minutes.
+/// Number of instants that are searched for the longest gap: four weeks of minutes.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week (0 or 7 is
@@ -31,12 +31,12 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         .dom_and_dow(true)
         .build()
         .parse(pattern)
-        .context("allowed are five fields: minute hour day-of-month month day-of-week, or six: second before these")
+        .context("use five fields (minute hour day-of-month month day-of-week), or six with the second first")
 }
 
-/// The longest time between two of the next instants, of some days if it fires often.
+/// The longest time between two of the next instants. If the pattern fires often, these instants cover only some days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // Any day: patterns that are longer apart on other days are told by their next instants, too.
+    // The start does not matter: a pattern with longer gaps on other days shows them in its next instants, too.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),
@@ -45,8 +45,8 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// Seconds that a clock shows, as those since the epoch that it would show in UTC. The library sees these alone: its own time zones
-/// lose instants where clocks are set.
+/// The local time, as if it were seconds since the epoch in UTC. The cron library gets only this, because its own time zones lose
+/// instants when clocks are set.
 type Shown = i64;
 
 /// A pattern in a time zone.
@@ -57,7 +57,7 @@ pub(crate) struct Schedule {
     is_hourly: bool,
 }
 
-/// The time between two settings of a zone's clocks, in seconds since the epoch.
+/// The time between two changes of a zone's offset, in seconds since the epoch.
 struct Segment {
     start: i64,
     end: i64,
@@ -72,7 +72,7 @@ impl Schedule {
         Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    /// The latest instant at or before `now` at which it fired; none if it never did.
+    /// The latest instant at or before `now` at which it fired, or `None` if it never fired.
     pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
         let mut at = now.0.div_euclid(1_000_000);
         loop {
@@ -85,7 +85,7 @@ impl Schedule {
         }
     }
 
-    /// The first instant after `now` at which it fires; none if it never will.
+    /// The first instant after `now` at which it fires, or `None` if it never fires.
     pub(crate) fn next(&self, now: Micros) -> Option<Micros> {
         let after = now.0.div_euclid(1_000_000);
         let mut segment = self.segment(after)?;
@@ -131,12 +131,12 @@ impl Segment {
         at.saturating_add(self.offset)
     }
 
-    /// The first time of the clock that fires in it.
+    /// The first local time that fires in this segment.
     fn first(&self, is_hourly: bool) -> Shown {
         self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
     }
 
-    /// When the clock shows that; its start for what is skipped.
+    /// The instant of a local time. For a skipped local time, it is the segment's start.
     fn at(&self, shown: Shown) -> i64 {
         shown.saturating_sub(self.offset).max(self.start)
     }
@@ -150,7 +150,7 @@ fn micros(seconds: i64) -> Micros {
     Micros(seconds.saturating_mul(1_000_000))
 }
 
-/// Wakes by schedules until it is stopped.
+/// Wakes loops by their schedules until it is stopped.
 pub(crate) struct Triggers(JobScheduler);
 
 struct Trigger {
@@ -164,7 +164,7 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library gives the second alone: it counts with the offset that a zone had at the start.
+        // The library provides only a tick per second, because it keeps using the offset that a zone had at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));
@@ -177,7 +177,7 @@ impl Triggers {
 
     pub(crate) async fn stop(mut self) {
         if let Err(error) = self.0.shutdown().await {
-            tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");
+            tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop cleanly: {error}");
         }
     }
 }
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(of_berlin("30 * * * *").len(), 24, "every hour has its run");
     }
 
-    /// Lord Howe sets its clocks by half an hour, Cairo and Havana at midnight, Apia left out a day.
+    /// Lord Howe changes its clocks by half an hour, Cairo and Havana change them at midnight, and Apia skipped a day.
     const ZONES: [&str; 8] = [
         "UTC",
         "Europe/Berlin",
@@ -275,7 +275,7 @@ mod tests {
     ];
 
     proptest! {
-        /// Forwards and backwards it is one list of instants, in every zone.
+        /// The instants are the same forwards and backwards, in every zone.
         #[test]
         fn what_is_next_is_last_once_it_has_fired(
             zone in 0..ZONES.len(), pattern in 0..PATTERNS.len(), second in 1_262_304_000_i64..1_893_456_000,
@@ -289,7 +289,7 @@ mod tests {
             prop_assert_eq!(schedule.last_fired(Micros(next.0 - 1)), Some(last));
         }
 
-        /// In each week round a setting of the clocks, too.
+        /// Also in weeks in which the clocks change.
         #[test]
         fn a_daily_run_is_done_once_each_day_and_an_hourly_one_each_hour(
             zone in 0..ZONES.len() - 1, minute in 0..60_u8, hour in 0..24_u8, week in 0..520_i64,
@@ -306,7 +306,7 @@ mod tests {
                 .collect();
             prop_assert!(days.windows(2).all(|pair| pair[0].tomorrow().ok() == Some(pair[1])), "{days:?}");
             let hours = runs(&format!("{minute} * * * *"));
-            // Half an hour more or less where clocks are set by that.
+            // Half an hour more or less in zones that change their clocks by half an hour.
             prop_assert!(hours.windows(2).all(|pair| (30..=90).contains(&((pair[1].0 - pair[0].0) / 60_000_000))));
         }
     }

@@ -1,5 +1,5 @@
-//! Which loops are alive. Each loop beats at least once a second while it works or waits, also while a server is away. The watchdog is fed only
-//! while all of them beat.
+//! Tracks which loops are alive. Each loop beats at least once per second while it works or waits, even while a server is unreachable. The
+//! watchdog is fed only while all loops beat.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// A loop's name, and its last beat, which is gone once it has ended.
+/// A loop's name, and its last beat. The beat is dropped when the loop ends.
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl Heartbeat {
         *locked(&self.0) = Instant::now();
     }
 
-    /// Waits for `work` and beats meanwhile: its own calls all have time limits.
+    /// Waits for `work` and beats meanwhile, because all calls of `work` have time limits.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut tick = tokio::time::interval(Duration::from_secs(1));

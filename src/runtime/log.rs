@@ -1,4 +1,4 @@
-//! Where log lines go and how they look.
+//! Destination and format of log lines.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// Libraries that log what their callers get as errors too. What the filter says of them wins.
+/// Libraries that log errors that they also return. The user's filter can enable them again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
-/// Something that may happen thousands of times a second: said at once the first time, then as a count.
+/// Limits the lines about an event that can happen thousands of times per second. The first one is logged immediately, further ones as a count.
 #[derive(Default)]
 pub(crate) struct Flood {
     said: Option<Instant>,
@@ -30,7 +30,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Notes `times` more; the count since the last time when it is time to speak.
+    /// Adds `times`. Returns the count since the last line if it is time for another line.
     pub(crate) fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unsaid += times;
         if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
@@ -43,7 +43,7 @@ impl Flood {
 
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Has lines written above `bar`, until the answer is dropped, which clears the bar.
+/// Writes log lines above `bar` until the returned value is dropped, which clears the bar.
 pub(crate) fn under(bar: &ProgressBar) -> impl Drop + use<> {
     *locked(&BAR) = Some(bar.clone());
     Under
@@ -74,17 +74,17 @@ impl Write for Stderr {
     }
 }
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
+    /// Text on a terminal, journald's fields under systemd, JSON otherwise.
     Auto,
-    /// One readable line per fact.
+    /// One readable line per event.
     Text,
-    /// One JSON object per fact.
+    /// One JSON object per event.
     Json,
-    /// Straight to journald, fields kept.
+    /// Directly to journald, with all fields.
     Journald,
 }
 
@@ -102,12 +102,12 @@ impl Format {
 
 static LEVEL: OnceLock<&'static str> = OnceLock::new();
 
-/// Sets the level of the command line, which a reload keeps, too.
+/// Sets the level from the command line. A reload keeps it.
 pub(crate) fn override_level(level: &'static str) {
     let _ = LEVEL.set(level);
 }
 
-/// The filter of the log: the command line wins over `RUST_LOG`, and that over the configured `level`.
+/// The filter of the log. The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured `level`.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
         (Some(level), _) => ((*level).to_owned(), "-v or -q"),
@@ -117,7 +117,7 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
 
-/// Counts what is logged, by level.
+/// Counts the logged lines by level.
 struct Counts;
 
 static LOGGED: [(Level, AtomicU64); 5] = [
@@ -136,7 +136,7 @@ impl<S: Subscriber> Layer<S> for Counts {
     }
 }
 
-/// How many lines this process has logged of each level.
+/// Number of lines that this process has logged at each level.
 pub(crate) fn logged() -> impl Iterator<Item = (Level, u64)> {
     LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
 }
@@ -145,7 +145,7 @@ static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 pub(crate) fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
-        // Fails only where nothing is logged any more.
+        // Fails only if logging has already ended.
         let _ = handle.reload(filter);
     }
 }
@@ -169,7 +169,8 @@ pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// At this level libraries log each byte that they send: lapin the password, in the frame that logs in. No filter has these lines logged.
+/// At this level, libraries log each byte that they send. lapin logs the password in its login frame. These lines are never logged, whatever
+/// the filter says.
 fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }

@@ -1,4 +1,4 @@
-//! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
+//! Code that any daemon needs: signals, schedules, retries, logs, systemd. It knows nothing about likes.
 
 pub mod clock;
 pub(crate) mod cron;

@@ -1,22 +1,23 @@
-//! What this process may do and has: no core dumps, and stacks of its threads.
+//! Limits of this process: it writes no core dumps, and its threads have large stacks.
 //!
-//! The broker library reads a message's headers by recursion, on threads of its own whose stacks only the environment can set: a list nested
-//! 4,000 deep, which fits into one frame, overflows the usual 2 MiB, and an overflow ends the whole process.
+//! The broker library parses a message's headers by recursion, on its own threads. Only the environment can set the size of their stacks.
+//! A list nested 4,000 deep fits into one frame and overflows the usual 2 MiB. An overflow crashes the whole process.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
 
-/// The standard library's own variable for the stacks of threads, in bytes.
+/// The standard library's variable for the stack size of threads, in bytes.
 const STACK: &str = "RUST_MIN_STACK";
 
-/// Each level takes five bytes of a frame, which has 128 KiB at most (RabbitMQ's `frame_max`, unless set): 26,000 levels. They take 48 MiB, at
-/// 1.8 KiB each; without optimization more than 10 KiB each. Only address space is reserved: memory is used as a stack grows.
+/// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is 26,000 levels. They need
+/// 48 MiB of stack, at 1.8 KiB each. Without optimization, each needs more than 10 KiB. Only address space is reserved: memory is used as a
+/// stack grows.
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
-/// For threads that only drop what the broker library has read.
+/// For threads that only drop the values that the broker library has parsed.
 pub(crate) const WORKER_BYTES: usize = 32 << 20;
 
-/// Runs something on such a thread: the first one has only what the system gives it (`ulimit -s`). `None` if the thread can't be started.
+/// Runs `run` on such a thread, because the main thread's stack has only the system's size (`ulimit -s`). `None` if the thread can't be started.
 pub(crate) fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let thread = std::thread::Builder::new().name("tallyd".to_owned()).stack_size(WORKER_BYTES).spawn(run).ok()?;
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -27,16 +28,16 @@ pub(crate) fn check_stacks() {
     if bytes < STACK_BYTES {
         warn!(
             event = "stacks-small",
-            "very deep message headers could end this process: set {STACK}={STACK_BYTES} in its environment, as tallyd.service does"
+            "very deep message headers can crash this process: set {STACK}={STACK_BYTES} in its environment, as tallyd.service does"
         );
     }
 }
 
-/// Forbids core dumps of this process, which would hold passwords and keys. It also keeps other processes of the same user from debugging it and
-/// from reading its environment.
+/// Forbids core dumps of this process, because they would contain passwords and keys. It also prevents other processes of the same user from
+/// debugging this process and from reading its environment.
 pub(crate) fn forbid_dumps() {
-    // Neither can fail with these values; what a kernel refuses all the same is left as the unit has it (LimitCORE=0).
+    // Neither call can fail with these values. If a kernel refuses them anyway, the unit's setting (LimitCORE=0) stays.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    // A limit of size is not asked where the kernel hands dumps to a program, as it does to systemd-coredump.
+    // The kernel ignores the size limit if it pipes dumps to a program such as systemd-coredump.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }

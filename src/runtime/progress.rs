@@ -1,4 +1,4 @@
-//! Shows how far a run is, in the log or as a bar on a terminal.
+//! Shows the progress of a run, in the log or as a bar on a terminal.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,11 +20,11 @@ pub enum ProgressSink {
     Bar,
 }
 
-/// What can be said of a run, after it has taken `elapsed`.
+/// The progress of a run.
 pub trait RunProgress: Clone {
     const JOB: &'static str;
 
-    /// How much is done, and of how much: `None` before that is known.
+    /// How much is done, and the total. The total is `None` before it is known.
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;
@@ -53,12 +53,12 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
     }
 }
 
-/// How much is done of the runs that are followed now, by their jobs.
+/// Progress of the runs that are followed now, by job.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 pub type Done = (u64, Option<u64>);
 
-/// How much of a job's run in this process is done; nothing if there is none.
+/// Progress of a job's run in this process, or zero if there is no run.
 pub(crate) fn done(job: &str) -> Done {
     locked(&DONE).get(job).copied().unwrap_or_default()
 }
@@ -106,7 +106,7 @@ fn style(has_total: bool) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// How much of `total` is done; less than 100 while it isn't, whatever the statistics said.
+/// Percentage of `total` that is done. It is at most 99, because the total is an estimate.
 pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     let total = total.filter(|total| *total > 0)?;
     Some((done.saturating_mul(100) / total).min(99))

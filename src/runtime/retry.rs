@@ -1,4 +1,5 @@
-//! Retries what fails: waits longer each time up to a cap, never gives up, and logs the failure once, then as a count.
+//! Retries failed operations. The delay grows up to a limit, and retries never end. The first failure is logged immediately, further ones as a
+//! count.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,23 +11,23 @@ use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Short enough that work resumes about a second after a server has returned.
+/// Short enough that work resumes about a second after a server is reachable again.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// After this many rivals in a row, which take a second, it is a failure that is reported.
+/// This many rivals in a row take a second. After that, the failure is reported.
 const RIVALS_MAX: u32 = 10;
 
-/// Before the second try after a rival. It doubles with each: the rival has to be gone.
+/// Delay after the first rival. It doubles with each further one, so that the rival can finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
-/// Rivals that were first, in a row: deadlocks, each of which let somebody else commit.
+/// Counts rivals in a row. Each rival is a deadlock in which another transaction could commit.
 #[derive(Default)]
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Whether one more is no failure.
+    /// Whether one more rival is allowed before it counts as a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }
@@ -52,7 +53,7 @@ impl Outage {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
-    /// Notes a failure and says how long to wait before the next try.
+    /// Notes a failure and returns the delay before the next try.
     pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         self.tries += 1;
         let first = self.began.is_none();
@@ -62,7 +63,7 @@ impl Outage {
             None => self.wait = Some(waits().begin(&self.what, error.to_string())),
         }
         if first {
-            warn!(event = "outage-begun", what = %self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
+            warn!(event = "outage-begun", what = %self.what, error = %error, "{} failed, retrying until it succeeds: {error}", self.what);
             self.logged = Instant::now();
         } else if self.logged.elapsed() >= LOG_AGAIN_AFTER {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs());

@@ -1,18 +1,18 @@
-//! The first SIGTERM or SIGINT stops the process in order, the second one immediately. SIGHUP does not end it.
+//! The first SIGTERM or SIGINT stops the process cleanly, the second one immediately. SIGHUP does not stop it.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// The exit code after a second signal: 128 + SIGINT, as shells have it.
+/// The exit code after a second signal: 128 + SIGINT, as in shells.
 const ABORTED: i32 = 130;
 
 pub(crate) fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }
 
-/// What the first signal cancels. The second one ends the process.
+/// Returns the token that the first signal cancels. The second signal ends the process.
 pub(crate) fn on_signals() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -28,14 +28,14 @@ pub(crate) fn on_signals() -> Result<CancellationToken> {
                 warn!(
                     event = "abort",
                     signal = name,
-                    "second signal: ending at once, unacknowledged messages go back to the queue"
+                    "second signal: exiting immediately, the broker requeues unacknowledged messages"
                 );
                 std::process::exit(ABORTED);
             }
             info!(
                 event = "stop-asked",
                 signal = name,
-                "stopping: what is open is written first; a second signal ends at once"
+                "stopping after the open work is written; a second signal exits immediately"
             );
             first.cancel();
         }

@@ -8,10 +8,10 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that hasn't beaten for this long is stuck. No single call may take as long.
+/// A loop that hasn't beaten for this long is stuck. No single call must take this long.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// The configuration is valid and the loops run. A server may be away: it is waited for.
+/// The configuration is valid and the loops run. A server can still be unreachable: the loops wait for it.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
@@ -19,7 +19,7 @@ pub(crate) fn ready() {
 pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(error) => warn!(event = "notify-failed", "systemd could not be told: {error}"),
+        Err(error) => warn!(event = "notify-failed", "systemd could not be notified: {error}"),
     }
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Feeds the watchdog while every loop beats. A loop that is stuck is logged, and systemd restarts the process.
+/// Feeds the watchdog while every loop beats. If a loop is stuck, this is logged, and systemd restarts the process.
 pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);
@@ -43,7 +43,7 @@ pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
             error!(
                 event = "stuck",
                 loops = stuck.join(", "),
-                "no progress for {} s: the watchdog is not fed",
+                "a loop has made no progress for {} s: the watchdog is not fed, so systemd restarts the process",
                 STUCK_AFTER.as_secs()
             );
         }
@@ -52,6 +52,6 @@ pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        warn!(event = "notify-failed", "systemd could not be told: {error}");
+        warn!(event = "notify-failed", "systemd could not be notified: {error}");
     }
 }

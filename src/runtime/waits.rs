@@ -1,4 +1,4 @@
-//! What fails now and is tried again. Like the log it is the process's own.
+//! Operations that are currently failing and being retried. Like the log, the list is global to the process.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub(crate) struct Waits {
 #[serde(default)]
 pub(crate) struct Wait {
     pub(crate) what: Work,
-    /// Why it failed the last time.
+    /// Reason of the last failure.
     pub(crate) reason: String,
     /// Microseconds since the epoch.
     pub(crate) since: i64,
@@ -34,7 +34,7 @@ pub(crate) struct Wait {
 pub enum Work {
     Writing(PartitionName),
     Consuming(PartitionName),
-    /// MySQL can't be reached before a partition is consumed.
+    /// MySQL is unreachable before a partition is consumed.
     Database(PartitionName),
     Other(Cow<'static, str>),
 }
@@ -90,7 +90,7 @@ impl fmt::Display for Work {
         match self {
             Self::Writing(partition) => write!(f, "writing {partition}"),
             Self::Consuming(partition) => write!(f, "consuming {partition}"),
-            Self::Database(partition) => write!(f, "the database for {partition}"),
+            Self::Database(partition) => write!(f, "reaching the database for {partition}"),
             Self::Other(what) => f.write_str(what),
         }
     }
@@ -102,7 +102,7 @@ impl From<Cow<'static, str>> for Work {
     }
 }
 
-// Not from a String: what names a partition is one of the other variants.
+// Not from a String, because work on a partition must use one of the other variants.
 impl From<&'static str> for Work {
     fn from(what: &'static str) -> Self {
         Self::Other(Cow::Borrowed(what))

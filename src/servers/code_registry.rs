@@ -1,9 +1,9 @@
-//! Codes keep their meaning: what `[kinds]` and `[metrics]` call them is compared with what they were called in MySQL
-//! before, by a daemon before it writes anything, at each reload, and by every command.
+//! Codes keep their meaning. The names of codes in `[kinds]` and `[metrics]` are compared with their former names in MySQL. A daemon
+//! does this before it writes anything and at each reload, and so does every command.
 //!
-//! A code that is new is noted. One that has another name, or none any more, must have no rows, or its numbers would be taken
-//! for others. Another name it gets only after some configuration was without it: a daemon that calls it so may run, and write
-//! its first row at any moment. One that is gone may have rows if `[retired]` names it.
+//! A new code is noted in MySQL. A code that was renamed or removed must have no rows, because its numbers would get another meaning. A code
+//! can get another name only after a configuration without it was noted: until then, a daemon with the former name can be running and
+//! can write its first row at any moment. A removed code can have rows if `[retired]` names it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,13 +16,13 @@ use tallyd_core::model::{Kind, Metric};
 use tallyd_mysql::Store;
 use tallyd_mysql::codes::{Noted, Of, Registered};
 
-/// How long it is looked for rows with codes that are in doubt, all together: a start and a reload wait for it.
+/// Time limit of the search for rows with codes in doubt, for all codes together. A start and a reload wait for it.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is judged anew because another daemon noted something.
+/// How often the comparison is repeated because another daemon noted a change.
 const TRIES_MAX: u32 = 10;
 
-/// A difference between the configuration and what is noted.
+/// A difference between the configuration and the names in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     of: Of,
@@ -31,33 +31,33 @@ pub(crate) struct Change {
     noted: Noted,
 }
 
-/// A difference that is allowed only where nothing has the code, if at all.
+/// A difference that is allowed only if no row has the code, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
-    /// A sentence's beginning: what is configured, and what the code was.
+    /// The beginning of the error message: the configured name, and the former one.
     found: String,
-    /// Its end: what to do where there are rows.
+    /// The end of the error message: how to fix it if there are rows.
     advice: String,
-    /// Somebody may have it in use by its former name: rows or none, it is refused.
+    /// A daemon can still use the code with its former name, so the change is rejected even without rows.
     in_use: bool,
 }
 
-/// Whether there are rows with a code, or may be soon.
+/// Whether rows with a code exist, or can appear soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     None,
     Some,
-    /// Somebody may write one.
+    /// A daemon can write one at any moment.
     Soon,
-    /// Not found out in time: taken for some.
+    /// The search took too long, so rows are assumed to exist.
     Unknown,
 }
 
-/// Compares, and gives what is to be noted.
+/// Compares, and returns the changes to note in MySQL.
 ///
 /// # Errors
-/// [`ConfigError`] with every code that would change its meaning; MySQL's.
+/// [`ConfigError`] with every code that would change its meaning. Also fails if MySQL is unreachable.
 pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
     let (mut changes, mut problems) = (Vec::new(), Vec::new());
     let until = Instant::now() + LOOK_MAX;
@@ -77,7 +77,7 @@ pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change
     if problems.is_empty() { Ok(changes) } else { Err(ConfigError(problems).into()) }
 }
 
-/// Compares, and notes what is new. Gives that.
+/// Compares, notes the changes in MySQL, and returns them.
 pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;
@@ -89,7 +89,7 @@ pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>>
             return Ok(changes);
         }
     }
-    bail!("other daemons note other names of codes all the time")
+    bail!("other daemons keep changing the names of codes in MySQL: check that all daemons have the same configuration")
 }
 
 async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
@@ -107,7 +107,7 @@ async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
     })
 }
 
-/// What differs: what may be noted at once, and what depends on whether there are rows. Pure.
+/// Returns the changes that can be noted immediately, and the doubts, which depend on whether there are rows. Pure.
 fn judge(
     of: Of,
     configured: &BTreeMap<String, u8>,
@@ -129,7 +129,7 @@ fn judge(
                 change: change(name, Noted::Was(former.clone())),
                 found: format!("[{section}] {name} = {code}, but in MySQL {code} is the code of {former}"),
                 advice: format!(
-                    "a code never changes its meaning: give {name} one that was never used, or where it means the same: tallyd names rename"
+                    "a code must not change its meaning: give {name} a code that was never used, or run `tallyd names rename` if only the name changes"
                 ),
                 in_use: !removed,
             }),
@@ -138,7 +138,7 @@ fn judge(
                 change: change(former, Noted::Removed),
                 found: match configured.get(former) {
                     Some(now) => format!("[{section}] {former} = {now}, but in MySQL its code is {code}"),
-                    None => format!("[{section}] has no {former} any more, whose code in MySQL is {code}"),
+                    None => format!("[{section}] no longer has {former}, whose code in MySQL is {code}"),
                 },
                 advice: match configured.get(former) {
                     Some(_) => format!("give it the code {code} again"),
@@ -160,11 +160,9 @@ impl Doubt {
         match rows {
             Rows::Unknown => {
                 let limit = LOOK_MAX.as_secs();
-                format!(
-                    "{found}, and whether there are numbers with it could not be found out within {limit} s: {advice}"
-                )
+                format!("{found}, and the search for numbers with it did not end within {limit} s: {advice}")
             }
-            Rows::Soon => format!("{found}, and a daemon whose configuration calls it so may be running: {advice}"),
+            Rows::Soon => format!("{found}, and a daemon with the former name can still be running: {advice}"),
             Rows::None | Rows::Some => format!("{found}, and there are numbers with it: {advice}"),
         }
     }
@@ -178,7 +176,7 @@ impl fmt::Display for Change {
             Noted::New => write!(f, " is new"),
             Noted::Was(former) if former == name => write!(f, " is back"),
             Noted::Was(former) => write!(f, " instead of {former}, which had no numbers"),
-            Noted::Removed => write!(f, " is gone, it had no numbers"),
+            Noted::Removed => write!(f, " is removed, it had no numbers"),
         }
     }
 }
@@ -197,7 +195,7 @@ mod tests {
         names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect()
     }
 
-    /// What may be noted at once, and what would be said if there were rows.
+    /// The changes, and the problems that would be reported if there were rows.
     fn said(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
         let retired: Vec<String> = retired.iter().map(|name| (*name).to_owned()).collect();
         let (changes, doubts) = judge(Of::Metrics, &names(configured), &retired, registered);
@@ -225,12 +223,12 @@ mod tests {
         assert_eq!(changes, Vec::<String>::new());
         assert_eq!(
             doubts,
-            ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code never \
-              changes its meaning: give post one that was never used, or where it means the same: tallyd names rename"]
+            ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code must \
+              not change its meaning: give post a code that was never used, or run `tallyd names rename` if only the name changes"]
         );
         let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
         assert!(
-            doubts[0].contains("2 is the code of view, and a daemon whose configuration calls it so"),
+            doubts[0].contains("2 is the code of view, and a daemon with the former name can still be running"),
             "{doubts:?}"
         );
         let swapped = [known(1, "like", false), known(2, "view", false), known(3, "share", false)];
@@ -243,10 +241,8 @@ mod tests {
         let (_, doubts) = said(&[("like", 1)], &[], &registered);
         assert_eq!(
             doubts,
-            [
-                "[metrics] has no view any more, whose code in MySQL is 2, and there are numbers with it: put it back, or \
-              name it in [retired] metrics"
-            ]
+            ["[metrics] no longer has view, whose code in MySQL is 2, and there are numbers with it: put it back, or \
+              name it in [retired] metrics"]
         );
         assert_eq!(said(&[("like", 1)], &["view"], &registered), (vec![], vec![]));
         assert_eq!(said(&[("like", 1)], &[], &[known(1, "like", false), known(2, "view", true)]), (vec![], vec![]));
@@ -261,7 +257,7 @@ mod tests {
             configured in proptest::collection::btree_map("[a-d]", 1..6_u8, 0..4),
             registered in proptest::collection::btree_map(1..6_u8, ("[a-d]", any::<bool>()), 0..5),
         ) {
-            // Names with the same code are refused before.
+            // The configuration's check has already rejected names with the same code.
             let mut codes: Vec<u8> = configured.values().copied().collect();
             codes.sort_unstable();
             codes.dedup();

@@ -1,6 +1,6 @@
-//! Orders of operators: each daemon reads them from MySQL once a second, and tasks ask here whether they are paused.
+//! Orders of operators. Each daemon reads them from MySQL once per second, and tasks check here whether they are paused.
 //!
-//! MySQL's clock says when an order ends. While MySQL does not answer the last known orders stay in force until their end.
+//! An order ends by MySQL's clock. While MySQL does not answer, the last known orders stay in force until their end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use tallyd_mysql::{Store, StoreError};
 /// How often orders are read.
 pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
-/// The tasks that a job needs: while one of them is paused the job does not run. Without consumers no fence passes, and a board is whole
-/// only once the outbox has added what was written in its period.
+/// The tasks that a job needs. While one of them is paused, the job does not run. Without consumers, no fence passes. A board is complete
+/// only after the outbox has added all events of its period.
 pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
     match job {
         JobName::Reconcile => &[Task::Reconcile, Task::Consumer],
@@ -29,7 +29,7 @@ pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
     }
 }
 
-/// The orders that are in force; `None` before MySQL was read.
+/// The orders that are in force, or `None` before the first read of MySQL.
 type Known = Option<Vec<InForce>>;
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ struct InForce {
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     known: Arc<watch::Sender<Known>>,
-    /// Held while MySQL is read, so that no read overwrites what a later one has found.
+    /// Held while MySQL is read, so that no read overwrites the result of a later one.
     reading: Arc<Mutex<()>>,
 }
 
@@ -53,7 +53,7 @@ impl Default for Control {
 }
 
 impl Control {
-    /// The order that pauses one of `tasks`. `None` also before MySQL was read.
+    /// The order that pauses one of `tasks`. Also `None` before the first read of MySQL.
     pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
         paused(&self.known.borrow(), tasks).map(|it| it.order.clone())
     }
@@ -64,7 +64,7 @@ impl Control {
         known.is_some() && paused(&known, tasks).is_none()
     }
 
-    /// How many targets a reconcile compares each second at most.
+    /// The most targets that a reconcile compares per second.
     pub(crate) fn targets_per_second(&self) -> Option<u32> {
         let known = self.known.borrow();
         in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
@@ -75,7 +75,7 @@ impl Control {
 
     /// Waits until one of `tasks` is paused.
     pub(crate) async fn until_paused(&self, tasks: &[Task]) {
-        // The sender is here, so the channel stays open.
+        // `self` holds the sender, so the channel stays open.
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 
@@ -103,7 +103,7 @@ impl Control {
         }
     }
 
-    /// Reads MySQL.
+    /// Reads the orders from MySQL.
     pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
         let _reading = self.reading.lock().await;
         let orders = store.orders().await?;
@@ -112,9 +112,9 @@ impl Control {
         Ok(())
     }
 
-    /// Reads MySQL again and again, until `stop`.
+    /// Reads MySQL repeatedly until `stop`.
     pub(crate) async fn follow(self, store: Store, beat: Heartbeat, stop: CancellationToken) {
-        let mut outage = Outage::new("reading what is paused");
+        let mut outage = Outage::new("reading the orders of operators");
         while !stop.is_cancelled() {
             match beat.during(self.refresh(&store)).await {
                 Ok(()) => outage.over(),
@@ -127,7 +127,7 @@ impl Control {
         }
     }
 
-    /// Ends what is over by this process' clock, while MySQL does not answer.
+    /// Ends orders whose time is over by this process's clock, while MySQL does not answer.
     fn end_overdue(&self) {
         let Some(mut left) = self.known.borrow().clone() else { return };
         left.retain(|it| it.until > Instant::now());

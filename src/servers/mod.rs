@@ -1,6 +1,6 @@
-//! The three servers as one configuration names them: what the tasks and the commands work with.
+//! The three servers of a configuration, for the tasks and the commands.
 //!
-//! It opens connections and asks what must be right before anybody writes. It knows of no task.
+//! This module opens connections, and checks that the servers are ready for writes. It knows no task.
 
 pub(crate) mod code_registry;
 pub(crate) mod control;
@@ -17,25 +17,25 @@ use tallyd_mysql::schema::Schema;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// Connections to MySQL that the runs of jobs use at once: two of a reconcile, two of an archive, one of the filters, one of a recount.
+/// Connections to MySQL that the runs of jobs use at the same time: two of a reconcile, two of an archive, one of the filters, one of a recount.
 const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
 
 /// Connections that renew leases: one for each job.
 const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;
 
-/// One connection of the outbox, one of the clock of snapshots, one that reads what is paused.
+/// One connection of the outbox, one of the snapshot clock, and one that reads the orders of operators.
 const CONNECTIONS_OF_OTHERS: u32 = 3;
 
-/// Connections that are spare, so that a short read never waits for a run.
+/// Spare connections, so that a short read never waits for a run.
 const CONNECTIONS_SPARE: u32 = 2;
 
-/// What the tasks work with. Nothing is connected before it is used.
+/// The servers for the tasks. A connection is opened at its first use.
 #[derive(Clone)]
 pub struct Servers {
     pub store: Store,
     pub cache: Cache,
     pub broker: Broker,
-    /// This process, for those who find a lock held by it: `host:pid`.
+    /// This process as the owner of locks: `host:pid`.
     pub owner: String,
     /// The orders of operators.
     pub(crate) control: Control,
@@ -49,7 +49,7 @@ impl Servers {
             + CONNECTIONS_OF_LEASES
             + CONNECTIONS_OF_OTHERS
             + CONNECTIONS_SPARE;
-        // Not there where systemd hides it (ProcSubset=pid).
+        // The file is missing if systemd hides it (ProcSubset=pid).
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
         Ok(Self {
@@ -61,14 +61,14 @@ impl Servers {
         })
     }
 
-    /// The servers, once MySQL is as [`Self::check`] wants it.
+    /// The servers, after [`Self::check`] has passed.
     pub async fn checked(config: &Config) -> Result<Self> {
         let servers = Self::new(config)?;
         servers.check(config).await?;
         Ok(servers)
     }
 
-    /// Checks that MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
+    /// Checks that MySQL has the schema that this version needs, and the same names of codes as `[kinds]` and `[metrics]`.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)

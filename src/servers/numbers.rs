@@ -1,4 +1,4 @@
-//! A target's numbers as each server has them, side by side.
+//! A target's numbers in each server, side by side.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,14 +22,14 @@ pub(crate) struct TargetNumbers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Number {
     pub metric: String,
-    /// In Redis; none where that is unknown, because Redis has lost it or is getting it back.
+    /// The number in Redis. `None` if it is unknown, because Redis has lost it or it is being loaded.
     pub redis: Option<i64>,
     pub counter: i64,
-    /// Recounted from the like records; none of other metrics.
+    /// Recounted from the like records. `None` for other metrics.
     pub rows: Option<i64>,
 }
 
-/// Asks for all of them. Events on the way are in Redis already and not yet in MySQL.
+/// Reads all numbers. In-flight events are already in Redis and not yet in MySQL.
 pub(crate) async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;

@@ -1,4 +1,4 @@
-//! Live traffic goes first: pages are as large as their measured time allows, and wait while a server has enough to do.
+//! Live traffic has priority: the size of a page depends on its measured time, and a run waits while a server is busy.
 
 use std::time::{Duration, Instant};
 
@@ -15,22 +15,22 @@ use tallyd_mysql::Store;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
-/// Between two checks of a server that has too much to do.
+/// Time between two checks of a busy server.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is said that a run still waits.
+/// How often a waiting run is logged again.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
 /// The servers are checked no more often than this.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// Between two checks of a replica meanwhile.
+/// Time between two checks of a replica.
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Targets or rows that a page has at least.
+/// Minimum of targets or rows in a page.
 const PAGE_MIN: usize = 100;
 
-/// How often a run found that a server has enough to do.
+/// How often a run found that a server is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
     /// MySQL ran more threads than `threads_running_max`.
@@ -43,7 +43,7 @@ pub struct Waits {
     pub replica_lag: u64,
 }
 
-/// The servers whose health a run minds, and by which limits.
+/// The servers that a run checks, and the limits.
 pub(crate) struct Health<'a> {
     pub store: &'a Store,
     pub cache: &'a Cache,
@@ -53,27 +53,27 @@ pub(crate) struct Health<'a> {
     /// Another MySQL server, whose tables the run reads.
     pub site: Option<&'a Store>,
     pub limits: &'a Limits,
-    /// The run's number in `job_run`, whose time stamp is looked for on the replicas.
+    /// The run's number in `job_run`. The replicas are checked for its time stamp.
     pub number: u64,
 }
 
-/// Sizes a run's pages, and says when the next one can begin.
+/// Chooses the size of a run's pages, and delays the next page.
 pub(crate) struct Pace<'a> {
     health: Health<'a>,
     control: &'a Control,
     stop: &'a CancellationToken,
-    /// The job's name, and what logs that it waits.
+    /// The job's name, and the function that logs that it waits.
     job: (&'static str, fn(&str)),
     page: usize,
     page_max: usize,
     checked: Option<Instant>,
-    /// When the last page could begin, and how many targets were compared since.
+    /// Start of the last page, and the number of targets compared since.
     pace: (Instant, usize),
     /// Time that was spent waiting for the servers.
     waited: Duration,
     /// The last reason, in words.
     waited_for: Option<String>,
-    /// How often for each reason.
+    /// Number of waits for each reason.
     waits: Waits,
 }
 
@@ -85,7 +85,7 @@ struct Wait {
 }
 
 impl<'a> Pace<'a> {
-    /// Pages of at most `page_max` targets or rows. `job` has the job's name, and what logs that its run waits.
+    /// Pages have at most `page_max` targets or rows. `job` has the job's name, and the function that logs that its run waits.
     pub(crate) fn new(
         health: Health<'a>,
         control: &'a Control,
@@ -111,16 +111,16 @@ impl<'a> Pace<'a> {
     /// How many targets the next page has.
     pub(crate) fn page(&self) -> usize {
         match self.control.targets_per_second() {
-            // At least one page a second, so that a run obeys other orders soon.
+            // At least one page per second, so that a run obeys other orders soon.
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
     }
 
-    /// Sizes the next page by the time that one of `targets` took: at most twice or half as large as it was.
+    /// Chooses the size of the next page by the time that a page of `targets` took. It is at most twice and at least half as large as before.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // A short last page tells nothing.
+        // A short last page is no measure.
         if targets < self.page / 2 {
             return;
         }
@@ -128,7 +128,7 @@ impl<'a> Pace<'a> {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers have time for the next page, or until the stop or `until`. `show` is called with the reason while the run
+    /// Waits until the servers are ready for the next page, or until the stop or `until`. It calls `show` with the reason while the run
     /// waits, and with `None` after that.
     pub(crate) async fn wait(
         &mut self,
@@ -168,12 +168,12 @@ impl<'a> Pace<'a> {
         Ok(())
     }
 
-    /// How long the run has waited, how often for what, and the last reason in words.
+    /// How long the run has waited, how often for each reason, and the last reason in words.
     pub(crate) fn waited(self) -> (Duration, Waits, Option<String>) {
         (self.waited, self.waits, self.waited_for)
     }
 
-    /// Waits until the targets of the last page have had their time, where an operator has throttled reconciles.
+    /// If an operator has throttled reconciles, waits until the time for the last page's targets is over.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
         if let Some(each_second) = self.control.targets_per_second() {
@@ -189,20 +189,22 @@ impl<'a> Pace<'a> {
 }
 
 impl Health<'_> {
-    /// Which server has too much to do; `None` where all have time. A limit of 0 is no limit.
+    /// The busy server, or `None` if no server is busy. A limit of 0 means no limit.
     async fn too_much(&self, publisher: &Publisher) -> Result<Option<Wait>> {
         let limits = self.limits;
         if limits.threads_running_max > 0 {
             let running = self.store.threads_running().await?;
             if running > limits.threads_running_max {
-                let words = format!("MySQL runs {running} threads, above {}", limits.threads_running_max);
+                let words = format!("MySQL runs {running} threads, above the limit of {}", limits.threads_running_max);
                 return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
             }
             if let Some(site) = self.site {
                 let running = site.threads_running().await?;
                 if running > limits.threads_running_max {
-                    let words =
-                        format!("the site's MySQL runs {running} threads, above {}", limits.threads_running_max);
+                    let words = format!(
+                        "the site's MySQL runs {running} threads, above the limit of {}",
+                        limits.threads_running_max
+                    );
                     return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
                 }
             }
@@ -213,7 +215,7 @@ impl Health<'_> {
             let latency = asked.elapsed();
             if latency > Duration::from_millis(limits.redis_latency_max_ms) {
                 let (latency, max) = (latency.as_millis(), limits.redis_latency_max_ms);
-                let words = format!("Redis answers after {latency} ms, above {max}");
+                let words = format!("Redis answers after {latency} ms, above the limit of {max} ms");
                 return Ok(Some(Wait { count: |waits| &mut waits.redis_latency, words }));
             }
         }
@@ -222,7 +224,8 @@ impl Health<'_> {
             for (_, queue) in in_use.partitions.queues() {
                 let messages = u64::from(publisher.depth(queue).await?.messages);
                 if messages > limits.queue_depth_max {
-                    let words = format!("{queue} has {messages} messages, above {}", limits.queue_depth_max);
+                    let words =
+                        format!("{queue} has {messages} messages, above the limit of {}", limits.queue_depth_max);
                     return Ok(Some(Wait { count: |waits| &mut waits.queue_depth, words }));
                 }
             }
@@ -230,7 +233,7 @@ impl Health<'_> {
         Ok(self.lagging().await?.map(|words| Wait { count: |waits| &mut waits.replica_lag, words }))
     }
 
-    /// Which replica is too far behind: by the run's time stamp, which is written to MySQL and looked for there.
+    /// The replica that is too far behind. The run's time stamp is written to MySQL, and the replicas are checked for it.
     async fn lagging(&self) -> Result<Option<String>> {
         if self.replicas.is_empty() {
             return Ok(None);
@@ -245,22 +248,25 @@ impl Health<'_> {
             let behind = match lag {
                 Some(lag) if lag <= max => continue,
                 Some(lag) => format!("{:.1} s", lag.as_secs_f32()),
-                None => "from before this run".to_owned(),
+                None => "its data is older than this run".to_owned(),
             };
-            return Ok(Some(format!("the replica {replica} is behind: {behind}, above {:.1} s", max.as_secs_f32())));
+            return Ok(Some(format!(
+                "the replica {replica} is behind: {behind}, above the limit of {:.1} s",
+                max.as_secs_f32()
+            )));
         }
         Ok(None)
     }
 
-    /// How far a replica is behind, once it is less than `max_lag` or known to be more; `None` where it has no stamp of
-    /// the run: the run has only just begun, or the replica is behind its beginning.
+    /// How far a replica is behind. Returns when this is less than `max_lag`, or known to be more. `None` if the replica has no stamp of
+    /// the run: the run has just begun, or the replica has not reached its beginning.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
-            // The stamp that is there can be an old one of a run that was busy: only after `max` it is known that the new
-            // one is late.
+            // The replica's stamp can be an old one, because the run was busy in between. Only after `max` is the new stamp known to
+            // be late.
             let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
             let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
             if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
@@ -271,12 +277,12 @@ impl Health<'_> {
     }
 }
 
-/// The time that so many targets take at least. One second at most, for which pages are sized: a larger page is from before the order.
+/// The minimum time for `targets`. It is at most one second, because pages are sized for that. A larger page is from before the order.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }
 
-/// The size that would have taken `target_ms`, at most twice or half of `page`.
+/// The size that would have taken `target_ms`, at most twice and at least half of `page`.
 fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
     let took_us = took.as_micros().max(1);
     let wanted = page as u128 * u128::from(target_ms) * 1_000 / took_us;

@@ -1,4 +1,4 @@
-//! What the consumer counts: once for each batch, not for each message.
+//! Metrics of the consumer. They are updated once for each batch, not for each message.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use tallyd_core::model::Micros;
 const STEP_BOUNDS: [f64; 16] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Events in a batch, of which `[consumer] batch_events_max` can be 10,000.
+/// Events in a batch. `[consumer] batch_events_max` can be 10,000.
 const BATCH_BOUNDS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0];
 
 const RETRY_CODES: [&str; 5] = ["1213", "1205", "timeout", "connection", "other"];
@@ -44,39 +44,38 @@ impl ConsumerMetrics {
     pub(super) fn register(to: &mut Registry) -> Self {
         let reasons = || counters_of_codes("reason", Reason::ALL.iter().map(|reason| reason.code()));
         let steps = Family::new_with_constructor((|| Histogram::new(STEP_BOUNDS)) as fn() -> Histogram);
-        let committed =
-            "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again";
-        let coalesced = "Of the committed ones, how many came down to another event's row, or to a sum";
-        let dropped = "Of those, how many were only counted: dead letters were at their bound";
+        let committed = "Events whose effect is in MySQL; a batch that could not be acknowledged is counted again when it is redelivered";
+        let coalesced =
+            "Committed events that were merged with another event of the same batch (same row, or same counter)";
+        let dropped = "Dead letters that were only counted and not stored, because the dead-letter quota was full";
         let retries = counters_of_codes("code", RETRY_CODES.into_iter());
-        let takeovers = "How often this process became the partition's writer: at a start, after another daemon, after a lost connection";
-        // In the order in which they are on the page.
+        let takeovers = "Times that this process became the partition's writer: at startup, after another daemon, or after a lost connection";
+        // In the order of the metrics page.
         Self {
-            messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered"),
-            redelivered: counter(to, "tallyd_messages_redelivered", "Of those, how many it had delivered before"),
-            received: counters(to, "tallyd_events_received", "Events in messages. A reset is a set"),
+            messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered to this process"),
+            redelivered: counter(
+                to,
+                "tallyd_messages_redelivered",
+                "Received messages that the broker had delivered before",
+            ),
+            received: counters(to, "tallyd_events_received", "Events in received messages; a reset counts as a set"),
             committed: counter(to, "tallyd_events_committed", committed),
             coalesced: counter(to, "tallyd_events_coalesced", coalesced),
-            dead_letters: registered(
-                to,
-                "tallyd_dead_letters",
-                "Messages that were set aside by this process",
-                reasons(),
-            ),
+            dead_letters: registered(to, "tallyd_dead_letters", "Messages that this process dead-lettered", reasons()),
             dead_letters_dropped: registered(to, "tallyd_dead_letters_dropped", dropped, reasons()),
-            batches: counters(to, "tallyd_batches", "Batches by why they were closed"),
+            batches: counters(to, "tallyd_batches", "Batches, by the reason for closing them"),
             batch_events: registered(to, "tallyd_batch_events", "Events in a batch", Histogram::new(BATCH_BOUNDS)),
             lag: registered(
                 to,
                 "tallyd_event_lag_seconds",
-                "From an event's `at` to its commit",
+                "Time from an event's `at` to its commit",
                 Histogram::new(LAG_BOUNDS),
             ),
-            retries: registered(to, "tallyd_batch_retries", "Batches that were written again, by why", retries),
+            retries: registered(to, "tallyd_batch_retries", "Retries of batch writes, by error", retries),
             steps: registered(
                 to,
                 "tallyd_batch_write_duration_seconds",
-                "Time that each step of writing a batch took",
+                "Duration of each step of writing a batch",
                 touched(steps),
             ),
             takeovers: registered(to, "tallyd_partition_takeovers", takeovers, Family::default()),
@@ -113,7 +112,7 @@ impl ConsumerMetrics {
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
     standing: Mutex<Standing>,
-    /// When the oldest message came that is not acknowledged.
+    /// Arrival time of the oldest unacknowledged message.
     oldest: Mutex<Option<Micros>>,
 }
 
@@ -122,7 +121,7 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// It has written a batch: the partition is its own, unless it has ended meanwhile.
+    /// Notes that a batch was written. The standing changes only from listening, because the session can have ended meanwhile.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {
@@ -138,7 +137,7 @@ impl PartitionState {
         *locked(&self.oldest) = came;
     }
 
-    /// Seconds since the oldest message came that is not acknowledged; 0 where there is none.
+    /// Seconds since the oldest unacknowledged message arrived, or 0 if there is none.
     pub(crate) fn oldest_s(&self, now: Micros) -> f64 {
         locked(&self.oldest).map_or(0.0, |came| super::seconds_between(came, now))
     }

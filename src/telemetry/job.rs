@@ -1,4 +1,4 @@
-//! Runs of jobs in this process: what they wait for. How they ended is in MySQL, for all processes.
+//! The runs of jobs in this process, and what they wait for. MySQL has the results of the runs of all processes.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ pub(crate) struct JobRun {
 pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
 impl Jobs {
-    /// Notes that a run has begun. It has ended when the answer is dropped.
+    /// Notes the start of a run. The run ends when the returned value is dropped.
     pub(crate) fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
         let running = Some((mode.to_owned(), clock::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });

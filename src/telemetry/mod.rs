@@ -1,8 +1,8 @@
-//! What the process knows of its own work: metrics, what it waits for, how its servers and jobs stand.
+//! The process's knowledge of its own work: metrics, waiting runs, and the status of servers and jobs.
 //!
-//! Like the log it is the process's own, and can be written to from everywhere. The tasks count once for each batch, not for each message,
-//! and never wait for a reader. The metrics are registered here once, with every label set that is known from the start, so that a rate has a
-//! zero to begin with. Nothing here decides anything.
+//! Like the log, it is global to the process, and all code can write to it. Tasks count once for each batch, not for each message,
+//! and never wait for a reader. All metrics are registered here once. Every label set that is known from the start is registered, too, so that
+//! a rate starts from zero. Telemetry makes no decisions.
 
 mod consumer;
 mod job;
@@ -64,7 +64,7 @@ pub(crate) struct Telemetry {
     draining: Gauge,
     working: AtomicBool,
     pub started_at: Micros,
-    /// The last reload, if it was refused: when, and what is wrong.
+    /// Time and error of the last reload, if it was rejected.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
     orders: Mutex<Vec<Order>>,
@@ -87,18 +87,18 @@ pub(crate) fn telemetry() -> &'static Telemetry {
 impl Telemetry {
     fn new() -> Self {
         let mut to = Registry::default();
-        let draining = registered(&mut to, "tallyd_draining", "1 once it was told to stop", Gauge::default());
+        let draining = registered(&mut to, "tallyd_draining", "1 while the daemon is stopping", Gauge::default());
         let started_at = clock::now();
-        let help = "1 where the last attempt to read the configuration succeeded, at the start or at a reload";
+        let help = "1 if the last attempt to read the configuration succeeded, at startup or at a reload";
         let last_reload_successful =
             registered(&mut to, "tallyd_config_last_reload_successful", help, Gauge::default());
         last_reload_successful.set(1);
-        let help = "When the configuration was last read successfully";
+        let help = "Time at which the configuration was last read successfully";
         let name = "tallyd_config_last_reload_success_timestamp_seconds";
         let last_reload_success = registered(&mut to, name, help, Gauge::<f64, AtomicU64>::default());
         last_reload_success.set(seconds(started_at));
         let bucket_fields = Family::default();
-        let help = "Fields of the fullest bucket that the last run went through";
+        let help = "Fields of the fullest bucket that the last run scanned";
         to.register("tallyd_bucket_fields_max", help, Described(bucket_fields.clone()));
         Self {
             consumer: ConsumerMetrics::register(&mut to),
@@ -173,7 +173,6 @@ impl Telemetry {
         *locked(&self.orders) = orders;
     }
 
-    /// The orders of operators.
     pub(crate) fn orders(&self) -> Vec<Order> {
         locked(&self.orders).clone()
     }
@@ -185,9 +184,9 @@ impl Telemetry {
 
 impl OutboxMetrics {
     fn register(to: &mut Registry) -> Self {
-        let help = "From a row's transaction, by MySQL's clock, to its addition in Redis, by this machine's";
+        let help = "Time from a row's transaction (MySQL's clock) to its addition in Redis (this machine's clock)";
         Self {
-            added: counter(to, "tallyd_outbox_added", "Additions that the outbox's rows brought to Redis"),
+            added: counter(to, "tallyd_outbox_added", "Additions that the outbox made in Redis"),
             lag: registered(to, "tallyd_outbox_lag_seconds", help, Histogram::new(LAG_BOUNDS)),
         }
     }
@@ -197,12 +196,12 @@ pub(crate) fn seconds(at: Micros) -> f64 {
     at.0 as f64 / 1e6
 }
 
-/// An event that is newer than this clock says is not late.
+/// 0 if `then` is later than `now`, because clocks differ.
 pub(crate) fn seconds_between(then: Micros, now: Micros) -> f64 {
     (now.0 - then.0).max(0) as f64 / 1e6
 }
 
-/// The library ends each help text with a full stop.
+/// The library appends a full stop to each help text.
 fn registered<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
     to.register(name, help, metric.clone());
     metric
@@ -227,7 +226,7 @@ fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str
     family
 }
 
-/// A family that is described on the page before it has its first sample.
+/// A family whose help text is on the metrics page even before its first sample.
 #[derive(Debug)]
 pub(crate) struct Described<F>(pub F);
 

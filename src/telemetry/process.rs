@@ -1,8 +1,8 @@
-//! What Linux knows of this process. The fields are those that Prometheus' own libraries have.
+//! Reads the resource usage of this process from Linux. The fields are the same as in Prometheus's own libraries.
 
 use std::fs;
 
-/// As of now. A value that /proc does not have is zero.
+/// The current values. A value that /proc does not have is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Process {
     pub resident_bytes: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Process {
     pub threads: u64,
 }
 
-/// Ticks a second in /proc: USER_HZ, which is 100 on every Linux that tallyd runs on (man 5 proc).
+/// Ticks per second in /proc: USER_HZ, which is 100 on every Linux that tallyd runs on (man 5 proc).
 const TICKS_S: f64 = 100.0;
 
 impl Process {
@@ -33,7 +33,7 @@ impl Process {
     }
 }
 
-/// utime and stime: fields 14 and 15, counted after the name, which may hold anything.
+/// utime and stime: fields 14 and 15. Counting begins after the process's name, because the name can contain any character.
 fn cpu_s(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let ticks: u64 = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;

@@ -1,4 +1,4 @@
-//! The last hour in points of ten seconds: how much was written, and how late.
+//! The last hour in points of ten seconds: the rate and the lag of written events.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -17,14 +17,14 @@ const POINTS_MAX: usize = 360;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Point {
-    /// Their end, in microseconds since the epoch.
+    /// End of the ten seconds, in microseconds since the epoch.
     pub at: i64,
     pub events_s: f64,
-    /// Half of them were committed within so many seconds of their `at`. `None` if there were no events.
+    /// Median of the seconds from an event's `at` to its commit. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
-    /// 99 of 100 were.
+    /// 99th percentile of the same.
     pub lag_p99_s: Option<f64>,
-    /// Messages that waited in the queues at their end. `None` if the broker did not answer.
+    /// Messages in the queues at the end of the ten seconds. `None` if the broker did not answer.
     pub queued: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Pulse {
-    /// Makes a point of what was written since the last call. The first call makes none.
+    /// Adds a point for the events that were written since the last call. The first call adds none.
     pub(crate) fn beat(&self, queued: Option<u64>) {
         let (committed, lag) = telemetry().written();
         self.add((Instant::now(), clock::now()), committed, lag, queued);

@@ -1,19 +1,19 @@
-//! Quantiles of a histogram, for the status page and the line of systemd.
+//! Quantiles of a histogram, for the status page and systemd's status line.
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper bounds of ranges, the last one infinite, and how many values were at or below each.
+/// Upper bounds of ranges, and how many values are at or below each. The last bound is infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Buckets(Vec<(f64, u64)>);
 
 impl Buckets {
-    /// What a histogram holds now. The library shows its buckets to its encoder alone, so they are read from the text.
+    /// Reads a histogram's buckets from its encoded text, because the library offers no other access to them.
     pub(super) fn of(histogram: &Histogram) -> Self {
         let (mut registry, mut text) = (Registry::default(), String::new());
         registry.register("it", "", histogram.clone());
-        // A String can't fail.
+        // Writing to a String can't fail.
         let _ = encode(&mut text, &registry);
         let read = |line: &str| {
             let (bound, count) = line.strip_prefix("it_bucket{le=\"")?.split_once("\"} ")?;
@@ -28,8 +28,8 @@ impl Buckets {
         Self(self.0.iter().zip(before).map(|((bound, count), before)| (*bound, count.saturating_sub(before))).collect())
     }
 
-    /// The value below which the part `share` of all values lies, taken to lie evenly in each range, as Prometheus'
-    /// `histogram_quantile` does; the last finite bound for what is above it. `None` where there is no value.
+    /// The value that the part `share` of all values does not exceed. Values are assumed to be spread evenly in each range, as in
+    /// Prometheus's `histogram_quantile`. Above the last finite bound, it returns that bound. `None` if there are no values.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.0.last().map_or(0, |(_, total)| *total) as f64;
         let (mut below, mut low) = (0.0, 0.0);

@@ -1,4 +1,4 @@
-//! Reconciles and recounts of this process: how many counters they compared, and how many they changed.
+//! How many counters the reconciles and recounts of this process compared, and how many they changed.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -9,7 +9,7 @@ use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
 use tallyd_redis::counters::Repaired;
 
-/// A daemon runs no others.
+/// A daemon runs no other modes.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct RepairMetrics {
 impl RepairMetrics {
     pub(super) fn register(to: &mut Registry) -> Self {
         let targets = "Counters that reconciles of this process compared";
-        let repairs = "Counters that reconciles and recounts of this process changed or tried to";
+        let repairs = "Counters that reconciles and recounts of this process changed or tried to change";
         let metrics = Self {
             targets: registered(to, "tallyd_reconcile_targets", targets, Family::default()),
             repairs: registered(to, "tallyd_repairs", repairs, Family::default()),
@@ -44,7 +44,7 @@ impl RepairMetrics {
         self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
-    /// Corrections of `counter`, which MySQL makes or fails as a whole.
+    /// Corrections of `counter`. MySQL applies each of them completely or not at all.
     pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
         self.repaired(job, "mysql", "done", more);
     }

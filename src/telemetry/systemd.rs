@@ -34,18 +34,18 @@ fn line(telemetry: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
     let partitions = telemetry.consumer.partitions();
     let written = partitions.iter().filter(|(_, partition)| partition.standing() == Standing::Writing).count();
     let mut line = match telemetry.state() {
-        State::Draining => "stopping, what is open is written".to_owned(),
+        State::Draining => "stopping, writing the open batches".to_owned(),
         State::Starting => "starting".to_owned(),
         State::Running => {
-            format!("running, {events_s:.0} events/s, {written} of {} partitions are written here", partitions.len())
+            format!("running, {events_s:.0} events/s, {written} of {} partitions written here", partitions.len())
         }
     };
-    // A String can't fail.
+    // Writing to a String can't fail.
     if let Some(lag_s) = lag_s {
-        let _ = write!(line, ", 99 % within {lag_s:.2} s");
+        let _ = write!(line, ", 99 % of events committed within {lag_s:.2} s");
     }
     if let Some(wait) = waits().open().first() {
-        let _ = write!(line, "; waiting: {} failed: {}", wait.what, wait.reason);
+        let _ = write!(line, "; retrying: {} failed: {}", wait.what, wait.reason);
     }
     line.replace(char::is_control, " ")
 }

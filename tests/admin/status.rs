@@ -60,7 +60,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     })
     .await;
     let text = told_now(&world);
-    for part in ["SERVER    STANDS", "mysql     up", "PARTITION  STANDS", "JOB  ", "!  dead letters are open"] {
+    for part in ["SERVER    STATUS", "mysql     up", "PARTITION  STATUS", "JOB  ", "!  dead letters are open"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
@@ -70,7 +70,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
 
     world.write(&format!("{ANY}[kinds]\nvideo = 0\n"));
     daemon.signal("HUP");
-    let refused = "!  the last reload was refused, the configuration before it is in force: ";
+    let refused = "!  the last reload was rejected, and the previous configuration stays in force: ";
     eventually("a reload that was refused is told", || async { told_now(&world).contains(refused) }).await;
     world.write(ANY);
     daemon.signal("HUP");
@@ -123,7 +123,7 @@ async fn a_healthcheck_exits_with_0_when_ready_and_1_when_not() {
     proxy.hold();
     proxy.cut();
     eventually("it is not ready", || async { check(&[]).status.code() == Some(1) }).await;
-    eventually("the reason is printed", || async { stdout(&check(&[])).contains("mysql is away: ") }).await;
+    eventually("the reason is printed", || async { stdout(&check(&[])).contains("mysql is unreachable: ") }).await;
     assert_exits(&check(&["--live"]), 0, "live\n");
     proxy.release();
     eventually("it is ready again", || async { check(&[]).status.code() == Some(0) }).await;

@@ -226,7 +226,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\n", "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
     let said =
-        |what: &str| format!("has no {what} any more, whose code in MySQL is 2, and there are numbers with it: put");
+        |what: &str| format!("no longer has {what}, whose code in MySQL is 2, and there are numbers with it: put");
     assert!(problems.contains(&said("post")) && problems.contains(&said("view")), "{problems}");
     assert!(!problems.contains("unused"), "{problems}");
     world.publish(&publisher, &[counted(3, "view", "two")]).await;
@@ -237,7 +237,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let changed = reload(&world, &daemon, without, "reloaded").await;
     let keys = "[kinds] post, [metrics] unused, [metrics] view, [retired] kinds, [retired] metrics";
     assert_eq!(changed["changed"], keys);
-    assert!(daemon.log().contains("[metrics] unused = 3 is gone, it had no numbers"));
+    assert!(daemon.log().contains("[metrics] unused = 3 is removed, it had no numbers"));
     world.publish(&publisher, &[counted(3, "view", "three")]).await;
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
@@ -247,7 +247,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no numbers"));
     let refused = reload(&world, &daemon, &other.replace("share = 3", "clap = 3"), "reload-refused").await;
-    let said = "[metrics] clap = 3, but in MySQL 3 is the code of share, and a daemon whose configuration calls it so";
+    let said = "[metrics] clap = 3, but in MySQL 3 is the code of share, and a daemon with the former name can still be running";
     assert!(refused["problems"].as_str().unwrap().contains(said), "{refused}");
     let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
@@ -304,7 +304,7 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     daemon.logged("\"mysql-away\"").await;
     // Nothing that needs MySQL can be taken now, and the rest can.
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\nview = 2\nclap = 3\n", "reload-refused").await;
-    assert!(refused["problems"].as_str().unwrap().contains("what codes mean in MySQL can't be asked now"), "{refused}");
+    assert!(refused["problems"].as_str().unwrap().contains("the meaning of codes could not be read from MySQL"), "{refused}");
     proxy.release();
     daemon.logged("\"started\"").await;
     eventually("the event is written", || async { !numbers(&world).await.is_empty() }).await;

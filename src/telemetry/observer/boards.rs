@@ -1,4 +1,4 @@
-//! A summary of each board, from what `tallyd board list` shows.
+//! Summarizes for each board the data that `tallyd board list` shows.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(super) async fn look(config: &Config, store: &Store, cache: &Cache, now: Mic
     Ok(boards)
 }
 
-/// A board's name; with its period where the configuration has it for several.
+/// A board's name. If the configuration has several boards of that name, the period follows.
 fn label(config: &Config, board: &config::Board) -> String {
     match config.boards.iter().filter(|other| other.name == board.name).count() {
         1 => board.name.clone(),
@@ -40,7 +40,7 @@ fn sum(board: String, grace_s: u64, listed: &[Listed], now: Micros) -> Board {
     }
     sum.lost = listed.iter().filter(|listed| listed.state == State::Lost).map(|listed| listed.period.clone()).collect();
     for past in listed.iter().skip(1) {
-        // A period without a time ended longer ago than any grace.
+        // A period without an end time ended longer ago than any grace.
         let ended_s_ago = past.ended_s_ago.unwrap_or(VERY_OLD_S);
         if matches!(past.state, State::Closed | State::Frozen) && ended_s_ago > grace_s {
             sum.unarchived.push(past.period.clone());

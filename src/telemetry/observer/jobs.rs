@@ -1,4 +1,4 @@
-//! How runs of jobs ended, from MySQL: of all daemons and shells, also before this process began.
+//! Reads the results of runs from MySQL: runs of all daemons and commands, also those from before this process started.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,10 +13,10 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::run_state::{RunRow, RunningRow};
 
-/// Runs of one mode that are kept.
+/// Runs kept for each job and mode.
 const RUNS_MAX: u64 = 50;
 
-/// The last runs of each job and mode, the oldest first. What has ended doesn't change: only what is newer is read.
+/// The last runs of each job and mode, the oldest first. A run that has ended does not change, so only newer runs are read.
 #[derive(Default)]
 pub(super) struct Runs(BTreeMap<(String, String), Last>);
 
@@ -27,7 +27,7 @@ struct Last {
     asked: bool,
 }
 
-/// A run, and what its report says if it is a reconcile's.
+/// A run, and the numbers of its report if it is a reconcile.
 struct Read {
     ended: Ended,
     found: Reconciled,
@@ -51,7 +51,7 @@ impl Runs {
                 mode,
             });
         }
-        // What only a person starts: a restore, a few targets.
+        // Runs that only an operator starts, such as a restore or a reconcile of a few targets.
         let rare = running.iter().filter(|row| jobs.iter().all(|job| (&job.job, &job.mode) != (&row.job, &row.mode)));
         let rare: Vec<Job> = rare
             .map(|row| Job { job: row.job.clone(), mode: row.mode.clone(), running: Some(run(row)), ..Job::default() })
@@ -76,7 +76,7 @@ impl Runs {
 
 impl Last {
     async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
-        // Of the same microsecond, too: a run that was read already is passed over.
+        // Includes runs that ended in the same microsecond. The loop skips runs that were read before.
         let since = self.runs.back().map_or(0, |read| read.ended.ended_at);
         let rows = store.ended_runs(job, mode, Micros(since), RUNS_MAX).await?;
         for row in rows.into_iter().rev() {
@@ -92,7 +92,7 @@ impl Last {
             self.runs.pop_front();
         }
         if self.success.is_none() && !self.asked {
-            // All that were read have failed: the last that was done is older.
+            // No run that was read has succeeded, so the last success is older.
             self.success = store.last_success(job, mode).await?;
             self.asked = true;
         }
@@ -115,7 +115,7 @@ fn run(row: &RunningRow) -> Run {
 }
 
 fn read(mode: &str, row: RunRow) -> Read {
-    // A report of another job, or version, may have other fields.
+    // The report of another job or version can have other fields.
     let report: Value = serde_json::from_str(&row.report).unwrap_or_default();
     let reason = ["error", "ended_early"].into_iter().find_map(|field| report[field].as_str()).map(str::to_owned);
     let RunRow { run, owner, started_at, finished_at, outcome, .. } = row;

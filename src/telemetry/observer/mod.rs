@@ -1,9 +1,9 @@
-//! Asks the servers every few seconds, for the status and the metrics: which of them answer, how full the queues are, how runs of jobs ended,
-//! how boards stand.
+//! Queries the servers every few seconds, for the status and the metrics. It reads which servers answer, how full the queues are, how runs
+//! of jobs ended, and the state of the boards.
 //!
-//! It must not disturb the work: it has few connections of its own, each read is small or uses an index, and all have time limits. The servers
-//! are asked at the same time, so that one that does not answer does not hide the others. What is not known any more stays as it was, beside the
-//! note that its server is away or that the question failed. Only the depths of queues are dropped.
+//! The observer must not disturb the work. It has a few connections of its own. Each read is small or uses an index, and has a time limit.
+//! The servers are queried at the same time, so that a server that does not answer does not hide the others. If a query fails, the last known
+//! values stay, and a note says that the server is unreachable or that the query failed. Only the depths of queues are dropped.
 
 mod boards;
 mod jobs;
@@ -33,22 +33,22 @@ use tallyd_redis::Cache;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The same of jobs, which cost some reads of MySQL.
+/// Jobs are read less often, because they need several reads of MySQL.
 const JOBS_EVERY: Duration = Duration::from_secs(10);
 
-/// The same of boards, which cost some more.
+/// Boards are read even less often, because they need more reads.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
-/// How much later the next count is made if the last one was [`SLOW`], because there are many.
+/// Extra delay of the next count of dead letters if the last count was [`SLOW`], because there are many letters.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
 
-/// How much later it is made if there was no answer: the count was too slow, or MySQL was away.
+/// Extra delay if there was no answer: the count was too slow, or MySQL was unreachable.
 const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
-/// A server that has not answered within this time counts as away.
+/// A server that has not answered within this time counts as unreachable.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 pub(crate) struct Observer {
@@ -73,7 +73,7 @@ impl Observer {
         broker: Broker,
         modes: fn(&Config) -> Vec<JobMode>,
     ) -> (Self, Sight) {
-        // So that the first point has what is written until then.
+        // Sets the start of the first point.
         telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
@@ -122,7 +122,7 @@ impl Observer {
 
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, broker, queues, seen, .. } = self;
-        // What was noted at the last look: the servers are asked at the same time.
+        // Uses the partitions of the last pass, because the servers are queried at the same time.
         let partitions = match seen.in_use.count() {
             0 => broker.numbered(config.amqp.partitions),
             _ => seen.in_use.clone(),
@@ -150,8 +150,8 @@ impl Observer {
             self.seen.noted_partitions = in_use.noted.map(|noted| noted.partitions);
             (self.seen.in_use, self.seen.maps) = (in_use.partitions, in_use.maps);
         }
-        // If the broker is away, nobody knows how full its queues are.
-        let depths = depths.and_then(|depths| self.failing.told("looking at queues for the status", depths));
+        // Without the broker, the depths of its queues are unknown.
+        let depths = depths.and_then(|depths| self.failing.told("reading the queue depths for the status", depths));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
@@ -165,14 +165,14 @@ impl Observer {
         let before = before.map(|place| self.seen.servers.remove(place));
         let since = before.filter(|before| before.up == asked.is_ok()).map_or(clock::now().0, |before| before.since);
         let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
-        // In the order in which they are asked.
+        // The list keeps the order of the queries.
         let reason = asked.as_ref().err().map(|error| format!("{error:#}"));
         self.seen.servers.push(ServerStatus { server, up, reason, since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
         let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), clock::now())).await;
-        if let Some(jobs) = self.failing.told("looking at jobs for the status", jobs) {
+        if let Some(jobs) = self.failing.told("reading the runs of jobs for the status", jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
             self.seen.last_reconciles = self.runs.last_reconciles();
@@ -180,7 +180,7 @@ impl Observer {
         if self.letters.is_over(LETTERS_EVERY) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
             self.letters.pause(pause_of_letters(open.is_ok(), took));
-            if let Some(open) = self.failing.told("looking at dead letters for the status", open) {
+            if let Some(open) = self.failing.told("counting the dead letters for the status", open) {
                 self.see_letters(config, &open);
             }
         }
@@ -200,13 +200,13 @@ impl Observer {
 
     async fn look_at_boards(&mut self, config: &Config) {
         let (boards, _) = timed(boards::look(config, &self.store, &self.cache, clock::now())).await;
-        if let Some(boards) = self.failing.told("looking at boards for the status", boards) {
+        if let Some(boards) = self.failing.told("reading the boards for the status", boards) {
             self.seen.boards = boards;
         }
     }
 }
 
-/// Questions that fail though their servers answer: they are logged, and are among what fails and is tried again.
+/// Queries that fail although their servers answer. They are logged, and listed among the operations that are being retried.
 #[derive(Default)]
 struct Failing(BTreeMap<&'static str, Outage>);
 
@@ -231,7 +231,7 @@ struct Rest(Option<Instant>);
 
 impl Rest {
     fn is_over(&mut self, every: Duration) -> bool {
-        // The loop may come a moment early.
+        // The loop can run a moment early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());
@@ -269,7 +269,7 @@ mod tests {
     fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {
         let pause = |is_answered, ms| pause_of_letters(is_answered, Duration::from_millis(ms));
         assert_eq!((pause(true, 500), pause(true, 501)), (Duration::ZERO, LETTERS_SLOWLY));
-        // MySQL did not answer within the limit: nobody knows how long it would have taken.
+        // MySQL did not answer within the limit, so the duration of the count is unknown.
         assert_eq!((pause(false, 1), pause(false, 4_000)), (LETTERS_AFTER_FAILURE, LETTERS_AFTER_FAILURE));
     }
 }

@@ -1,4 +1,4 @@
-//! How full queues are. The connection is the observer's own and is kept open.
+//! Reads the depths of queues. The observer keeps a connection of its own open for this.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tallyd_connect::fate::Fate;
 use tallyd_core::partition::Partitions;
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
+/// Delay before a queue is queried again that does not exist or that this account cannot read. Each refusal costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 pub(super) struct Queues {
     broker: Broker,
-    /// Taken out for each question and put back after an answer, so that one that failed is replaced.
+    /// Taken out for each query and put back after an answer, so that a failed connection is replaced.
     link: Option<Publisher>,
     missing: BTreeSet<String>,
     again: Rest,

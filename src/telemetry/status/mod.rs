@@ -1,8 +1,7 @@
-//! How a daemon stands, in one object: what the status page, `GET /v1/status` and `tallyd status` show.
+//! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
 //!
-//! Times are in microseconds since the epoch. What a server was asked for is as old as [`Status::observed_at`] says; a
-//! server that is away leaves what was known of it as it was, and is `up: false` with its reason. What a daemon of another
-//! version doesn't tell is read as nothing.
+//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. An unreachable server is
+//! `up: false` with the reason, and its last known data stays. A field that a daemon of another version does not send gets its default.
 
 mod report;
 mod runbook;
@@ -32,10 +31,10 @@ use tallyd_mysql::partitions::Owner;
 #[serde(default)]
 pub(crate) struct Status {
     pub version: String,
-    /// Host and process: what holds a lock or a partition.
+    /// Host and process: the owner of locks and partitions.
     pub owner: String,
     pub started_at: i64,
-    /// When this was told, by the daemon's clock.
+    /// Time of this status, by the daemon's clock.
     pub now: i64,
     /// `starting`, `running` or `draining`.
     pub state: State,
@@ -48,7 +47,7 @@ pub(crate) struct Status {
     pub memory_bytes: u64,
     pub observed_at: Option<i64>,
     pub servers: Vec<ServerStatus>,
-    /// By number: those of this daemon's configuration, and more where other daemons have more.
+    /// By number: the partitions of this daemon's configuration, and further ones that only other daemons have.
     pub partitions: Vec<Partition>,
     pub partitions_in_use: Option<u16>,
     pub outbox_rows: Option<u64>,
@@ -57,7 +56,7 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Those of the fullest partition, by how many it may have: 1 is full.
+    /// Dead letters of the fullest partition, divided by its quota: 1 is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
@@ -78,13 +77,13 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
-    /// The name of its map; none of those that `[amqp] partitions` counts.
+    /// The name of its map, or `None` for a partition that `[amqp] partitions` counts.
     pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,
-    /// Who wrote it last and has not given it back, over all daemons.
+    /// The daemon that wrote it last and has not released it.
     pub owner: Option<String>,
-    /// How often it was taken, by any daemon; none where it never was.
+    /// How often any daemon has acquired it. `None` if no daemon ever has.
     pub epoch: Option<u64>,
     pub taken_at: Option<i64>,
     pub messages: Option<u64>,
@@ -93,7 +92,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// How it is called in sentences.
+    /// The name for messages.
     pub(crate) fn name(&self) -> PartitionName {
         PartitionName { number: self.partition, map: self.map.clone() }
     }
@@ -113,11 +112,11 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
-    /// Its number, which all that it writes is fenced by.
+    /// The run's number, which fences all its writes.
     pub run: u64,
     pub owner: String,
     pub started_at: i64,
-    /// How much is done, from 0 to 1; none where nobody knows, or it runs elsewhere.
+    /// Progress from 0 to 1. `None` if it is unknown, or if the run is in another process.
     pub progress: Option<f64>,
     pub waits: Option<WaitsFor>,
     pub waits_words: Option<String>,
@@ -144,15 +143,15 @@ pub(crate) struct Reconciled {
     pub checked: u64,
     pub drifted: u64,
     pub repaired: u64,
-    /// Off at the first look alone: events on the way.
+    /// Off at the first measurement only, because events were in flight.
     pub transient: u64,
-    /// In buckets that nobody has loaded.
+    /// In buckets that are not loaded.
     pub unknown: u64,
-    /// Judged by watching their events.
+    /// Decided by capturing their events.
     pub busy: u64,
     /// Right at the first measurement.
     pub exact: u64,
-    /// Not judged: no measurement could say which of two events was first.
+    /// Not decided: no measurement could tell which of two events was first.
     pub undecided: u64,
     /// Off, and left for the next run.
     pub left: u64,
@@ -161,23 +160,23 @@ pub(crate) struct Reconciled {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Board {
-    /// Its name, and with several lengths of period its period's length: `likes`, `likes/week`.
+    /// The board's name. If it has several period lengths, the length follows: `likes`, `likes/week`.
     pub board: String,
     pub period: String,
-    /// `open`, or `lost`: Redis has lost it since its snapshot.
+    /// `open`, or `lost` if Redis has lost it since its snapshot.
     pub state: String,
     pub members: u64,
     pub ends_at: Option<i64>,
-    /// Periods that Redis has lost since their snapshots, the current one among them.
+    /// Periods that Redis has lost since their snapshots, including the current one.
     pub lost: Vec<String>,
-    /// Periods that are closed, past `archive_grace`, and not archived; not those that Redis has lost.
+    /// Periods that are closed, past `archive_grace`, and not archived. Periods that Redis has lost are not included.
     pub unarchived: Vec<String>,
     pub oldest_unarchived_at: Option<i64>,
-    /// The last period that is archived, and its rows.
+    /// The last archived period, and the number of its rows.
     pub archived: Option<(String, u64)>,
 }
 
-/// How the servers, queues, jobs and boards stood when they were last asked. What has no answer yet is empty or `None`.
+/// The state of the servers, queues, jobs and boards at the last query. A field without an answer yet is empty or `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
     pub at: Option<Micros>,
@@ -195,7 +194,7 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Those of the fullest partition, divided by how many it can have.
+    /// Dead letters of the fullest partition, divided by its quota.
     pub dead_letters_full: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Makes a status of the configuration, of what the process knows of itself, and of what was seen of the servers.
+//! Builds a status from the configuration, the process's own telemetry, and the observed state of the servers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
-/// Microseconds for which a batch is tried again before events are said not to be written: rivals are over sooner.
+/// Microseconds for which a batch is retried before the daemon counts as not ready. Conflicts with other transactions end sooner.
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
@@ -56,7 +56,7 @@ impl Status {
 
 fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Vec<Partition> {
     let here = telemetry.consumer.partitions();
-    // Before the tasks have started nobody knows which are listened to here.
+    // Before the tasks have started, the partitions of this process are unknown.
     let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
     let is_here = |number: u16| here.iter().any(|(it, _)| *it == number);
     let elsewhere = seen.maps.iter().map(NotedMap::partition).filter(|number| known < u16::MAX && !is_here(*number));
@@ -96,7 +96,7 @@ pub(super) enum NotReady<'a> {
     Stands(&'a Partition, Option<&'a Wait>),
 }
 
-/// Redis is never a reason: events are written without it.
+/// Redis is never a reason, because events are written without it.
 pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     let mut found = match status.state {
         State::Starting => vec![NotReady::Starting],
@@ -124,10 +124,10 @@ pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
 impl fmt::Display for NotReady<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starting => f.write_str("it starts: MySQL is asked what its codes mean"),
-            Self::Draining => f.write_str("it was told to stop, and writes what is open"),
-            Self::NotObserved => f.write_str("the servers were not looked at yet"),
-            Self::Away(server) => write!(f, "{} is away: {}", server.server.name(), server.why()),
+            Self::Starting => f.write_str("the daemon is starting: it reads the meaning of its codes from MySQL"),
+            Self::Draining => f.write_str("the daemon is stopping: it writes the open batches"),
+            Self::NotObserved => f.write_str("the servers have not been checked yet"),
+            Self::Away(server) => write!(f, "{} is unreachable: {}", server.server.name(), server.why()),
             Self::Fails(wait) => write!(f, "{} fails: {}", wait.what, wait.reason),
             Self::Stands(partition, wait) => {
                 write!(f, "{} is {}", partition.name(), partition.standing)?;
@@ -142,7 +142,7 @@ impl fmt::Display for NotReady<'_> {
 
 impl ServerStatus {
     pub(crate) fn why(&self) -> &str {
-        self.reason.as_deref().unwrap_or("no reason is known")
+        self.reason.as_deref().unwrap_or("the reason is unknown")
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
         status.waits = vec![wait(Work::Consuming(name(1)), "refused"), wait(Work::Writing(name(0)), "read-only")];
         let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = [
-            "rabbitmq is away: refused",
+            "rabbitmq is unreachable: refused",
             "writing partition 0 fails: read-only",
             "partition 1 is connecting: consuming partition 1 failed: refused",
         ];

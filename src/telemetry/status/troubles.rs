@@ -1,4 +1,4 @@
-//! What somebody should look at, the worst first. Pure: said once here, for the page, the command and whoever reads the JSON.
+//! Lists a daemon's problems, the worst first, for the page, the command and the JSON. Pure: the list depends on the status only.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,20 @@ use super::runbook::Runbook;
 use super::{Board, Job, Outcome, Partition, Standing, State, Status};
 use crate::telemetry::Server;
 
-/// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
+/// A message that waits longer than this for its commit is a problem. A batch takes less than a second, and an unreachable MySQL is
+/// a problem of its own.
 const UNACKED_MAX_S: f64 = 60.0;
 
-/// Of a partition's part of the dead letters; the alert begins there, too.
+/// Part of a partition's dead-letter quota. The alert has the same threshold.
 const NEARLY_FULL: f64 = 0.8;
 
-/// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
+/// After this many microseconds, the data from the servers is old. Servers are checked every five seconds, and a check can take four.
 const LOOK_MAX: i64 = 30_000_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trouble {
-    /// Events are not written, or something may be lost. Otherwise it can wait for the morning.
+    /// Events are not written, or data can be lost. Other problems can wait until the morning.
     pub grave: bool,
     pub what: String,
     pub since: Option<i64>,
@@ -48,11 +49,11 @@ impl Trouble {
 pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let mut found = of_readiness(status.state, not_ready);
     found.extend(status.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(|redis| {
-        let what = format!("redis is away: {}. Events are written without it", redis.why());
+        let what = format!("redis is unreachable: {}. Events are written without it", redis.why());
         Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
     }));
     if status.servers.iter().all(|server| server.up || server.server == Server::Redis) {
-        // Otherwise the server is the reason of most of them.
+        // Otherwise the unreachable server is the reason for most of them.
         let waits = status.waits.iter().map(|wait| {
             Trouble::mild(format!("{} fails and is retried: {}", wait.what, wait.reason), Some(wait.since))
                 .see(Runbook::OutageGoesOn)
@@ -73,12 +74,12 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found.extend(abandoned_maps(status));
     found.extend(of_messages(status));
     if let Some((at, wrong)) = &status.reload_refused {
-        let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
+        let what = format!("the last reload was rejected, and the previous configuration stays in force: {wrong}");
         found.push(Trouble::mild(what, Some(*at)).with("tallyd config check".to_owned()).see(Runbook::ReloadRefused));
     }
     if let Some(at) = status.observed_at.filter(|at| status.now - at > LOOK_MAX) {
         found.push(
-            Trouble::mild("the servers were not looked at lately: what is told of them is old".to_owned(), Some(at))
+            Trouble::mild("the servers have not been checked recently, so their data is old".to_owned(), Some(at))
                 .see(Runbook::ServerSlow),
         );
     }
@@ -86,7 +87,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found
 }
 
-/// A start and a stop are no trouble, but a server that is away is one also then.
+/// Starting and stopping are no problems. An unreachable server is a problem even then.
 fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let trouble = |reason: &NotReady<'_>| match reason {
         NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
@@ -104,7 +105,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
         found.push(lost.with(format!("tallyd board restore {name} {period} --dry-run")).see(Runbook::BoardLost));
     }
     if !board.unarchived.is_empty() {
-        let what = format!("board {label}: closed and not archived: {}", board.unarchived.join(", "));
+        let what = format!("board {label}: closed periods are not archived: {}", board.unarchived.join(", "));
         let since = board.oldest_unarchived_at.filter(|at| *at < now);
         found
             .push(Trouble::mild(what, since).with("tallyd archive --dry-run".to_owned()).see(Runbook::BoardUnarchived));
@@ -112,7 +113,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     found
 }
 
-/// Until a full reconcile that began after it is done.
+/// Reported until a full reconcile that started later has succeeded.
 fn went_back(status: &Status) -> Option<Trouble> {
     let at = status.mysql_went_back_at?;
     let is_since = |job: &&Job| {
@@ -122,17 +123,18 @@ fn went_back(status: &Status) -> Option<Trouble> {
     if status.jobs.iter().any(|job| is_since(&job)) {
         return None;
     }
-    let what = "MySQL went back to an older state, and Redis has counts that it lacks: the numbers differ until a full reconcile";
+    let what =
+        "MySQL went back to an older state and lacks counts that Redis has: the numbers differ until a full reconcile";
     Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd after-restore".to_owned()).see(Runbook::RestoredMysql))
 }
 
-/// A run that goes on may mend it.
+/// Not reported while the job runs again, because that run can succeed.
 fn of_job(job: &Job) -> Option<Trouble> {
     let last = job.last.as_ref().filter(|_| job.running.is_none())?;
     let (what, runbook) = match last.outcome {
         Outcome::Done | Outcome::Stopped => return None,
-        Outcome::Braked => ("was stopped by its own limits", Runbook::Brake),
-        Outcome::Refused => ("could not be run as it is configured", Runbook::JobFailed),
+        Outcome::Braked => ("was aborted by its safety limits", Runbook::Brake),
+        Outcome::Refused => ("could not run with its configuration", Runbook::JobFailed),
         Outcome::Failed => ("failed", Runbook::JobFailed),
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -143,18 +145,18 @@ fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
     status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere)
 }
 
-/// Other daemons have more partitions: a deployment that is not over, or was forgotten here.
+/// Other daemons have more partitions: a deployment has not finished, or did not include this daemon.
 fn too_few(status: &Status) -> Option<Trouble> {
     let missing: Vec<u16> = elsewhere(status).filter(|it| it.map.is_none()).map(|it| it.partition).collect();
     let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;
     let known = usize::from(in_use).saturating_sub(missing.len());
     let what = format!(
-        "[amqp] partitions is {known} here, and {in_use} are in use: this daemon leaves the others, and the jobs that wait for all of them, to other daemons"
+        "[amqp] partitions is {known} here, and {in_use} are in use: only other daemons write the others, and run the jobs that wait for all partitions"
     );
     Some(Trouble::mild(what, None).with("tallyd config check".to_owned()).see(Runbook::MorePartitions))
 }
 
-/// Queues that only other daemons know, and none of them is there: what comes to them stays there.
+/// Queues that only other daemons know and that have no consumer. Their messages stay in the queue.
 fn abandoned(status: &Status) -> Option<Trouble> {
     let nobody: Vec<String> = elsewhere(status)
         .filter(|it| it.map.is_none() && it.consumers == Some(0))
@@ -162,19 +164,19 @@ fn abandoned(status: &Status) -> Option<Trouble> {
         .collect();
     (!nobody.is_empty()).then(|| {
         let what = format!(
-            "nobody listens to the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
+            "no daemon consumes the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
             nobody.join(", ")
         );
         Trouble::grave(what, None).with("tallyd config check".to_owned()).see(Runbook::PartitionWithoutConsumer)
     })
 }
 
-/// Maps that are noted, and no daemon has them.
+/// Maps that MySQL lists, but that no daemon has.
 fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
     elsewhere(status).filter(|it| it.consumers == Some(0)).filter_map(|it| {
         let map = it.map.as_ref()?;
         let what = format!(
-            "nobody listens to {}, the queue of the map {map}: its events wait until a daemon has this [[map]] again, or the map is removed",
+            "no daemon consumes {}, the queue of the map {map}: its events wait until a daemon has this [[map]] again, or the map is removed",
             it.queue
         );
         let trouble = Trouble::grave(what, None).with(format!("tallyd map remove {map} --dry-run"));
@@ -187,28 +189,28 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
     for partition in status.partitions.iter().filter(|partition| partition.oldest_unacked_s > UNACKED_MAX_S) {
         let since = status.now - (partition.oldest_unacked_s * 1e6) as i64;
         found.push(
-            Trouble::mild(format!("{}: a message waits for its commit", partition.name()), Some(since))
+            Trouble::mild(format!("{}: a message has not been committed yet", partition.name()), Some(since))
                 .see(Runbook::PartitionStuck),
         );
     }
     let letters: Vec<String> =
         status.dead_letters.iter().flatten().map(|(reason, count)| format!("{reason} {count}")).collect();
     if !letters.is_empty() {
-        let what = format!("dead letters are open, events that could not be applied: {}", letters.join(", "));
+        let what = format!("dead letters are open (events that could not be applied): {}", letters.join(", "));
         found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()).see(Runbook::DeadLettersOpen));
     }
     if let Some(full) = status.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
         let percent = (full * 100.0).floor();
-        let then = if full < 1.0 { "" } else { ": what comes now goes to the queue of returned messages" };
+        let then = if full < 1.0 { "" } else { ": new ones go to the queue of returned messages" };
         let what = format!(
-            "dead letters: a partition has {percent} % of those that [consumer] dead_letters_max leaves it{then}"
+            "dead letters: a partition uses {percent} % of its quota, its part of [consumer] dead_letters_max{then}"
         );
         let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
         found.push(trouble.with("tallyd dead list --summary".to_owned()).see(Runbook::DeadLettersFull));
     }
     if let Some(count) = status.returned.filter(|count| *count > 0) {
         let what = format!(
-            "{count} messages wait in the queue of returned ones: the broker set them aside, or there was no room for them"
+            "{count} messages wait in the queue of returned messages: the broker dead-lettered them, or the dead-letter quota was full"
         );
         found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()).see(Runbook::Returned));
     }
@@ -261,13 +263,13 @@ mod tests {
         }));
         let words: Vec<(&str, bool)> = found.iter().map(|it| (it.what.split(':').next().unwrap(), it.grave)).collect();
         let expected = [
-            ("mysql is away", true),
-            ("redis is away", true),
+            ("mysql is unreachable", true),
+            ("redis is unreachable", true),
             ("board likes/week", true),
             ("board likes/week", false),
             ("the last archive closed failed", false),
             ("partition 0", false),
-            ("dead letters are open, events that could not be applied", false),
+            ("dead letters are open (events that could not be applied)", false),
             ("dead letters", false),
         ];
         assert_eq!(words, expected);
@@ -324,8 +326,8 @@ mod tests {
             "jobs": [ended("done")],
         }));
         let expected = [
-            "the last reload was refused, the configuration before it is in force: [kinds] is empty",
-            "the servers were not looked at lately: what is told of them is old",
+            "the last reload was rejected, and the previous configuration stays in force: [kinds] is empty",
+            "the servers have not been checked recently, so their data is old",
         ];
         assert_eq!(said, expected);
     }

@@ -1,4 +1,4 @@
-//! The words of a status that decide something.
+//! The enum words of a status.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) enum State {
 pub(crate) enum Standing {
     #[default]
     Connecting,
-    /// It listens. The broker gives the messages to another daemon, or there were none.
+    /// The daemon consumes the queue. The broker delivers the messages to another daemon, or the queue is empty.
     Listening,
     Writing,
     /// An operator has paused the consumers of all daemons.
@@ -29,7 +29,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// Events of the partition are written here, are another daemon's work, or wait because an operator wants them to.
+    /// This daemon or another one writes the partition's events, or an operator has paused them.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
@@ -58,7 +58,7 @@ impl Outcome {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
 
-    /// It did what it was meant to do, or was stopped before.
+    /// The run succeeded, or was stopped.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }

@@ -49,7 +49,7 @@ async fn ready_says_which_server_is_away_and_why() {
         eventually("it is not ready", || async { get(&address, "/readyz").await.status == 503 }).await;
         eventually("its server is the reason", || async {
             let told = get(&address, "/readyz").await.json();
-            server(&told, name)["up"] == false && told["reasons"].to_string().contains(&format!("{name} is away: "))
+            server(&told, name)["up"] == false && told["reasons"].to_string().contains(&format!("{name} is unreachable: "))
         })
         .await;
         assert_eq!(get(&address, "/livez").await.json(), json!({ "live": true, "stuck": [] }));
@@ -80,7 +80,7 @@ async fn who_drains_is_alive_and_not_ready() {
     eventually("it drains", || async { get(&address, "/readyz").await.json()["state"] == "draining" }).await;
     let ready = get(&address, "/readyz").await;
     assert_eq!(ready.status, 503);
-    assert!(ready.json()["reasons"].to_string().contains("it was told to stop"), "{}", ready.body);
+    assert!(ready.json()["reasons"].to_string().contains("the daemon is stopping"), "{}", ready.body);
     assert_eq!(get(&address, "/livez").await.status, 200);
     assert_eq!(get(&address, "/v1/status").await.json()["state"], "draining");
     proxy.release();

@@ -149,7 +149,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     proxy.hold();
     proxy.cut();
     shows(&browser, "#state", "Not ready: events are not written").await;
-    shows(&browser, "#troubles li[data-style=grave]", "mysql is away: ").await;
+    shows(&browser, "#troubles li[data-style=grave]", "mysql is unreachable: ").await;
     shows(&browser, "#servers", "✕ down").await;
     assert!(browser.value("document.title").await.as_str().unwrap().starts_with("✕ Not ready"));
     let first = browser.value("document.querySelector('#troubles li').getBoundingClientRect().bottom").await;
@@ -324,7 +324,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
         browser.picture(&pictures().join(format!("status-page-{width}-{scheme}.png"))).await;
     }
     redis.hold();
-    shows(&browser, "#troubles", "redis is away: ").await;
+    shows(&browser, "#troubles", "redis is unreachable: ").await;
     for (width, scheme) in [(1_200, "dark"), (360, "light")] {
         assert_eq!(too_wide(&browser, width, scheme).await, 0, "{width} in {scheme}");
         assert_legible(&browser).await;

@@ -171,7 +171,7 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
         .spawn()
         .unwrap();
     eventually("the run says what it waits for", || async {
-        std::fs::read_to_string(log.path()).unwrap().contains(".events.0 has 20 messages, above 10")
+        std::fs::read_to_string(log.path()).unwrap().contains(".events.0 has 20 messages, above the limit of 10")
     })
     .await;
     let daemon = world.daemon();

@@ -1,4 +1,4 @@
-//! A daemon's status for people at a terminal: what is wrong comes first, with the command that shows more; then all the rest, in tables.
+//! A daemon's status for a terminal. Problems come first, each with the command that shows more. Tables follow.
 
 mod table;
 
@@ -14,7 +14,7 @@ const RECONCILES_SHOWN: usize = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
     pub status: &'a Status,
-    /// Whether a terminal's colours say again what the words say.
+    /// Whether to use a terminal's colours. They only repeat what the words say.
     pub colour: bool,
 }
 
@@ -52,17 +52,19 @@ impl Text<'_> {
     fn write_head(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { status, colour } = *self;
         let state = match status.state {
-            State::Starting => "starts",
-            State::Running => "runs",
-            State::Draining => "stops",
+            State::Starting => "is starting",
+            State::Running => "is running",
+            State::Draining => "is stopping",
         };
         let (up, megabytes) = (status.ago(status.started_at), status.memory_bytes / 1_000_000);
         let (version, owner) = (printable(&status.version), printable(&status.owner));
         writeln!(f, "tallyd {version} on {owner} {state}, up {up}, {megabytes} MB")?;
         let ready = match (status.ready, status.state) {
             (true, _) => Cell::new("ready: events are written").style(Style::Good),
-            (false, State::Starting) => Cell::new("not ready: it starts").style(Style::Mild),
-            (false, State::Draining) => Cell::new("not ready: it writes what is open, and ends").style(Style::Mild),
+            (false, State::Starting) => Cell::new("not ready: the daemon is starting").style(Style::Mild),
+            (false, State::Draining) => {
+                Cell::new("not ready: the daemon is stopping and writes the open batches").style(Style::Mild)
+            }
             (false, State::Running) => Cell::new("NOT READY: events are not written").style(Style::Grave),
         };
         writeln!(f, "{}", ready.shown(colour))
@@ -85,17 +87,17 @@ impl Text<'_> {
     fn write_events(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Self { status, .. } = *self;
         match &status.rate {
-            None => write!(f, "events   no rate is known yet")?,
+            None => write!(f, "events   rate not known yet")?,
             Some(rate) => {
-                write!(f, "events   {:.0} a second", rate.events_s)?;
+                write!(f, "events   {:.0} per second", rate.events_s)?;
                 if let (Some(half), Some(most)) = (rate.lag_p50_s, rate.lag_p99_s) {
-                    write!(f, ", written {} (p50), {} (p99) after they happened", seconds(half), seconds(most))?;
+                    write!(f, ", lag {} (p50), {} (p99)", seconds(half), seconds(most))?;
                 }
             }
         }
         writeln!(f, ", {} since the start", status.events_committed)?;
         match status.outbox_rows {
-            Some(0) => writeln!(f, "outbox   empty: Redis has all that the daemon counts"),
+            Some(0) => writeln!(f, "outbox   empty: Redis has all counts of the daemon"),
             Some(rows) => writeln!(f, "outbox   {rows} rows are not in Redis yet"),
             None => Ok(()),
         }
@@ -107,20 +109,20 @@ impl Status {
         let rows = self.servers.iter().map(|ServerStatus { server, up, reason, since, look_s }| {
             [
                 Cell::new(server.name()),
-                Cell::new(if *up { "up" } else { "AWAY" }).style_if(!up, Style::Grave),
+                Cell::new(if *up { "up" } else { "DOWN" }).style_if(!up, Style::Grave),
                 Cell::new(self.ago(*since)),
                 Cell::or(up.then(|| seconds(*look_s)), "-"),
                 Cell::or(reason.as_ref(), ""),
             ]
         });
-        Table::new(["SERVER", "STANDS", "FOR", "ANSWERS IN", "REASON"], rows)
+        Table::new(["SERVER", "STATUS", "FOR", "LATENCY", "REASON"], rows)
     }
 
     fn partitions(&self) -> Table {
-        let header = ["PARTITION", "STANDS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITTEN BY", "FOR", "EPOCH"];
+        let header = ["PARTITION", "STATUS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITER", "FOR", "EPOCH"];
         let rows = self.partitions.iter().map(|it| {
             let oldest = Some(it.oldest_unacked_s).filter(|oldest| *oldest > 0.0);
-            // Nobody has one that was given back in order: since when, nobody has noted.
+            // A released partition has no writer, and the time of the release is not recorded.
             let since = it.taken_at.filter(|_| it.owner.is_some());
             [
                 match &it.map {
@@ -131,7 +133,7 @@ impl Status {
                 Cell::or(it.messages, "?"),
                 Cell::or(it.consumers, "?"),
                 Cell::or(oldest.map(seconds), "-"),
-                Cell::or(it.owner.as_ref(), "nobody"),
+                Cell::or(it.owner.as_ref(), "none"),
                 Cell::or(since.map(|at| self.ago(at)), "-"),
                 Cell::or(it.epoch, "-"),
             ]
@@ -160,11 +162,11 @@ impl Status {
                 Cell::or(next_at.map(|at| format!("in {}", self.until(at))), "no schedule"),
             ]
         });
-        Table::new(["JOB", "NOW", "LAST RUN", "LAST DONE", "NEXT RUN"], rows)
+        Table::new(["JOB", "NOW", "LAST RUN", "LAST SUCCESS", "NEXT RUN"], rows)
     }
 
     fn boards(&self) -> Table {
-        let header = ["BOARD", "PERIOD", "STANDS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"];
+        let header = ["BOARD", "PERIOD", "STATUS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"];
         let rows = self.boards.iter().map(|it| {
             let archived = it.archived.as_ref().map(|(period, rows)| format!("{period}, {rows} rows"));
             [
@@ -191,7 +193,7 @@ impl Status {
                 Cell::new(run.repaired),
             ]
         });
-        Table::new(["DRIFT", "ENDED", "OUTCOME", "CHECKED", "DRIFTED", "REPAIRED"], rows)
+        Table::new(["RECONCILE", "ENDED", "OUTCOME", "CHECKED", "DRIFTED", "REPAIRED"], rows)
     }
 
     fn dead_letters(&self) -> Table {
@@ -203,7 +205,7 @@ impl Status {
         let rows = self.waits.iter().map(|Wait { what, reason, since, tries }| {
             [Cell::new(what).style(Style::Mild), Cell::new(self.ago(*since)), Cell::new(tries), Cell::new(reason)]
         });
-        Table::new(["FAILS, IS TRIED AGAIN", "FOR", "TRIES", "REASON"], rows)
+        Table::new(["RETRYING", "FOR", "TRIES", "REASON"], rows)
     }
 
     fn ago(&self, then: i64) -> String {
@@ -228,7 +230,7 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Without what could do something to a terminal.
+/// Replaces control characters, which could change the terminal's state.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
 }
@@ -246,7 +248,7 @@ mod tests {
             "now": 100_000_000,
             "state": "running",
             "troubles": [
-                { "grave": true, "what": "mysql is away: no\u{1b}", "since": 0 },
+                { "grave": true, "what": "mysql is unreachable: no\u{1b}", "since": 0 },
                 { "command": "tallyd dead list --open" },
             ],
             "servers": [{ "server": "mysql", "up": false, "reason": "no\u{1b}", "since": 0, "look_s": 0.0 }],
@@ -269,29 +271,29 @@ mod tests {
         let text = status().to_string();
         let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
         let expected = "\
-tallyd 1 on host:1 runs, up 1 min 40 s, 0 MB
+tallyd 1 on host:1 is running, up 1 min 40 s, 0 MB
 NOT READY: events are not written
-!! mysql is away: no  (for 1 min 40 s)
+!! mysql is unreachable: no  (for 1 min 40 s)
 !
    tallyd dead list --open
 
-events   no rate is known yet, 0 since the start
+events   rate not known yet, 0 since the start
 
-SERVER  STANDS  FOR         ANSWERS IN  REASON
-mysql   AWAY    1 min 40 s  -           no
+SERVER  STATUS  FOR         LATENCY  REASON
+mysql   DOWN    1 min 40 s  -        no
 
-PARTITION  STANDS     QUEUED  CONSUMERS  OLDEST UNACKED  WRITTEN BY  FOR   EPOCH
-        0  writing         3          ?  -               host:1      40 s      7
-        1  elsewhere       ?          ?  -               nobody      -         2
+PARTITION  STATUS     QUEUED  CONSUMERS  OLDEST UNACKED  WRITER  FOR   EPOCH
+        0  writing         3          ?  -               host:1  40 s      7
+        1  elsewhere       ?          ?  -               none    -         2
 
-JOB             NOW  LAST RUN                          LAST DONE  NEXT RUN
-reconcile full  -    failed 10 s ago, took 1 min 30 s  never      in 1 min 0 s
+JOB             NOW  LAST RUN                          LAST SUCCESS  NEXT RUN
+reconcile full  -    failed 10 s ago, took 1 min 30 s  never         in 1 min 0 s
 
-BOARD  PERIOD  STANDS  MEMBERS  ENDS   LAST ARCHIVED  NOT ARCHIVED
+BOARD  PERIOD  STATUS  MEMBERS  ENDS   LAST ARCHIVED  NOT ARCHIVED
 likes                        0  never  -              2026-W46
 
-FAILS, IS TRIED AGAIN  FOR        TRIES  REASON
-writing                1 min 0 s      7  refused";
+RETRYING  FOR        TRIES  REASON
+writing   1 min 0 s      7  refused";
         assert_eq!(lines.join("\n"), expected);
     }
 
@@ -299,7 +301,7 @@ writing                1 min 0 s      7  refused";
     fn colours_add_nothing_but_themselves_and_reasons_have_none() {
         let status = status();
         let coloured = Text { status: &status, colour: true }.to_string();
-        assert!(coloured.contains("\u{1b}[1;31m!! mysql is away: no  (for 1 min 40 s)\u{1b}[0m"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[1;31m!! mysql is unreachable: no  (for 1 min 40 s)\u{1b}[0m"), "{coloured}");
         let plain: String = coloured
             .split('\u{1b}')
             .enumerate()

@@ -1,4 +1,4 @@
-//! A table for terminals: columns as wide as what they hold, numbers to the right.
+//! A table for terminals. A column is as wide as its longest cell, and numbers are right-aligned.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -27,7 +27,7 @@ impl Style {
     }
 }
 
-/// A text on one line, without what could do something to a terminal.
+/// A text on one line, without control characters, which could change the terminal's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     text: String,
