@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# tallyd as an image: docker build -t tallyd . ; docs/operations.md, "Containers", says how it is run.
+# tallyd as an image: docker build -t tallyd . ; docs/operations/containers.md says how it is run.
 
 # Debian 12, as what follows: a program needs a C library that is no older than the one that it was built with.
 FROM rust:1.95-slim-bookworm AS build

@@ -1,4 +1,4 @@
-//! What a person does, as docs/operations.md tells: saves boards, puts lost ones back, sends dead letters again.
+//! Does what docs/operations/ tells people to do: saves boards, restores lost ones, replays dead letters.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use crate::checker::PAST;
 use crate::history::{Micros, now};
 use crate::site::Site;
 
-/// Somebody else holds the lock, or a server is away.
+/// Another process holds the lock, or a server is unreachable.
 const TRY_LATER: i32 = 75;
 
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// How long a command may be in vain.
+/// How long a command is retried.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Dead letters that are none: a daemon's clock was wrong, or the broker had given a message out too often.
+/// Reasons of valid events: a daemon's clock was wrong, or the broker delivered a message too often.
 const SENT_AGAIN: [&str; 3] = ["at-in-future", "at-too-old", "returned-by-broker"];
 
-/// What is no event of a producer.
+/// A fence is no event of a producer.
 const FENCE: &str = "%\"fence\"%";
 
 pub struct Operator<'a>(pub &'a Site);
 
 impl Operator<'_> {
-    /// Runs a command until it is done, or says itself that it can't be: what it prints.
+    /// Retries a command until it is done or reports a permanent failure. Returns its exit code and output.
     async fn run(&self, arguments: &[&str]) -> Result<(i32, String)> {
         let until = tokio::time::Instant::now() + DEADLINE;
         loop {
@@ -39,7 +39,7 @@ impl Operator<'_> {
                 return Ok((code, if text.is_empty() { stderr.into_owned() } else { text }));
             }
             if tokio::time::Instant::now() > until {
-                bail!("tallyd {} says to try later for {DEADLINE:?}", arguments.join(" "));
+                bail!("tallyd {} still asks to try later after {DEADLINE:?}", arguments.join(" "));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -48,14 +48,11 @@ impl Operator<'_> {
     async fn done(&self, arguments: &[&str]) -> Result<String> {
         match self.run(arguments).await? {
             (0, text) => Ok(text),
-            (code, text) => bail!("tallyd {} ends with {code}: {text}", arguments.join(" ")),
+            (code, text) => bail!("tallyd {} exited with {code}: {text}", arguments.join(" ")),
         }
     }
 
-    /// Saves all boards, and what was written late; says since when what they have gained is not saved.
-    ///
-    /// # Errors
-    /// It can't be done.
+    /// Saves all boards and the late writes. Returns the instant since which gains are not saved.
     pub async fn save_boards(&self) -> Result<Micros> {
         let began = now();
         self.done(&["archive"]).await?;
@@ -63,22 +60,20 @@ impl Operator<'_> {
         Ok(began)
     }
 
-    /// Puts back what Redis has lost of boards.
-    ///
-    /// # Errors
-    /// It can't be done.
+    /// Restores boards that Redis lost.
     pub async fn restore_boards(&self) -> Result<()> {
         for (board, period) in self.boards().await? {
-            // What is not lost is not put back, and says so.
+            // A board that is not lost is not restored, and the command says so.
             let (code, text) = self.run(&["board", "restore", &board, &period, "--format", "json"]).await?;
             if code != 0 && !text.contains("is not restored") {
-                println!("tallyd board restore {board} {period} ends with {code}: {}", text.trim());
+                println!("tallyd board restore {board} {period} exited with {code}: {}", text.trim());
             }
         }
         Ok(())
     }
 
-    /// All that were saved, and the days that may still be written to. An archived one may be gone from Redis by now, and be known so.
+    /// All saved boards, and the days that still accept writes. An archived one may be missing in Redis by now, and the
+    /// daemon knows that.
     async fn boards(&self) -> Result<BTreeSet<(String, String)>> {
         let mut boards: BTreeSet<(String, String)> =
             sqlx::query_as("SELECT DISTINCT board, period FROM leaderboard_snapshot")
@@ -95,12 +90,10 @@ impl Operator<'_> {
         Ok(boards)
     }
 
-    /// Sends again what was refused for a reason that has passed; says how many. Fences of reconciles that are over are not, and need not be.
-    ///
-    /// # Errors
-    /// It can't be done.
+    /// Replays letters that were rejected for a reason that has passed. Returns how many. Fences of finished reconciles
+    /// are not replayed, and need not be.
     pub async fn replay(&self) -> Result<u64> {
-        // Takes in what the broker has set aside.
+        // Takes in the letters that the broker dead-lettered.
         self.done(&["dead", "list", "--format", "json"]).await?;
         let mut all = 0;
         for reason in SENT_AGAIN {
@@ -108,10 +101,10 @@ impl Operator<'_> {
                         AND body NOT LIKE '%letter-%'";
             let open: i64 = sqlx::query_scalar(open).bind(reason).bind(FENCE).fetch_one(self.0.pool()).await?;
             if open > 0 {
-                // It says no more than that it has left the fences, and what the users meant to be refused.
+                // Its output only says that it left the fences and the messages that users meant to be rejected.
                 let (code, text) = self.run(&["dead", "replay", "--reason", reason]).await?;
                 if code > 1 {
-                    bail!("tallyd dead replay ends with {code}: {text}");
+                    bail!("tallyd dead replay exited with {code}: {text}");
                 }
                 all += open.unsigned_abs();
             }
@@ -119,23 +112,17 @@ impl Operator<'_> {
         Ok(all)
     }
 
-    /// One full reconcile. Gives its report.
-    ///
-    /// # Errors
-    /// It fails.
+    /// Runs one full reconcile. Returns its report.
     pub async fn reconcile(&self) -> Result<Value> {
         let text = self.done(&["reconcile", "--full", "--format", "json"]).await?;
         serde_json::from_str(&text).context("read the report of the reconcile")
     }
 
-    /// Archives what is closed. One that is kept fails it, and shows in the end.
-    ///
-    /// # Errors
-    /// It can't be started.
+    /// Archives closed periods. A period that can't be archived fails the run, and the comparison finds it.
     pub async fn archive(&self) -> Result<()> {
         let (code, text) = self.run(&["archive"]).await?;
         if code != 0 {
-            eprintln!("tallyd archive ends with {code} ({PAST} and others): {}", text.trim());
+            eprintln!("tallyd archive exited with {code} ({PAST} and others): {}", text.trim());
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! what a large site needs: a full run, a changed run and a reload of 100 million counters; and 2^23 buckets with few
+//! The needs of a large site: a full run, a changed run and a reload of 100 million counters; the same with 2^23 nearly
+//! empty buckets.
 
 #[path = "../reconcile/child.rs"]
 mod child;
@@ -17,18 +18,18 @@ use site::Site;
 use slow::Statement;
 use tallyd_benches as common;
 
-/// Rows of `counter` that the defaults are for, with their buckets.
+/// The defaults are made for this many rows of `counter`, with their buckets.
 const ROWS: u64 = 100_000_000;
 const BUCKET_BITS: u32 = 20;
 
-/// So many times more buckets has the second site, as a power of two; and its rows.
+/// The second site has this many times more buckets, as a power of two; and its rows.
 const WIDE_BITS: u32 = 3;
 const WIDE_ROWS: u64 = 10_000;
 
-/// What docs/operations.md calls `memory_max`, with one partition.
+/// `memory_max` in docs/operations/install.md, with one partition.
 const MEMORY_MAX_MIB: f64 = 256.0;
 
-/// `[mysql] transaction_timeout_ms`: a statement that takes longer is given up, and its run fails.
+/// `[mysql] transaction_timeout_ms`: a longer statement is aborted, and its run fails.
 const STATEMENT_MAX_MS: f64 = 30_000.0;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -38,18 +39,18 @@ const AIMS: [(&str, Aim); 4] = [
     ("changed_rows_read_per_target", Aim::AtMost(4.0)),
 ];
 
-/// Fills MySQL in bulk, then runs the real binary on it. One kind of two has no row of one metric of three.
+/// Fill MySQL in bulk, then run the real binary on it. One of the two kinds has no rows of one of the three metrics.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of `counter`; a fifth as many like records. Buckets follow.
+    /// Rows of `counter`. There are a fifth as many like records, and buckets to match.
     #[arg(long, default_value_t = ROWS, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
     rows: u64,
 
-    /// Likes that arrive each second while Redis is loaded again.
+    /// Likes that arrive each second while Redis is reloaded.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(50..=50_000))]
     rate: u32,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -60,7 +61,7 @@ impl Arguments {
         BUCKET_BITS.saturating_sub((ROWS / self.rows).checked_ilog2().unwrap_or(0))
     }
 
-    /// What it takes, as seen with a million rows and told from there.
+    /// Estimates time and disk from a measurement with a million rows.
     fn announce(self) {
         let part = self.rows as f64 / ROWS as f64;
         println!(
@@ -74,11 +75,11 @@ impl Arguments {
     }
 }
 
-/// What is written beside the figures.
+/// Written beside the figures.
 #[derive(Serialize)]
 struct Seen {
     rows: u64,
-    /// What was in Redis then was compared, too.
+    /// The data in Redis at that time was compared, too.
     full: Ran,
     changed: Ran,
     reloaded: Ran,
@@ -114,15 +115,15 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
 }
 
-/// A full run, a changed run and a reload; and the most memory of the daemon beside the last.
+/// A full run, a changed run and a reload; and the most memory of the daemon beside the last one.
 async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     let full = tell("full", exact(site.reconcile(&["--full"]).await?)?);
     let rows = site.change().await?;
     let changed = tell("changed", exact(site.reconcile(&["--changed"]).await?)?);
-    ensure!(changed.checked == rows, "{rows} rows have changed, {} were compared", changed.checked);
+    ensure!(changed.checked == rows, "{rows} rows have changed, but {} were compared", changed.checked);
     let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
     tell("reload", reloaded.clone());
-    // A click that came twice around the loss counts twice in Redis, until a reconcile.
+    // A click that was delivered twice around the loss counts twice in Redis, until a reconcile.
     site.reconcile(&["--changed", "--force"]).await?;
     exact(site.reconcile(&["--changed", "--force"]).await?)?;
     Ok((full, changed, reloaded, daemon_peak_rss_mib))
@@ -142,7 +143,7 @@ fn tell(what: &str, ran: Ran) -> Ran {
     ran
 }
 
-/// Fails unless all that was compared was right.
+/// Fails unless all compared targets were right.
 fn exact(ran: Ran) -> Result<Ran> {
     ensure!(ran.checked == ran.exact, "{} checked, {} exact", ran.checked, ran.exact);
     Ok(ran)

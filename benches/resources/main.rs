@@ -1,4 +1,4 @@
-//! how much memory a daemon needs where much waits for it: a backlog, a MySQL that is away, a large table
+//! Memory of a daemon under much work: a backlog, an unreachable MySQL, a large table.
 
 mod away;
 #[path = "../reconcile/child.rs"]
@@ -23,7 +23,7 @@ use serde::Serialize;
 use site::Site;
 use tallyd_benches as common;
 
-/// What docs/operations.md calls `memory_max`, with one partition.
+/// `memory_max` in docs/operations/install.md, with one partition.
 const MEMORY_MAX_MIB: f64 = 256.0;
 
 const AIMS: [(&str, Aim); 3] = [
@@ -32,13 +32,13 @@ const AIMS: [(&str, Aim); 3] = [
     ("reconcile_peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
 ];
 
-/// Of the table to which the large one is compared: memory must not grow with it.
+/// Rows of the table that the large one is compared with. Memory must not grow with the rows.
 const SMALL_ROWS: u64 = 1_000_000;
 
-/// Runs the real binary where it has much to do, and asks the system for the most memory that it ever had.
+/// Run the real binary under much work, and measure the most memory that it ever had.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// What is measured.
+    /// Parts to measure.
     #[arg(long, value_delimiter = ',', default_values = ["backlog", "away", "reconcile"])]
     parts: Vec<Part>,
 
@@ -46,7 +46,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1_000_000)]
     backlog: usize,
 
-    /// How long MySQL is away.
+    /// Minutes without MySQL.
     #[arg(long, default_value_t = 10)]
     away_minutes: u64,
 
@@ -58,7 +58,7 @@ struct Arguments {
     #[arg(long, default_value_t = 100_000_000)]
     rows: u64,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -70,7 +70,7 @@ enum Part {
     Reconcile,
 }
 
-/// What is written beside the figures.
+/// Written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     away: Option<away::Seen>,
@@ -89,7 +89,8 @@ async fn main() -> Result<()> {
                 figures.insert("backlog_peak_rss_mib".to_owned(), peak);
             }
             Part::Away => {
-                let away = away::measure(arguments.away_minutes, arguments.rate).await.context("MySQL is away")?;
+                let away =
+                    away::measure(arguments.away_minutes, arguments.rate).await.context("MySQL is unreachable")?;
                 figures.insert("away_peak_rss_mib".to_owned(), away.peak_rss_mib);
                 figures.insert("away_rss_mib_before".to_owned(), away.before_rss_mib);
                 figures.insert("away_caught_up_s".to_owned(), away.caught_up_s);
@@ -111,7 +112,7 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("resources")
 }
 
-/// The peak of a daemon that starts before so many messages.
+/// The peak memory of a daemon that starts with this many messages in its queue.
 async fn backlog(messages: usize) -> Result<f64> {
     let world = World::new("resources-backlog", Setup::default()).await?;
     let peak = async {
@@ -132,7 +133,7 @@ async fn backlog(messages: usize) -> Result<f64> {
     closed.map(|()| peak)
 }
 
-/// Fails unless MySQL has what was published, to the last row, and the queues are empty.
+/// Fails unless MySQL has every row of the published events and the queues are empty.
 async fn exact(world: &World, events: impl Iterator<Item = tallyd_core::event::LikeEvent>) -> Result<()> {
     world.assert_drained().await?;
     let model = Model::of(events);
@@ -140,7 +141,7 @@ async fn exact(world: &World, events: impl Iterator<Item = tallyd_core::event::L
     model.assert_counters(&world.pool).await
 }
 
-/// A full reconcile of so many rows, once Redis has been loaded.
+/// A full reconcile of this many rows, after Redis was loaded.
 async fn reconcile(rows: u64) -> Result<child::Ran> {
     let site = Site::open("resources", rows).await?;
     let ran = async {

@@ -1,7 +1,7 @@
-//! The jobs of the daemon: what runs on a schedule or on request, one run at a time over all daemons.
+//! The daemon's jobs: they run on a schedule or on request, one run at a time across all daemons.
 //!
-//! `table` has a row for each mode of each job. `schedule` decides which one is due, [`runner`] holds the lock while it runs, and
-//! [`fence`] waits for the events in flight. The jobs never call each other.
+//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the lock while a
+//! run works, and [`fence`] waits for the events in flight. The jobs never call each other.
 
 mod allowed;
 pub mod archive;
@@ -38,25 +38,25 @@ use tallyd_mysql::jobs::Outcome;
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// The pattern of times by which it is due, in a configuration and for that mode; empty for never.
+    /// The schedule of the mode in a configuration; empty for never.
     pub cron: Cron,
-    /// Makes it due whatever the pattern says.
+    /// Makes the mode due independently of its schedule.
     pub request: Request,
-    /// When it is due that never ran.
+    /// When the mode is due if it never ran.
     pub first_run: FirstRun,
-    /// Of several modes of one job that are due the one with the lowest rank runs first.
+    /// If several modes of one job are due, the one with the lowest rank runs first.
     pub rank: usize,
     pub run: Run,
 }
 
-/// Reads a mode's pattern of times from a configuration.
+/// Reads a mode's schedule from a configuration.
 pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
 
-/// Does one run, and says when the mode is due again.
+/// Does one run. Returns when the mode is due again.
 pub type Run = for<'a> fn(Work<'a>) -> BoxFuture<'a, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    /// A mode that nothing but its pattern makes due, and that runs before others.
+    /// A mode that only its schedule makes due, with the lowest rank.
     fn new(job: JobName, mode: &str, cron: Cron, run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
@@ -67,11 +67,11 @@ impl JobSpec {
     }
 }
 
-/// When a mode that never ran is due.
+/// When a mode is due if it never ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// At the next time of its pattern: a run can be costly, and the pattern was chosen for that.
+    /// At the next time of its schedule: a run can be expensive, and the schedule was chosen for that.
     AtItsTime,
 }
 
@@ -82,7 +82,7 @@ pub struct Work<'a> {
     pub stop: &'a CancellationToken,
 }
 
-/// What wakes the loop of each job: its cron triggers and requests do.
+/// Wakes the loop of each job. Cron triggers and requests use it.
 #[derive(Clone, Debug, Default)]
 pub struct Wakes {
     reconcile: Arc<Notify>,
@@ -102,7 +102,7 @@ impl Wakes {
     }
 }
 
-/// Checks that these sources have each of these fault points once, and no others.
+/// Checks that the sources contain each of these fault points once, and no others.
 #[cfg(test)]
 pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     let source = sources.concat();
@@ -112,7 +112,7 @@ pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }
 
-/// A request for a run of one mode: set by what finds that it is needed, taken by the job's loop.
+/// A request for a run of one mode: made by a detector, taken by the job's loop.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     requested: Arc<AtomicBool>,
@@ -138,47 +138,47 @@ impl Request {
         self.requested.swap(false, Ordering::Relaxed)
     }
 
-    /// Makes it again after a run that failed, which is tried again after a pause.
+    /// Makes the request again after a failed run, which is retried after a pause.
     fn put_back(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
 }
 
-/// Why a run failed. Callers match it; the runs inside pass it through `anyhow` and [`From`] finds it again.
+/// Why a run failed. Callers match on it. Code inside a run passes it through `anyhow`, and [`From`] restores it.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The run can't be done now, through no fault of the data: the same call can succeed later.
+    /// The run cannot be done now, and the data is not the cause. The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
     /// An operator has paused the job, or a task that it needs.
-    #[error("{0} (`{undo}` ends that)", undo = .0.undo())]
+    #[error("{0} (run `{undo}` to resume)", undo = .0.undo())]
     Paused(Box<Order>),
-    /// The run can't be done before a person has changed something: it is not due before its time comes again.
+    /// The run cannot be done until an operator changes something. It is not retried before its next scheduled time.
     #[error("{0}")]
     Refused(String),
-    /// The run would repair more than a person has allowed.
+    /// The run would repair more than the safety limit allows.
     #[error(transparent)]
     LimitExceeded(LimitExceeded),
-    /// More partitions are in use than the configuration says: a read after a fence could lack events of the others.
+    /// More partitions are in use than the configuration says: a read after a fence could miss events of the other
+    /// partitions.
     #[error(
-        "[amqp] partitions is {known}, and {noted} partitions are in use since {raised_by} came with so many: set it to {noted} here, \
-         too, and restart; lower it only as docs/operations.md says"
+        "[amqp] partitions is {known}, and {noted} partitions are in use since {raised_by} raised the number: set it to {noted} here, \
+         too, and restart; to lower it, follow docs/operations/partitions.md"
     )]
     TooFewPartitions {
-        /// Of the configuration.
+        /// In the configuration.
         known: u16,
-        /// In use.
         noted: u16,
-        /// The daemon that came with so many.
+        /// The daemon that raised the number.
         raised_by: String,
     },
-    /// A server failed, another run took over, or what was asked for isn't there.
+    /// A server failed, another run took over, or the requested object does not exist.
     #[error(transparent)]
     Other(anyhow::Error),
 }
 
 impl JobError {
-    /// What the record of the run says.
+    /// The outcome in the run's record.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Refused(_) => Outcome::Refused,
@@ -190,7 +190,7 @@ impl JobError {
         }
     }
 
-    /// The whole sentence, with its causes.
+    /// The full text, with its causes.
     pub fn text(&self) -> String {
         match self {
             Self::Other(error) => format!("{error:#}"),
@@ -198,7 +198,7 @@ impl JobError {
         }
     }
 
-    /// The error as `anyhow` has it, so that its type can be asked for where it is none of these.
+    /// The error as `anyhow::Error`. For `Other` this is the original error, so callers can check its type.
     pub fn into_error(self) -> anyhow::Error {
         match self {
             Self::Other(error) => error,
@@ -209,7 +209,7 @@ impl JobError {
 
 impl From<anyhow::Error> for JobError {
     fn from(error: anyhow::Error) -> Self {
-        // With what was said on the way here.
+        // The text includes the context that was added on the way up.
         let text = format!("{error:#}");
         let error = match error.downcast() {
             Ok(Self::NotNow(_)) => return Self::NotNow(text),

@@ -103,7 +103,7 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
 
 /// The permissions that the documents give an account, in this world's names.
 fn permit(world: &World, account: &str, beginning: &str) {
-    let line = documented_line("docs/operations.md", beginning);
+    let line = documented_line("docs/operations/security.md", beginning);
     let patterns: Vec<String> =
         line.split('\'').skip(1).step_by(2).map(|pattern| pattern.replace("tally", &world.name)).collect();
     rabbitmqctl(&["add_user", account, "secret"]);
@@ -112,7 +112,8 @@ fn permit(world: &World, account: &str, beginning: &str) {
 
 /// Makes an account in Redis by the documented line that begins so, for the world's keys.
 async fn allow(world: &World, account: &str, beginning: &str) {
-    let rules = documented_line("docs/operations.md", beginning).replace("~tally:", &format!("~{}:", world.name));
+    let rules =
+        documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
     let () = command.query_async(&mut world.redis().await).await.unwrap();
@@ -177,7 +178,8 @@ async fn the_documented_rights_are_enough() {
 
     let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
     // The database is there, under another name; its tables shall be made anew by the documented account.
-    let sql = documented_sql(&world, "docs/operations.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
+    let sql =
+        documented_sql(&world, "docs/operations/security.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
     let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&world.pool).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {}", tables.join(", ")))).execute(&world.pool).await.unwrap();
@@ -288,9 +290,9 @@ async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &
     assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
 }
 
-/// The SQL block of docs/migration.md that has this in it.
+/// The SQL block of docs/schema.md that has this in it.
 fn step(mark: &str) -> AssertSqlSafe<String> {
-    let text = fs::read_to_string(root().join("docs/migration.md")).unwrap();
+    let text = fs::read_to_string(root().join("docs/schema.md")).unwrap();
     let mut blocks = text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     AssertSqlSafe(blocks.find(|block| block.contains(mark)).unwrap().to_owned())
 }

@@ -219,7 +219,7 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     }
     let token = environment("gateway")["TALLYD__GATEWAY__TOKEN"].clone();
     let call = format!("curl -s http://127.0.0.1:9191/v1/events -H 'Authorization: Bearer {token}' ");
-    assert!(read("docs/operations.md").contains(&call));
+    assert!(read("docs/operations/containers.md").contains(&call));
 }
 
 /// As the manual says it of containers: what everybody can read is refused there, too.

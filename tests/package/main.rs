@@ -71,7 +71,7 @@ fn the_package_brings_all_files_with_their_owners_and_starts_nothing() {
         ("/usr/share/zsh/vendor-completions/_tallyd", "644 root:root"),
         ("/usr/share/fish/vendor_completions.d/tallyd.fish", "644 root:root"),
         ("/usr/share/tallyd/lua/like.lua", "644 root:root"),
-        ("/usr/share/doc/tallyd/docs/operations.md", "644 root:root"),
+        ("/usr/share/doc/tallyd/docs/operations/install.md", "644 root:root"),
         ("/usr/share/doc/tallyd/ops/prometheus/tallyd.rules.yml", "644 root:root"),
         ("/usr/share/doc/tallyd/ops/grafana/tallyd.json", "644 root:root"),
         ("/usr/share/doc/tallyd/clients/python/pyproject.toml", "644 root:root"),

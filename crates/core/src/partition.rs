@@ -1,4 +1,4 @@
-//! Partitions: which there are, and what chooses the one that an event goes through.
+//! Partitions: which exist, and how an event's partition is chosen.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,23 +8,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Target, UserId};
 
-/// Events a second that one partition takes in the busiest hour, with room to catch up: docs/scale.md, "What is full first".
+/// Events a second that one partition takes in the busiest hour, with room to catch up: docs/scaling.md, "What is full first".
 const EVENTS_OF_ONE: u32 = 62_500;
 
-/// How many partitions suit this many events a second.
+/// The suitable number of partitions for this many events per second.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
 }
 
-/// The partition of a map (`[[map]]`) is this and the map's number: far above those of `[amqp] partitions`.
+/// The partition of a map (`[[map]]`) is this plus the map's number. It is far above those of `[amqp] partitions`.
 pub const MAPS_FROM: u16 = 60_000;
 
-/// A partition as people are told of it: `partition 3`, or `map site`.
+/// A partition's name in messages: `partition 3`, or `map site`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionName {
-    /// Its number.
     pub number: u16,
-    /// The name of its map.
+    /// The name of its map, if it has one.
     pub map: Option<String>,
 }
 
@@ -37,27 +36,27 @@ impl fmt::Display for PartitionName {
     }
 }
 
-/// All partitions that are in use, each with its queue, in the order of their numbers.
+/// All partitions in use, each with its queue, in the order of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Partitions(BTreeMap<u16, String>);
 
 impl Partitions {
-    /// How many there are.
+    /// The number of partitions.
     pub fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(u16::MAX)
     }
 
-    /// Whether there is one of that number.
+    /// Whether a partition has this number.
     pub fn has(&self, number: u16) -> bool {
         self.0.contains_key(&number)
     }
 
-    /// Their numbers.
+    /// The partitions' numbers.
     pub fn numbers(&self) -> impl Iterator<Item = u16> {
         self.0.keys().copied()
     }
 
-    /// Their numbers and queues.
+    /// The partitions' numbers and queues.
     pub fn queues(&self) -> impl Iterator<Item = (u16, &str)> {
         self.0.iter().map(|(number, queue)| (*number, queue.as_str()))
     }
@@ -69,18 +68,18 @@ impl FromIterator<(u16, String)> for Partitions {
     }
 }
 
-/// What chooses the partition of a like. Of any other number the target does.
+/// How a like's partition is chosen. For any other number the target chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionBy {
-    /// The user: what many do with one target is spread over all partitions.
+    /// By user: many likes of one target are spread over all partitions.
     User,
-    /// The target: all that is done with it goes through one partition, and a batch has few targets.
+    /// By target: all events of a target go through one partition, and a batch has few targets.
     Target,
 }
 
 impl PartitionBy {
-    /// The routing key of that user's like of that target.
+    /// The routing key for this user's like of this target.
     pub fn routing_key(self, target: Target, user: UserId) -> String {
         match self {
             Self::User => user.to_string(),
@@ -95,9 +94,9 @@ mod tests {
 
     #[test]
     fn partitions_suit_the_rates_as_docs_scale_has_them() {
-        let table = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scale.md")).unwrap();
+        let table = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scaling.md")).unwrap();
         let row = table.lines().find(|line| line.starts_with("| partitions | 1 | 2 | 16 |"));
-        assert!(row.is_some(), "docs/scale.md has other figures");
+        assert!(row.is_some(), "docs/scaling.md has other figures");
         let suited = [0, 10_000, 100_000, 1_000_000, u32::MAX].map(suited_partitions);
         assert_eq!(suited, [1, 1, 2, 16, u16::MAX]);
     }

@@ -1,4 +1,4 @@
-//! Questions to Redis that change nothing: what the account may do, and how the servers are set.
+//! Read-only checks of Redis: the rights of the account, and the settings of the servers.
 
 use redis::{ErrorKind, Pipeline, RedisError, Value};
 use tallyd_connect::fate::Fate;
@@ -7,48 +7,49 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
 use super::{Cache, Context, MAY, Result, text};
 
-/// What the daemon runs on a bucket of counters.
+/// The daemon's commands on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
 
-/// What it runs on a board, and on the marks beside it.
+/// The daemon's commands on a board, and on the marks beside it.
 const ON_BOARDS: [&str; 17] = [
     "GET", "SET", "ZCARD", "ZRANGE", "ZINCRBY", "ZADD", "ZSCORE", "ZMSCORE", "ZCOUNT", "ZREVRANK", "ZREM", "ZSCAN",
     "RENAME", "UNLINK", "PERSIST", "EXPIRE", "TTL",
 ];
 
-/// What it runs on the set of targets that are missing.
+/// The daemon's command on the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// What it runs on the notes of the cut, and on those of who counts which numbers.
+/// The daemon's commands on the notes of the cut, and on the announcement of who counts which numbers.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
-/// What it runs on filters.
+/// The daemon's commands on filters.
 const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SADD", "SREM", "HINCRBY"];
 
-/// What it runs on the keys of the layouts entity and string.
+/// The daemon's commands on keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];
 
-/// A target whose keys have the names that all keys have.
+/// An example target. Its keys follow the naming of all keys.
 const EXAMPLE: Target = Target { kind: Kind(1), id: TargetId(1) };
 
-/// Whether what Redis has outlives a restart.
+/// Whether the data survives a restart of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// Every write is logged.
+    /// Redis logs every write.
     Log,
-    /// The whole from time to time.
+    /// Redis saves a snapshot from time to time.
     Snapshots,
-    /// Nothing.
+    /// Redis saves nothing.
     None,
-    /// The account may not ask.
+    /// The account has no right to ask.
     Unknown,
 }
 
 impl Cache {
-    /// Commands that the daemon needs and its account may not run, or that a server doesn't know. None of them is run.
+    /// Returns the commands that the daemon needs, and that its account may not run or a server doesn't know. It runs
+    /// none of them.
     ///
     /// # Errors
-    /// Redis is away, or the account may not run scripts.
+    /// Redis failed to answer, or the account may not run scripts.
     pub async fn missing_rights(&self, filters: bool) -> Result<Vec<String>> {
         let bucket = self.keys.counters("check", 0);
         let board = self.keys.board("check", "total");
@@ -68,7 +69,7 @@ impl Cache {
         let mut command = redis::cmd("EVAL");
         command.arg(MAY.text).arg(0).arg(commands);
         let mut missing = Vec::new();
-        for answer in self.ask_all("ask what the account may do", command).await? {
+        for answer in self.ask_all("check the rights of the account", command).await? {
             if let Value::Array(names) = &answer {
                 missing.extend(names.iter().filter_map(text).map(str::to_owned));
             }
@@ -78,13 +79,10 @@ impl Cache {
         Ok(missing)
     }
 
-    /// A key of a version whose `key_prefix` was empty by default. `None` where the account can see none.
-    ///
-    /// # Errors
-    /// Redis is away.
+    /// Returns a key of a version whose `key_prefix` was empty by default. `None` if the account sees no such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
-        // These notes of a daemon, and all buckets of each kind, are there once it has run.
+        // These notes of a daemon, and all buckets of each kind, exist once it has run.
         let notes = ["tally:writers".to_owned(), format!("tally:compared:{{0}}:{}", self.keys.layout().full_name())];
         let names: Vec<String> = notes.into_iter().chain(kinds.all().map(|(_, kind)| bare.counters(kind, 0))).collect();
         let mut pipeline = Pipeline::new();
@@ -96,10 +94,10 @@ impl Cache {
         Ok(found.map(|(name, _)| name))
     }
 
-    /// What the servers call themselves: `Redis 7.2.4`, `Valkey 9.0.1`, each once.
+    /// Returns the names and versions of the servers, such as `Redis 7.2.4` or `Valkey 9.0.1`, without duplicates.
     ///
     /// # Errors
-    /// Redis is away, or the account may not ask.
+    /// Redis failed to answer, or the account may not ask.
     pub async fn versions(&self) -> Result<Vec<String>> {
         let valkey = self.info("server", "valkey_version:").await?;
         let redis = self.info("server", "redis_version:").await?;
@@ -110,10 +108,10 @@ impl Cache {
         Ok(if valkey.is_empty() { known("Redis", redis) } else { valkey })
     }
 
-    /// Whether what the servers have outlives a restart: of the one that keeps the least.
+    /// Returns whether the data survives a restart. With several servers, it is the weakest setting.
     ///
     /// # Errors
-    /// Redis is away, or the account may not ask.
+    /// Redis failed to answer, or the account may not ask.
     pub async fn persistence(&self) -> Result<Persistence> {
         if self.info("persistence", "aof_enabled:").await?.iter().all(|enabled| enabled == "1") {
             return Ok(Persistence::Log);
@@ -137,10 +135,10 @@ impl Cache {
         })
     }
 
-    /// The clocks that are furthest apart: the slowest, and the fastest. On one server they are the same.
+    /// Returns the slowest and the fastest clock. With one server they are the same.
     ///
     /// # Errors
-    /// Redis is away, or the account may not ask.
+    /// Redis failed to answer, or the account may not ask.
     pub async fn clocks(&self) -> Result<(Micros, Micros)> {
         const ACTION: &str = "read Redis' clock";
         let mut clocks = Vec::new();
@@ -153,7 +151,7 @@ impl Cache {
     }
 }
 
-/// A command with as many arguments as it takes: later versions of Redis 8 refuse to judge one with others.
+/// A command with a valid number of arguments: later versions of Redis 8 refuse to check one with another number.
 fn call(name: &str, key: &str) -> String {
     let arguments: &[&str] = match name {
         "EXISTS" | "UNLINK" | "GET" | "HGETALL" | "HKEYS" | "HLEN" | "PERSIST" | "SCARD" | "STRLEN" | "TTL"
@@ -173,10 +171,10 @@ mod tests {
 
     use super::*;
 
-    /// What is run without being asked for first: to ask is to run it.
+    /// Commands that no check asks for: asking for them runs them.
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
-    /// Scripts of the API servers, whose account is another.
+    /// Scripts of the API servers, which have another account.
     const OF_CLIENTS: [&str; 10] = [
         "like.lua",
         "count.lua",
@@ -190,7 +188,7 @@ mod tests {
         "gateway_remember.lua",
     ];
 
-    /// The repository's.
+    /// The repository's folder.
     fn root() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
@@ -212,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_what_the_manual_grants() {
-        let manual = read("docs/operations.md");
+        let manual = read("docs/operations/security.md");
         let granted = |pattern: &str| {
             let mut lines = manual.lines().filter_map(|line| line.strip_prefix("ACL SETUSER tallyd "));
             let line = lines.find(|line| line.contains(pattern)).unwrap();
@@ -251,8 +249,8 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // To drop a layout or all filters, to find the nodes of a Cluster, to note what is missing (the client does), to read settings.
-        // And to ask sentinels for the master, and it if it is.
+        // To drop a layout or all filters, to find the nodes of a Cluster, to note missing buckets (the client does),
+        // to read settings. Also to ask sentinels for the master, and to ask the master for its role.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));

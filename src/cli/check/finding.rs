@@ -14,8 +14,7 @@ use tallyd_core::model::Micros;
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
 /// What to do about a certificate.
-const UNTRUSTED: &str =
-    "mend the certificate or the settings of TLS, as docs/operations.md says; the daemon waits for it meanwhile";
+const UNTRUSTED: &str = "mend the certificate or the settings of TLS, as docs/operations/security.md says; the daemon waits for it meanwhile";
 
 /// What is looked at. Its name is stable, and the manual says what to do about each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -21,7 +21,7 @@ const AWAY: &str = "start MySQL, or mend [mysql] url; the daemon waits for it me
 /// What to do about a server that answered before.
 const SILENT: &str = "see what MySQL has to do (SHOW FULL PROCESSLIST), and check again";
 
-const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER, GRANT as docs/operations.md says";
+const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER, GRANT as docs/operations/security.md says";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -95,7 +95,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         Ok(missing) if missing.is_empty() => Check::ok(What::MysqlPermissions, "the account has what the daemon needs"),
         Ok(missing) => {
             let found = format!("the account has no {}", missing.join("; "));
-            Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations.md says")
+            Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations/security.md says")
         }
         Err(error) => Check::untold(What::MysqlPermissions, error, SILENT),
     });
@@ -118,7 +118,10 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
                     "[amqp] partitions is {here}, and {} are in use since {} came with so many",
                     noted.partitions, noted.raised_by
                 ),
-                format!("set it to {}; docs/operations.md says how it is raised and lowered", noted.partitions),
+                format!(
+                    "set it to {}; docs/operations/partitions.md says how it is raised and lowered",
+                    noted.partitions
+                ),
             )
         },
         Ok(Some(noted)) if noted.partitions < here => Check::ok(

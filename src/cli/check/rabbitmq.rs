@@ -15,7 +15,7 @@ const SILENT: &str = "see how RabbitMQ is (rabbitmqctl status), and check again"
 const ALARM: &str = "look for a memory or disk alarm (rabbitmqctl status), and free memory or disk: nobody can publish meanwhile; then check again";
 
 const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or rabbitmqctl add_vhost, \
-                       add_user, set_permissions as docs/operations.md says";
+                       add_user, set_permissions as docs/operations/security.md says";
 
 pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     let (link, mut checks) = match nodes(broker).await {
@@ -135,7 +135,7 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
         (false, false) => checks.push(Check::error(
             what,
             format!("not there, and [amqp] declare is false: {missing}"),
-            "make them as docs/operations.md says, or set [amqp] declare = true",
+            "make them as docs/operations/security.md says, or set [amqp] declare = true",
         )),
     }
 }
@@ -156,7 +156,7 @@ async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut 
         }
     }
     if !refused.is_empty() {
-        let advice = "rabbitmqctl set_permissions, as docs/operations.md says";
+        let advice = "rabbitmqctl set_permissions, as docs/operations/security.md says";
         checks.push(Check::error(What::RabbitmqPermissions, refused.join("; "), advice));
     } else if !may.is_empty() {
         let found = format!("the account may publish to {}", may.join(" and "));

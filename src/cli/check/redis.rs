@@ -27,7 +27,7 @@ const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL me
 
 const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
 
-const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations.md says; or mend [redis]";
+const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations/security.md says; or mend [redis]";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let cache = &servers.cache;
@@ -49,9 +49,11 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         }
         Ok(missing) => {
             let found = format!("the account may not run {}", missing.join(", "));
-            Check::error(What::RedisPermissions, found, "ACL SETUSER, as docs/operations.md says")
+            Check::error(What::RedisPermissions, found, "ACL SETUSER, as docs/operations/security.md says")
         }
-        Err(error) => Check::failed(What::RedisPermissions, error, SILENT, "ACL SETUSER, as docs/operations.md says"),
+        Err(error) => {
+            Check::failed(What::RedisPermissions, error, SILENT, "ACL SETUSER, as docs/operations/security.md says")
+        }
     });
     checks.push(keys(config, cache).await);
     memory(cache, &mut checks).await;
@@ -194,7 +196,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
             "each bucket holds a mark for each of {partitions} partitions, about {} bytes",
             fields_beside(partitions) * MARK_BYTES
         );
-        let fix = "use fewer partitions, or plan for it in Redis' memory: docs/scale.md";
+        let fix = "use fewer partitions, or plan for it in Redis' memory: docs/scaling.md";
         checks.push(Check::warning(What::RedisBuckets, found, fix));
     }
     if checks.is_empty() {

@@ -45,8 +45,10 @@ impl Text {
 
 /// config.toml.
 pub(super) fn config(plan: &Plan) -> String {
-    let mut text =
-        Text("# Written by `tallyd init`. All else has its default: docs/config.md names every setting.\n".to_owned());
+    let mut text = Text(
+        "# Written by `tallyd init`. All else has its default: docs/configuration-reference.md names every setting.\n"
+            .to_owned(),
+    );
     rabbitmq(plan, &mut text);
     mysql(plan, Server::Mysql.url(&plan.config).expose(), Password::Daemon(Server::Mysql), &mut text);
     redis(plan, &mut text);

@@ -1,9 +1,9 @@
-//! Headings of docs/operations.md that say what to do about a problem.
+//! Pages of docs/operations that say what to do about a problem.
 
-const MANUAL: &str = concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs/operations.md");
+const MANUAL: &str = concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs/operations");
 
 macro_rules! runbooks {
-    ($($name:ident = $anchor:literal,)+) => {
+    ($($name:ident = $page:literal,)+) => {
         #[derive(Clone, Copy)]
         pub(super) enum Runbook { $($name,)+ }
 
@@ -11,58 +11,50 @@ macro_rules! runbooks {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$name,)+];
 
-            const fn anchor(self) -> &'static str {
-                match self { $(Self::$name => $anchor,)+ }
+            const fn page(self) -> &'static str {
+                match self { $(Self::$name => $page,)+ }
             }
         }
     };
 }
 
 runbooks! {
-    BoardLost = "alert-tallydboardlost",
-    BoardUnarchived = "alert-tallydboardunarchived",
-    Brake = "alert-tallydbrake",
-    DeadLettersFull = "alert-tallyddeadlettersfull",
-    DeadLettersOpen = "alert-tallyddeadlettersopen",
-    JobFailed = "alert-tallydjobfailed",
-    MorePartitions = "the-number-of-partitions-is-to-grow",
-    NotReady = "alert-tallydnotready",
-    OutageGoesOn = "alert-tallydoutagegoeson",
-    Paused = "alert-tallydpaused",
-    PartitionStuck = "alert-tallydpartitionstuck",
-    PartitionWithoutConsumer = "alert-tallydpartitionwithoutconsumer",
-    ReloadRefused = "alert-tallydreloadrefused",
-    RestoredMysql = "mysql-was-restored-from-a-backup",
-    Returned = "alert-tallydreturned",
-    ServerDown = "alert-tallydserverdown",
-    ServerSlow = "alert-tallydserverslow",
+    BoardLost = "alerts/TallydBoardLost.md",
+    BoardUnarchived = "alerts/TallydBoardUnarchived.md",
+    Brake = "alerts/TallydBrake.md",
+    DeadLettersFull = "alerts/TallydDeadLettersFull.md",
+    DeadLettersOpen = "alerts/TallydDeadLettersOpen.md",
+    JobFailed = "alerts/TallydJobFailed.md",
+    MorePartitions = "partitions.md",
+    NotReady = "alerts/TallydNotReady.md",
+    OutageGoesOn = "alerts/TallydOutageGoesOn.md",
+    Paused = "alerts/TallydPaused.md",
+    PartitionStuck = "alerts/TallydPartitionStuck.md",
+    PartitionWithoutConsumer = "alerts/TallydPartitionWithoutConsumer.md",
+    ReloadRefused = "alerts/TallydReloadRefused.md",
+    RestoredMysql = "backup.md",
+    Returned = "alerts/TallydReturned.md",
+    ServerDown = "alerts/TallydServerDown.md",
+    ServerSlow = "alerts/TallydServerSlow.md",
 }
 
 impl Runbook {
     pub(super) fn url(self) -> String {
-        format!("{MANUAL}#{}", self.anchor())
+        format!("{MANUAL}/{}", self.page())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::path::Path;
 
     use super::*;
 
-    /// As forges make anchors of headings.
-    fn anchor(heading: &str) -> String {
-        let kept = heading.to_lowercase().replace(' ', "-");
-        kept.chars().filter(|it| it.is_alphanumeric() || matches!(it, '-' | '_')).collect()
-    }
-
     #[test]
-    fn every_runbook_of_a_problem_is_a_heading_of_the_manual() {
-        let manual = include_str!("../../../docs/operations.md");
-        let headings: HashSet<String> =
-            manual.lines().filter_map(|line| line.strip_prefix("### ")).map(anchor).collect();
+    fn every_runbook_of_a_problem_is_a_page_of_the_manual() {
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations");
         for runbook in Runbook::ALL {
-            assert!(headings.contains(runbook.anchor()), "{}", runbook.url());
+            assert!(manual.join(runbook.page()).exists(), "{}", runbook.url());
         }
     }
 }

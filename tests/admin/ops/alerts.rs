@@ -11,7 +11,8 @@ use super::{list, path, promtool, read, text, yaml};
 
 const RULES: &str = "ops/prometheus/tallyd.rules.yml";
 const TESTS: &str = "ops/prometheus/tallyd.rules.test.yml";
-const MANUAL: &str = "docs/operations.md";
+const RUNBOOKS: &str = "docs/operations/alerts";
+const MANUAL: &str = "docs/operations/alerts/README.md";
 
 /// All rules, alerts and records.
 pub fn rules() -> Vec<Value> {
@@ -70,29 +71,34 @@ fn every_alert_links_to_its_runbook_below_one_address() {
     assert!(read(MANUAL).contains(&format!("sed 's|{address}|")), "the manual says how to replace {address}");
     for alert in alerts() {
         let name = text(&alert, "alert");
-        let runbook = format!("{address}/operations.md#alert-{}", name.to_lowercase());
+        let runbook = format!("{address}/operations/alerts/{name}.md");
         assert_eq!(text(&alert["annotations"], "runbook_url"), runbook);
-        assert!(read(MANUAL).contains(&format!("\n### Alert {name}\n")), "{runbook} leads nowhere");
+        assert!(path(RUNBOOKS).join(format!("{name}.md")).exists(), "{runbook} leads nowhere");
     }
 }
 
-/// The sections of the manual that are runbooks, by their alerts.
+/// The pages of the manual that are runbooks, by their alerts.
 fn runbooks() -> Vec<(String, String)> {
-    let manual = read(MANUAL);
-    let sections = manual.split("\n### Alert ").skip(1);
-    let cut = |section: &str| {
-        let section = section.split("\n## ").next().unwrap();
-        let (name, body) = section.split_once('\n').unwrap();
-        (name.to_owned(), body.to_owned())
+    let files =
+        std::fs::read_dir(path(RUNBOOKS)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = files.filter(|file| file != "README.md").collect();
+    names.sort_unstable();
+    let page = |file: String| {
+        let text = read(&format!("{RUNBOOKS}/{file}"));
+        let (title, body) = text.split_once('\n').unwrap();
+        let name = file.trim_end_matches(".md").to_owned();
+        assert_eq!(title, format!("# {name}"));
+        (name, body.to_owned())
     };
-    sections.map(cut).collect()
+    names.into_iter().map(page).collect()
 }
 
 #[test]
 fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
-    let alerts: Vec<String> = alerts().iter().map(|alert| text(alert, "alert").to_owned()).collect();
+    let mut alerts: Vec<String> = alerts().iter().map(|alert| text(alert, "alert").to_owned()).collect();
+    alerts.sort_unstable();
     let runbooks: Vec<String> = runbooks().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(runbooks, alerts, "in the same order");
+    assert_eq!(runbooks, alerts);
 }
 
 #[test]
@@ -107,10 +113,10 @@ fn every_runbook_says_what_it_means_where_to_look_what_to_do_and_when_it_is_over
 
 #[test]
 fn runbooks_name_log_events_that_there_are() {
-    let manual = read(MANUAL);
+    let listed = read("docs/operations/logs.md");
     for (name, body) in runbooks() {
         for event in body.split("F_EVENT=").skip(1).map(|rest| rest.split([' ', '`', '\n']).next().unwrap()) {
-            assert!(manual.contains(&format!("\n| `{event}` | ")), "{name}: {event} is not in the table of log events");
+            assert!(listed.contains(&format!("\n| `{event}` | ")), "{name}: {event} is not in the table of log events");
         }
     }
 }
@@ -142,8 +148,8 @@ async fn rules_and_runbooks_ask_for_what_the_daemon_says() {
     for rule in rules() {
         check(&rule.to_string(), text(&rule, "expr"));
     }
-    let manual = read(MANUAL);
-    let blocks: Vec<&str> = manual.split("```promql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let pages: String = runbooks().into_iter().map(|(_, body)| body).chain([read(MANUAL)]).collect();
+    let blocks: Vec<&str> = pages.split("```promql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(!blocks.is_empty());
     for line in blocks.iter().flat_map(|block| block.lines()) {
         check(line, line);

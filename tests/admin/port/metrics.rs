@@ -155,7 +155,7 @@ async fn the_documented_metrics_are_those_that_are_told() {
     .await;
     let told = described(&text().await);
     let mut documented = BTreeMap::new();
-    for row in include_str!("../../../docs/metrics.md").lines().filter(|line| line.starts_with("| `")) {
+    for row in include_str!("../../../docs/operations/metrics.md").lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let labels = cells[3].split(", ").map(|label| label.trim_matches('`').to_owned()).filter(|it| !it.is_empty());
         let entry = (cells[2].to_owned(), cells[4].to_owned(), labels.collect());
@@ -174,7 +174,7 @@ async fn the_documented_metrics_are_those_that_are_told() {
         .iter()
         .filter(differ)
         .map(|name| match (documented.get(*name), told_too.get(*name)) {
-            (None, _) => format!("docs/metrics.md lacks {name}"),
+            (None, _) => format!("docs/operations/metrics.md lacks {name}"),
             (_, None) => format!("the daemon lacks {name}"),
             (documented, told) => format!("{name}: documented {documented:?}, told {told:?}"),
         })

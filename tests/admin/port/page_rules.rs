@@ -51,7 +51,7 @@ async fn the_page_breaks_none_of_axes_rules_in_any_state() {
     world.publish(&publisher, &[(UserId(9), b"{".to_vec())]).await;
     shows(&browser, "#dead", "malformed-json").await;
     redis.hold();
-    shows(&browser, "#troubles", "redis is away: ").await;
+    shows(&browser, "#troubles", "redis is unreachable: ").await;
     assert_no_violations(&browser, "with problems").await;
     redis.release();
     daemon.kill();
@@ -77,7 +77,7 @@ async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
     shows(&browser, "#servers-section summary", "! 2 of 3 up").await;
     assert_eq!(browser.value(open).await, serde_json::json!(["servers-section"]));
     let runbook = browser.value("document.querySelector('#troubles a').href").await;
-    assert_eq!(runbook, concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs/operations.md#alert-tallydserverdown"));
+    assert_eq!(runbook, concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs/operations/alerts/TallydServerDown.md"));
     redis.release();
     shows(&browser, "#tile-problems", "none").await;
     assert_eq!(browser.value(open).await, Value::Array(Vec::new()), "all is well again");

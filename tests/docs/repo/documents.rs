@@ -38,14 +38,14 @@ fn logged_events() -> BTreeMap<String, String> {
 
 #[test]
 fn the_documents_list_every_log_event_with_its_level() {
-    let rows = table("docs/operations.md", "Log events");
+    let rows = table("docs/operations/logs.md", "Log events");
     let listed: BTreeMap<String, String> = rows.into_iter().map(|row| (row[0].clone(), row[1].clone())).collect();
     assert_eq!(listed, logged_events());
 }
 
 /// The numbers of a report, held against the table under the heading.
-fn explained(heading: &str, report: &Value) {
-    let rows = table("docs/operations.md", heading);
+fn explained(document: &str, heading: &str, report: &Value) {
+    let rows = table(document, heading);
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
     let fields: BTreeSet<&str> = report.as_object().unwrap().keys().map(String::as_str).collect();
     let (lacks, extra) = (&fields - &explained, &explained - &fields);
@@ -55,19 +55,19 @@ fn explained(heading: &str, report: &Value) {
 #[test]
 fn the_documents_explain_every_number_of_a_reconcile() {
     let report = serde_json::to_value(reconcile::report::Report::default()).unwrap();
-    explained("The report of a reconcile", &report);
+    explained("docs/reconciling.md", "The report of a reconcile", &report);
 }
 
 #[test]
 fn the_documents_explain_every_verdict_of_a_reconcile() {
     let words: Vec<&str> = reconcile::report::Verdict::ALL.iter().map(|verdict| verdict.as_str()).collect();
-    assert_eq!(first_column(&table("docs/operations.md", "The verdicts of a reconcile")), words);
+    assert_eq!(first_column(&table("docs/reconciling.md", "The verdicts of a reconcile")), words);
 }
 
 #[test]
 fn the_documents_explain_every_number_of_a_recount() {
     let report = serde_json::to_value(recount::report::Report::default()).unwrap();
-    explained("The report of a recount", &report);
+    explained("docs/recounting.md", "The report of a recount", &report);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn the_documents_explain_every_outcome_of_an_archive() {
     ];
     let names: Vec<String> =
         all.iter().map(|outcome| serde_json::to_value(outcome).unwrap().as_str().unwrap().to_owned()).collect();
-    assert_eq!(first_column(&table("docs/operations.md", "The report of an archive")), names);
+    assert_eq!(first_column(&table("docs/boards.md", "The report of an archive")), names);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn the_documents_explain_every_exit_code() {
     let codes =
         [cli::EXIT_DONE, cli::EXIT_FAILED, cli::EXIT_DRIFT, cli::EXIT_USAGE, cli::EXIT_TRY_LATER, cli::EXIT_CONFIG];
     let codes: Vec<String> = codes.iter().map(u8::to_string).collect();
-    assert_eq!(first_column(&table("docs/operations.md", "Exit codes")), codes);
+    assert_eq!(first_column(&table("docs/operations/commands.md", "Exit codes")), codes);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn the_documents_name_every_table() {
         let names = text.split("CREATE TABLE IF NOT EXISTS ").skip(1);
         tables.extend(names.map(|rest| rest.split_whitespace().next().unwrap().to_owned()));
     }
-    let rows = table("docs/migration.md", "The schema");
+    let rows = table("docs/schema.md", "The schema");
     assert_eq!(first_column(&rows).into_iter().map(str::to_owned).collect::<BTreeSet<_>>(), tables);
 }
 
@@ -134,8 +134,8 @@ fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
 
 #[test]
 fn the_manual_gives_the_accounts_of_the_files_under_ops() {
-    assert_eq!(blocks("docs/operations.md", "sql")[0], read("ops/mysql/grants.sql"));
-    let manual = read("docs/operations.md");
+    assert_eq!(blocks("docs/operations/security.md", "sql")[0], read("ops/mysql/grants.sql"));
+    let manual = read("docs/operations/security.md");
     for file in [
         "rabbitmq/permissions.sh",
         "redis/accounts.txt",
@@ -144,7 +144,7 @@ fn the_manual_gives_the_accounts_of_the_files_under_ops() {
         "redis/layouts.txt",
         "redis/filters.txt",
     ] {
-        assert!(manual.contains(&format!("](../ops/{file})")), "the manual does not name {file}");
+        assert!(manual.contains(&format!("](../../ops/{file})")), "the manual does not name {file}");
         for line in read(format!("ops/{file}")).lines().filter(|line| !line.starts_with('#') && *line != "set -eu") {
             assert!(manual.lines().any(|known| known == line), "not in the manual: {line}");
         }
@@ -242,8 +242,8 @@ fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
 fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     let code: String =
         ["src", "crates", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
-    let (readme, security) = (read("README.md"), read("SECURITY.md"));
-    let mut rows = rows_after(&readme, "## What it guarantees");
+    let (guarantees, security) = (read("docs/guarantees.md"), read("SECURITY.md"));
+    let mut rows = rows_after(&guarantees, "# Guarantees\n");
     assert!(rows.len() > 15, "{} promises", rows.len());
     for heading in [
         "may publish events",

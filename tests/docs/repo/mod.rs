@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+mod book;
 mod decisions;
 mod documents;
 mod events;
 mod floors;
 mod project;
+mod reference;
 mod settings;
 mod unit;
 
@@ -28,14 +30,18 @@ fn read(path: impl AsRef<Path>) -> String {
 fn documents() -> Vec<PathBuf> {
     let at_the_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
     let mut found: Vec<PathBuf> = at_the_root.into_iter().map(PathBuf::from).collect();
-    for folder in ["docs", "docs/decisions"] {
-        for entry in fs::read_dir(root().join(folder)).unwrap() {
-            let path = Path::new(folder).join(entry.unwrap().file_name());
-            if path.extension().is_some_and(|extension| extension == "md") {
+    let mut folders = vec![PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).unwrap() {
+            let path = folder.join(entry.unwrap().file_name());
+            if root().join(&path).is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
                 found.push(path);
             }
         }
     }
+    found.sort();
     found
 }
 

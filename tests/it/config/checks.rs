@@ -56,7 +56,12 @@ async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let by_authority = format!("{url}?ssl-mode=VERIFY_CA");
     let others = "/etc/ssl/certs/ca-certificates.crt".to_owned();
     for (authority, url, status, found) in [
-        (&own, &url, "error", "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA"),
+        (
+            &own,
+            &url,
+            "error",
+            "that names no server, like the ones MySQL generates: end [mysql] url with ?ssl-mode=VERIFY_CA",
+        ),
         (&own, &by_authority, "ok", "mysql://"),
         (&others, &by_authority, "error", "set tls_ca_file to that"),
     ] {
@@ -273,7 +278,7 @@ fn mistakes_in_the_file_are_checks_with_their_places() {
 
 #[test]
 fn the_manual_explains_every_check() {
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/config.md")).unwrap();
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md")).unwrap();
     let (_, table) = text.split_once("## The checks\n").unwrap();
     let rows = table.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).skip(2);
     let explained: Vec<String> = rows.map(|row| row.split('`').nth(1).unwrap().to_owned()).collect();

@@ -19,7 +19,7 @@ use lapin::{BasicProperties, Confirmation};
 use tallyd_core::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
 use tallyd_core::model::UserId;
 
-/// As docs/operations.md states it for the defaults.
+/// As docs/operations/install.md states it for the defaults.
 fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }

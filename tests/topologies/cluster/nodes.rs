@@ -137,7 +137,7 @@ impl Nodes {
     async fn answers(&self, place: usize) {
         let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
-        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations/security.md");
         for line in std::fs::read_to_string(manual).unwrap().lines().filter(|line| line.starts_with("ACL SETUSER ")) {
             let words = line.split(' ').skip(1).map(|word| if word.starts_with('~') { "~*" } else { word });
             let words: Vec<&str> = words.collect();

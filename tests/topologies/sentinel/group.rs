@@ -122,7 +122,7 @@ impl Group {
     async fn is_ready(&self, place: usize) {
         eventually("the server answers", || async { self.servers[place].connect().await.is_some() }).await;
         let mut admin = self.servers[place].connect().await.unwrap();
-        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations/security.md");
         for line in fs::read_to_string(manual).unwrap().lines().filter(|line| line.starts_with("ACL SETUSER ")) {
             let words = line.split(' ').skip(1).map(|word| if word.starts_with('~') { "~*" } else { word });
             let words: Vec<&str> = words.collect();

@@ -1,0 +1,79 @@
+//! docs/configuration-reference.md, generated from the JSON Schema of the configuration.
+
+use std::fmt::Write;
+use std::fs;
+
+use serde_json::Value;
+
+use super::{read, root};
+
+const PAGE: &str = "docs/configuration-reference.md";
+
+const BEGINNING: &str = "# Configuration reference
+
+Every section and key of config.toml, generated from the [JSON Schema](config.schema.json). A section in double brackets
+can be repeated. [Configuration](configuration.md) explains where settings come from, durations and schedules.
+";
+
+/// A value in backticks; long ones and lists are JSON, as in TOML.
+fn code(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("`\"{text}\"`"),
+        Value::Null => String::new(),
+        other => format!("`{other}`"),
+    }
+}
+
+/// The values that a key takes: an enum's words with their meanings, or a range.
+fn allowed(key: &Value) -> String {
+    if let Some(words) = key["enum"].as_array() {
+        let meanings = key["x-taplo"]["docs"]["enumValues"].as_array();
+        let meaning =
+            |place: usize| meanings.and_then(|all| all[place].as_str()).map(|text| text.trim_end_matches('.'));
+        let word = |(place, word): (usize, &Value)| match meaning(place) {
+            Some(meaning) if !meaning.is_empty() => format!("{}: {meaning}", code(word)),
+            _ => code(word),
+        };
+        return words.iter().enumerate().map(word).collect::<Vec<_>>().join("; ");
+    }
+    match (&key["minimum"], &key["maximum"]) {
+        (Value::Number(least), Value::Number(most)) => format!("{least} to {most}"),
+        _ if key["format"] == "length-of-time" => "duration".to_owned(),
+        _ => match &key["type"] {
+            Value::String(name) if name == "boolean" => "`true`, `false`".to_owned(),
+            Value::String(name) if name == "array" => "list".to_owned(),
+            Value::String(name) if name == "object" => "table".to_owned(),
+            _ => "text".to_owned(),
+        },
+    }
+}
+
+fn page() -> String {
+    let schema: Value = serde_json::from_str(&read("docs/config.schema.json")).unwrap();
+    let mut page = BEGINNING.to_owned();
+    for (name, section) in schema["properties"].as_object().unwrap() {
+        let (header, keys) = match section["type"].as_str() {
+            Some("array") => (format!("[[{name}]]"), &section["items"]["properties"]),
+            _ => (format!("[{name}]"), &section["properties"]),
+        };
+        let meaning = section["description"].as_str().unwrap();
+        write!(page, "\n## {header}\n\n{meaning}\n").unwrap();
+        let Some(keys) = keys.as_object() else { continue };
+        page.push_str("\n| key | default | values | meaning |\n|---|---|---|---|\n");
+        for (key, of_key) in keys {
+            let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
+            writeln!(page, "| `{key}` | {} | {} | {meaning} |", code(&of_key["default"]), allowed(of_key)).unwrap();
+        }
+    }
+    page
+}
+
+/// Run with `TALLYD_UPDATE_SNAPSHOT=1` to write the page.
+#[test]
+fn the_configuration_reference_is_what_the_schema_says() {
+    let page = page();
+    if std::env::var_os("TALLYD_UPDATE_SNAPSHOT").is_some() {
+        fs::write(root().join(PAGE), &page).unwrap();
+    }
+    assert!(read(PAGE) == page, "{PAGE} is old: run this test with TALLYD_UPDATE_SNAPSHOT=1");
+}
