@@ -8,51 +8,53 @@ use clap::Parser;
 
 use crate::faults::{self, Fault};
 
-/// Servers, lines and daemons fail by a seeded plan while users click, and what is left is compared with every answer.
+/// Run a site while servers, connections and daemons fail by a seeded plan, then compare what is left with every answer
+/// that users got.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "dev/torture",
-    after_help = "Exit codes: 0 no promise was broken, 1 one was, or the run itself failed, or ran fewer than half of its faults, 64 usage"
+    after_help = "Exit codes: 0 no promise was broken; 1 a promise was broken, the run itself failed, or fewer than half of its faults ran; 64 usage"
 )]
 pub struct Args {
-    /// Where chance begins: the same seed makes the same plan and the same users. One of its own otherwise, which is printed.
-    /// With an even seed the daemons count likes, with an odd one API servers do.
+    /// Random seed. The same seed makes the same plan and the same users. Default: a new seed, which is printed. With
+    /// an even seed the daemons count likes, with an odd seed the API servers do.
     #[arg(long)]
     pub seed: Option<u64>,
 
-    /// How long users click and faults come; quiet, a reconcile and the comparison follow, two minutes or so.
+    /// Minutes of clicks and faults. A quiet time, a reconcile and the comparison follow, which take about two more
+    /// minutes.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=2_880))]
     pub minutes: u64,
 
-    /// Which faults: names with commas between, beginnings of names, or all.
+    /// Faults to inject: comma-separated names or beginnings of names, or all.
     #[arg(long, default_value = "all", value_name = "all|NAME,...")]
     pub faults: String,
 
-    /// How many daemons.
+    /// Number of daemons.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     pub daemons: u8,
 
-    /// API servers, with four users each at a time.
+    /// Number of API servers, with four concurrent users each.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub clients: u32,
 
-    /// Seconds in which nothing happens, before the last reconcile: a minute, and less in runs of up to 10 minutes.
+    /// Seconds without clicks and faults before the last reconcile. Default: 60, or 15 in runs of up to 10 minutes.
     #[arg(long)]
     pub quiet: Option<u64>,
 
-    /// Lists the faults, and does nothing.
+    /// List the faults and exit.
     #[arg(long)]
     pub list: bool,
 
-    /// Prints the plan, and does nothing.
+    /// Print the plan and exit.
     #[arg(long)]
     pub plan: bool,
 
-    /// Tries each of the faults alone, for a few seconds: for those who write faults.
+    /// Try each of these faults alone for a few seconds. For people who write faults.
     #[arg(long = "try", value_name = "NAME,...", hide = true)]
     pub try_alone: Option<String>,
 
-    /// Where configurations, logs and results go.
+    /// Folder for configurations, logs and results.
     #[arg(long, default_value = "target/torture", hide = true)]
     pub folder: PathBuf,
 }
@@ -66,10 +68,7 @@ impl Args {
         Duration::from_secs(self.quiet.unwrap_or(if self.minutes > 10 { 60 } else { 15 }))
     }
 
-    /// Those that are named, in the order of the list, each once.
-    ///
-    /// # Errors
-    /// A name that no fault has.
+    /// The named faults, in the order of the list, each once. Fails if no fault has one of the names.
     pub fn chosen(&self) -> Result<Vec<Fault>> {
         choose(faults::all(), &self.faults)
     }
@@ -85,7 +84,7 @@ fn choose(all: Vec<Fault>, names: &str) -> Result<Vec<Fault>> {
                 near(one).total_cmp(&near(other))
             });
             let nearest = nearest.map_or("all", |fault| fault.name);
-            bail!("--faults: no fault is called '{name}'; perhaps {nearest}. dev/torture --list names all.");
+            bail!("--faults: no fault is called '{name}'. Did you mean {nearest}? See dev/torture --list.");
         }
     }
     Ok(all.into_iter().filter(|fault| names.iter().any(|name| is_named(fault, name))).collect())
@@ -117,7 +116,7 @@ mod tests {
         assert_eq!(names("all").unwrap().len(), faults::all().len());
         assert_eq!(names("daemon-frozen,daemon-killed,daemon-killed").unwrap(), ["daemon-killed", "daemon-frozen"]);
         let error = names("deamon-killed").unwrap_err().to_string();
-        assert!(error.contains("'deamon-killed'; perhaps daemon-killed"), "{error}");
+        assert!(error.contains("'deamon-killed'. Did you mean daemon-killed?"), "{error}");
         assert!(names("").is_err() && names("daemon-killed,").is_err());
     }
 }

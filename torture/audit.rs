@@ -1,4 +1,4 @@
-//! What must hold in every committed state, and not in the end alone: each target's number is the number of its rows.
+//! Checks during the run what must hold in every committed state: each target's counter equals the number of its rows.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::history::now;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a look may take; one that takes longer is none.
+/// A look that takes longer is not counted.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// One statement is one snapshot.
@@ -41,7 +41,7 @@ impl Audit {
         Self { seen, stop, task }
     }
 
-    /// How often it looked, and what it has found: each target once.
+    /// How often it looked, and what it found. Each target is reported once.
     pub async fn end(self) -> (usize, Vec<Violation>) {
         self.stop.cancel();
         let _ = self.task.await;
@@ -61,7 +61,7 @@ async fn watch(pool: MySqlPool, seen: Arc<Mutex<Seen>>, stop: CancellationToken)
                 if told.insert(target) {
                     let class = if counter < rows { Class::Lost } else { Class::Doubled };
                     let says = format!(
-                        "in a committed state, at {}: `counter` of target {target} is {counter}, and its rows {rows}",
+                        "in a committed state, at {}: `counter` of target {target} is {counter}, but it has {rows} rows",
                         now()
                     );
                     seen.found.push(Violation { class, about: About::Likes { target }, says });

@@ -1,9 +1,9 @@
 /*
- * A clock that can be stepped: preloaded into a server or a daemon, it adds to the time of day what a file says.
+ * A clock that can be stepped. Preloaded into a server or a daemon, it adds the number in a file to the time of day.
  *
- * The file has one number in the machine's byte order: microseconds, eight bytes. It is mapped, so that a step is seen at the next look. Clocks
- * that only run forward stay as they are, as they do when a real clock is stepped. libfaketime can't be had in Redis: it allocates within
- * jemalloc's own start. Here nothing is allocated.
+ * The file has one number in the machine's byte order: microseconds, eight bytes. It is mapped, so the next look sees
+ * a step. Monotonic clocks do not change, as when a real clock is stepped. libfaketime does not work in Redis, because
+ * it allocates memory while jemalloc starts. This code allocates nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,7 +41,7 @@ static void add(struct timespec *at, int64_t micros)
 
 int clock_gettime(clockid_t clock, struct timespec *at)
 {
-    /* The kernel's errors come as -1 with errno. */
+    /* The kernel returns errors as -1 with errno. */
     int result = (int)syscall(SYS_clock_gettime, clock, at);
     if (result == 0 && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         add(at, *offset);
@@ -67,7 +67,8 @@ time_t time(time_t *at)
     return now.tv_sec;
 }
 
-/* A wait ends at an instant, which the kernel compares with its own clock. An instant before 2001 is one of a clock that runs since the start. */
+/* A wait ends at an instant, which the kernel compares with its own clock. An instant before 2001 is of a clock that
+ * began at the machine's start. */
 int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restrict mutex,
                            const struct timespec *restrict until)
 {

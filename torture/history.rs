@@ -1,73 +1,72 @@
-//! What was done and what was answered: every call of every user, and every fault.
+//! The history of a run: every call of every user with its answer, and every fault.
 
 use std::sync::{Mutex, PoisonError};
 
-/// This machine's clock, in microseconds since 1970. It is Redis' clock, too: all run on one machine.
+/// This machine's clock, in microseconds since 1970. Redis has the same clock, because everything runs on one machine.
 pub type Micros = i64;
 
-/// A call of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     pub begin: Micros,
     pub end: Micros,
-    /// Which user's task.
+    /// The number of the user's task.
     pub who: u32,
     pub what: What,
     pub answer: Answer,
 }
 
-/// What was asked for.
+/// The request of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A user likes a target, or does no longer.
+    /// A user likes or unlikes a target.
     Like { target: u64, user: u64, liked: bool },
-    /// A number of a target changes; `event` makes its id.
+    /// A number of a target changes. `event` makes its id.
     Add { target: u64, metric: u8, delta: i64, event: u64 },
-    /// A number of a target becomes a value.
+    /// A number of a target is set to a value.
     Set { target: u64, metric: u8, value: i64 },
-    /// A member gains on the board of likes, in the periods of now.
+    /// A member gains on the board of likes, in the current periods.
     Gain { member: u64, delta: i64 },
-    /// A member gains on the board of a day that is over: so many days after 1970-01-01.
+    /// A member gains on the board of a day that is over. `day` counts from 1970-01-01.
     Late { day: i32, member: u64, delta: i64 },
     /// A message that can never be applied.
     Letter { letter: u64, reason: &'static str },
-    /// The numbers of some targets.
+    /// Reads the numbers of some targets.
     Read { target: u64 },
 }
 
-/// What the client said.
+/// The client's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The broker has confirmed the event of that `at`, or Redis has answered where there is none (0).
+    /// The broker confirmed the event with that `at`. It is 0 where Redis answered and there is no event.
     Done { at: Micros },
-    /// Nothing counts: it would have been less than zero, or the user had clicked too often.
+    /// Nothing counts: the number would have been negative, or the user clicked too often.
     Nothing,
-    /// Nothing was published; Redis may have counted it, until a reconcile.
+    /// Nothing was published. Redis may have counted it until a reconcile.
     NotCounted,
-    /// The event of that `at` was not confirmed: the broker may have it all the same.
+    /// The event with that `at` was not confirmed, but the broker can have it.
     NotConfirmed { at: Micros },
     /// It may have been done once.
     Unknown,
 }
 
-/// What a fault may lose, by the documents.
+/// The losses of a fault that the documents allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loses {
     Nothing,
     /// Events that were in a queue.
     Queued,
-    /// What only Redis knew: what boards have gained since their last snapshot.
+    /// Data that only Redis has: gains on boards since their last snapshot.
     Boards,
-    /// Nothing: an event whose `at` is ahead waits as a dead letter.
+    /// Nothing, but an event whose `at` is ahead waits as a dead letter.
     Ahead,
-    /// What MySQL has got since the copy from which it came back.
+    /// Rows that MySQL got after the copy from which it was restored.
     Tables,
 }
 
-/// `[consumer] future_max`: an event that is further ahead is set aside.
+/// `[consumer] future_max`: an event that is further ahead is dead-lettered.
 const FUTURE_MAX: Micros = 300_000_000;
 
-/// A fault's time.
+/// The time of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub fault: &'static str,
@@ -75,19 +74,19 @@ pub struct Window {
     /// When it was undone.
     pub end: Micros,
     pub loses: Loses,
-    /// Since when what is lost may have been done: of boards the last snapshot.
+    /// Calls from here on may be lost. For boards: the last snapshot.
     pub loses_since: Micros,
-    /// Until when: of boards until they were put back.
+    /// Calls up to here may be lost. For boards: until they were restored.
     pub loses_until: Micros,
 }
 
 impl Window {
-    /// Whether what was called then may be lost.
+    /// Whether the fault may lose what was called then.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.loses == loses && call.end >= self.loses_since && call.begin <= self.loses_until
     }
 
-    /// Whether the call was on its way while the fault lasted.
+    /// Whether the call was in flight while the fault lasted.
     pub fn meets(&self, call: &Call) -> bool {
         call.end >= self.begin && call.begin <= self.end
     }
@@ -98,7 +97,6 @@ impl Window {
     }
 }
 
-/// All of it.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub calls: Vec<Call>,
@@ -111,12 +109,13 @@ impl History {
         self.windows.iter().any(|window| window.excuses(loses, call))
     }
 
-    /// Whether what the broker has confirmed may be gone all the same.
+    /// Whether an event may be lost although the broker confirmed it.
     pub fn may_lose(&self, call: &Call) -> bool {
         self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
     }
 
-    /// Whether the call got an `at` of a clock that a fault had set ahead. It stays ahead for its user when the clock is right again.
+    /// Whether the call's `at` is from a clock that a fault had set ahead. It stays ahead for its user when the clock
+    /// is corrected.
     pub fn is_ahead(&self, call: &Call, at: Micros) -> bool {
         let is_before = |window: &Window| window.loses == Loses::Ahead && window.begin <= call.end;
         is_ahead(at, call.end) && self.windows.iter().any(is_before)
@@ -139,7 +138,7 @@ pub fn period(day: i32) -> String {
     first.saturating_add(jiff::Span::new().days(day)).to_string()
 }
 
-/// Who writes a history while it happens.
+/// Writes a history during the run.
 #[derive(Debug, Default)]
 pub struct Recorder {
     calls: Mutex<Vec<Call>>,
@@ -163,7 +162,7 @@ impl Recorder {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// What was recorded, in the order of the calls' begin.
+    /// The calls are in the order of their begin.
     pub fn history(&self) -> History {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone();
         calls.sort_by_key(|call| (call.begin, call.end, call.who));

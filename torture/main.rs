@@ -1,7 +1,7 @@
-//! A site under faults: users click through the client while servers, lines and daemons fail by a seeded plan, and a checker that
-//! knows every answer compares what is left. `dev/torture` runs it.
+//! A chaos test: users click through the client while servers, connections and daemons fail by a seeded plan. A checker
+//! that knows every answer then compares what is left. `dev/torture` runs it.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at the first surprise of its own")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at its first internal error")]
 
 mod args;
 mod audit;
@@ -28,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use args::Args;
 
-/// As `tallyd` itself says it.
+/// The same exit code as `tallyd`.
 const USAGE: u8 = 64;
 
 #[tokio::main]

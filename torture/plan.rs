@@ -1,33 +1,34 @@
-//! Which fault comes when: the same for the same seed, time and faults. Pure.
+//! Plans which fault comes when. The plan is the same for the same seed, time and faults. Pure.
 //!
-//! Rounds follow each other until the time is over. In each round every fault comes once, in an order of its own; now and then one begins
-//! while another one lasts, if they hit different servers. Between others it is quiet for a while, so that recovery can be measured.
+//! Rounds follow each other until the time is over. In each round every fault comes once, in a random order. Some
+//! faults begin while another one lasts, if they hit different servers. Between the others there is a quiet time, so
+//! that recovery can be measured.
 
 use std::time::Duration;
 
 use crate::dice::Dice;
 
-/// Before the first fault: users have begun, the first reconcile and the first archive have run.
+/// Before the first fault: users begin, and the first reconcile and the first archive run.
 const LEAD_S: u64 = 15;
 
 /// Between the end of a fault and the next one, at least and at most.
 const QUIET_S: (u64, u64) = (4, 9);
 
-/// What beginning and undoing a fault takes, about: servers that start again.
+/// About what it takes to begin and undo a fault, because servers restart.
 const OVERHEAD_S: u64 = 3;
 
-/// How many of a hundred faults begin while the one before lasts.
+/// This many of a hundred faults begin while the fault before them lasts.
 const OVERLAP_PERCENT: u64 = 30;
 
-/// What is planned with.
+/// A fault, as the plan needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub name: &'static str,
-    /// What it harms: two that harm the same are never at once.
+    /// The server that it hits. Two faults of one server are never injected together.
     pub hits: &'static str,
-    /// Seconds that it is held, at least and at most.
+    /// It is held for this many seconds, at least and at most.
     pub hold: (u64, u64),
-    /// Whether it must meet no other one: what it may lose could not be told otherwise.
+    /// Whether it must not overlap with another fault, because its losses could not be distinguished.
     pub is_alone: bool,
 }
 
@@ -36,7 +37,7 @@ pub struct Item {
 pub struct Step {
     /// After the run's begin, at the earliest.
     pub start: Duration,
-    /// Its place in the list that was planned with.
+    /// Its index in the list of items.
     pub item: usize,
     pub hold: Duration,
     /// It begins while the one before lasts.
@@ -57,7 +58,7 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
         return steps;
     }
     let round_s: u64 = items.iter().map(|item| item.hold.1 + OVERHEAD_S + QUIET_S.1).sum();
-    // Where not even one round has room at leisure, each fault is held for the least time that makes sense.
+    // If not even one round fits, each fault is held for its shortest time.
     let is_tight = LEAD_S + round_s > length.as_secs();
     let mut now = Duration::from_secs(LEAD_S);
     loop {
@@ -84,7 +85,7 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     }
 }
 
-/// Two at once, never three: more would hide which of them it was.
+/// At most two overlap. With three, the cause of an outage could not be found.
 fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
     let (last_item, item) = (&items[last.item], &items[item]);
     !last.overlaps && !last_item.is_alone && !item.is_alone && last_item.hits != item.hits
@@ -98,7 +99,7 @@ fn whole_ms(time: Duration) -> Duration {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Fisher and Yates.
+/// Fisher-Yates.
 fn shuffled(length: usize, dice: &mut Dice) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     for place in (1..length).rev() {
@@ -107,7 +108,7 @@ fn shuffled(length: usize, dice: &mut Dice) -> Vec<usize> {
     order
 }
 
-/// Those that the plan has no room for.
+/// Faults that do not fit into the plan.
 pub fn left_out(steps: &[Step], items: &[Item]) -> Vec<&'static str> {
     let is_planned = |place: usize| steps.iter().any(|step| step.item == place);
     items.iter().enumerate().filter(|(place, _)| !is_planned(*place)).map(|(_, item)| item.name).collect()

@@ -1,4 +1,4 @@
-//! What the daemons took over the time of a run, as a picture: a line for each process, memory over time. Pure.
+//! Draws the daemons' memory over the time of a run: one line for each process. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,16 +13,15 @@ const LEFT: f64 = 60.0;
 const BELOW: f64 = 36.0;
 const ABOVE: f64 = 12.0;
 
-/// Microseconds without a look at a process that lives.
+/// Microseconds without a look at a living process.
 const SILENCE_MAX: Micros = 60_000_000;
 
-/// A process that was seen less often is no line: it was killed at once.
+/// A process that was seen less often gets no line, because it was killed right after its start.
 const LOOKS_MIN: usize = 3;
 
-/// Of readable ones, the first that makes at most so many steps.
+/// The first readable step that makes at most this many steps.
 const STEPS_MAX: f64 = 8.0;
 
-/// The picture (SVG).
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub fn svg(looks: &[Look]) -> String {
     let (Some(first), Some(last)) = (looks.first(), looks.last()) else { return String::new() };
@@ -56,7 +55,7 @@ pub fn svg(looks: &[Look]) -> String {
     for (number, looks) in lives(looks).into_iter().filter(|looks| looks.len() >= LOOKS_MIN).enumerate() {
         let points: Vec<String> =
             looks.iter().map(|look| format!("{:.1},{:.1}", x(minutes(look.at)), y(mebibytes(look)))).collect();
-        // Neighbours differ, whoever comes after whom.
+        // Neighbours differ in colour in any order.
         let hue = number * 137 % 360;
         let _ = writeln!(
             svg,
@@ -68,7 +67,7 @@ pub fn svg(looks: &[Look]) -> String {
     svg
 }
 
-/// The looks at each process. The system gives numbers again.
+/// The looks at each process. The system reuses process ids.
 fn lives(looks: &[Look]) -> Vec<Vec<&Look>> {
     let mut lives: BTreeMap<u32, Vec<Vec<&Look>>> = BTreeMap::new();
     for look in looks {

@@ -1,4 +1,4 @@
-//! What the daemons take: memory, files, threads.
+//! Measures what the daemons use: memory, files, threads.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::site::Site;
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// One look at one process.
+/// One measurement of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     pub at: Micros,
@@ -54,7 +54,7 @@ async fn watch(site: Arc<Site>, looks: Arc<Mutex<Vec<Look>>>, stop: Cancellation
     }
 }
 
-/// None where it has ended meanwhile.
+/// `None` if the process has ended meanwhile.
 fn look(pid: u32) -> Option<Look> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| -> Option<u64> {
@@ -65,7 +65,7 @@ fn look(pid: u32) -> Option<Look> {
     Some(Look { at: now(), pid, rss_kib: field("VmRSS:")?, files, threads: field("Threads:")? })
 }
 
-/// Of the first and of the last quarter of the time, the median of each; and the most ever.
+/// The median of the first and of the last quarter of the time, and the maximum.
 pub fn summary(looks: &[Look]) -> Value {
     let (Some(first), Some(last)) = (looks.first(), looks.last()) else { return Value::Null };
     let quarter = (last.at - first.at) / 4;

@@ -1,4 +1,4 @@
-//! A run: users, faults by the plan, quiet, one reconcile, the comparison.
+//! A run: users, planned faults, a quiet time, one reconcile, the comparison.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,22 +28,21 @@ use crate::truth;
 use crate::users::Crowd;
 use crate::watch::Watch;
 
-/// How long all may take to be well after a fault, before the next one comes all the same.
+/// How long everything can take to work again after a fault. After that the next fault begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
-/// Longer than any call of the client, with its retries.
+/// Longer than any call of the client with its retries.
 const USERS_END_MAX: Duration = Duration::from_secs(120);
 
-/// For everything to come back and to be empty in the end.
+/// For all servers to come back and all queues to be empty in the end.
 const SETTLE_MAX: Duration = Duration::from_secs(180);
 
-/// What servers take to come back is not in the plan; but a run that takes so many times its length ends.
+/// The plan has no time for slow restarts. A run ends when it takes this many times its planned length.
 const LATE_MAX: f64 = 1.3;
 
 /// Violations whose histories are printed.
 const TOLD_MAX: usize = 12;
 
-/// What the plan is made with.
 pub fn items(faults: &[Fault]) -> Vec<Item> {
     let item = |fault: &Fault| Item {
         name: fault.name,
@@ -62,17 +61,17 @@ pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
         println!("+{:7.1} s  {:30} for {:2} s{overlaps}", start.as_secs_f64(), items[*item].name, hold.as_secs());
     }
     for name in left_out(&steps, items) {
-        println!("NO ROOM for {name}: the run is too short");
+        println!("NO ROOM for {name}: the run is too short. Use more --minutes.");
     }
 }
 
-/// How often what was set aside is sent again.
+/// How often dead letters are replayed.
 const REPLAYS_MAX: u32 = 5;
 
-/// The whole run. Says whether it was green.
+/// Runs everything. Returns whether it was green.
 ///
 /// # Errors
-/// The run itself failed: a server didn't start, or nothing could be compared.
+/// Fails if the run itself failed: a server didn't start, or nothing could be compared.
 pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let likes_by = if seed.is_multiple_of(2) { Writes::Daemon } else { Writes::Api };
     let options =
@@ -81,7 +80,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let (faults, mut not_run) = possible(args.chosen()?, &site);
     let items = items(&faults);
     let steps = plan(seed, args.length(), &items);
-    let no_room = |name| format!("{name}: {} minutes have no room for it", args.minutes);
+    let no_room = |name| format!("{name}: does not fit into {} minutes", args.minutes);
     not_run.extend(left_out(&steps, &items).into_iter().map(no_room));
     println!(
         "seed {seed}: {} faults of {} kinds in {} minutes, {} daemons; {} count likes",
@@ -133,17 +132,17 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     write(&args.folder.join(format!("{seed}.svg")), &plot::svg(&looks))?;
     tell(seed, began, (&history, &state), &injected, &violations, &surprises);
     if !is_enough {
-        println!("TOO FEW: {} of {} faults", injected.len(), steps.len());
+        println!("TOO FEW FAULTS: {} of {}", injected.len(), steps.len());
     }
     println!("\n{}", verdict(is_green, &not_run));
     if !is_green {
-        println!("seed {seed}; logs of the daemons and their configurations are in {}", args.folder.display());
+        println!("seed {seed}; the daemons' logs and configurations are in {}", args.folder.display());
     }
     site.end().await?;
     Ok(is_green)
 }
 
-/// The faults that can be had here, and why the others can't.
+/// The faults that this machine can run, and why it can't run the others.
 fn possible(mut faults: Vec<Fault>, site: &Site) -> (Vec<Fault>, Vec<String>) {
     let mut not_run = Vec::new();
     faults.retain(|fault| {
@@ -154,10 +153,10 @@ fn possible(mut faults: Vec<Fault>, site: &Site) -> (Vec<Fault>, Vec<String>) {
     (faults, not_run)
 }
 
-/// The last lines: what was not run, where nobody overlooks it, and the word.
+/// The last lines: the faults that were not run, then the verdict.
 fn verdict(is_green: bool, not_run: &[String]) -> String {
     let lines: String = not_run.iter().map(|what| format!("NOT RUN: {what}\n")).collect();
-    let but = if not_run.is_empty() { String::new() } else { format!(", but for {} that were not run", not_run.len()) };
+    let but = if not_run.is_empty() { String::new() } else { format!(", but {} faults were not run", not_run.len()) };
     format!("{lines}{}{but}", if is_green { "GREEN" } else { "NOT GREEN" })
 }
 
@@ -165,7 +164,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Injects what the plan says.
+/// Injects the planned faults.
 struct Driver {
     site: Arc<Site>,
     watch: Arc<Watch>,
@@ -175,7 +174,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// Says what became of each, and which were left out, because the machine was too slow.
+    /// Returns the result of each, and the faults that were left out because the machine was too slow.
     async fn drive(&self, steps: &[Step], length: Duration) -> (Vec<Injected>, Vec<String>) {
         let (began, mut late) = (Instant::now(), Vec::new());
         let (mut running, mut injected): (Vec<JoinHandle<Injected>>, Vec<Injected>) = (Vec::new(), Vec::new());
@@ -224,7 +223,7 @@ async fn inject(
 ) -> Injected {
     let mut loses_since = now();
     if fault.allows != Allows::Nothing {
-        // What was accepted before is in MySQL, so that no more than what comes from now on may be lost.
+        // First all accepted events must be in MySQL, so that the fault can only lose later ones.
         watch.well_after(loses_since, WELL_MAX).await;
     }
     let mut error = None;
@@ -243,7 +242,7 @@ async fn inject(
     if fault.allows == Allows::WhatOnlyRedisKnew
         && let Err(why) = Operator(&site).restore_boards().await
     {
-        error.get_or_insert(format!("put the boards back: {why:#}"));
+        error.get_or_insert(format!("restore the boards: {why:#}"));
     }
     let loses = match fault.allows {
         Allows::Nothing => Loses::Nothing,
@@ -253,7 +252,7 @@ async fn inject(
         Allows::WhatMysqlKnew => Loses::Tables,
     };
     let loses_until = match fault.allows {
-        // Until they were put back.
+        // Until they were restored.
         Allows::WhatOnlyRedisKnew => now(),
         Allows::WhatMysqlKnew => site.lost_at.load(Ordering::Relaxed),
         _ => end,
@@ -270,7 +269,8 @@ fn since(from: Micros, to: Micros) -> Duration {
     Duration::from_micros((to - from).max(0).unsigned_abs())
 }
 
-/// Nobody clicks any more, everything is undone, what was set aside is sent again, it is quiet; then one archive and one reconcile.
+/// Ends the users and undoes all faults. Replays dead letters, waits for the quiet time, and runs one archive and one
+/// reconcile.
 async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration) -> Result<()> {
     let users = crowd.end(USERS_END_MAX).await;
     if let Ok(watch) = Arc::try_unwrap(watch).map_err(|_| ()) {
@@ -279,7 +279,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
     site.settle(SETTLE_MAX).await?;
     users?;
     let operator = Operator(site);
-    // What is refused again and again stays open, and shows.
+    // A letter that is always rejected stays open, and the comparison finds it.
     for _ in 0..REPLAYS_MAX {
         if operator.replay().await? == 0 {
             break;

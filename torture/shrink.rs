@@ -1,4 +1,5 @@
-//! The shortest history that shows a violation, among the calls that have to do with it, and the faults that it met. Pure.
+//! Finds the shortest history that shows a violation, among the calls that concern it, and the faults that these calls
+//! met. Pure.
 
 use std::fmt::Write as _;
 
@@ -8,13 +9,13 @@ use crate::history::{Answer, Call, History, Micros, What};
 /// Calls that are printed of one violation.
 const CALLS_MAX: usize = 40;
 
-/// A violation with the calls that it is about, for a person. Those that show it by themselves are marked.
+/// A violation with the calls that concern it, as text. The calls that are enough to show it are marked.
 pub fn tell(violation: &Violation, history: &History, state: &State, began: Micros) -> String {
     let calls = concerned(violation, history);
     let shortest = if is_one(violation) { shortest(violation, &calls, history, state) } else { Vec::new() };
     let mut text = format!("{}: {}\n", violation.class, violation.says);
     if !shortest.is_empty() {
-        let _ = writeln!(text, "  (what is marked > shows it alone)");
+        let _ = writeln!(text, "  (the calls marked with > are enough to show it)");
     }
     let late = calls.len().saturating_sub(CALLS_MAX);
     let told = calls.iter().enumerate().filter(|(place, call)| *place >= late || shortest.contains(*call));
@@ -29,8 +30,9 @@ pub fn tell(violation: &Violation, history: &History, state: &State, began: Micr
     text
 }
 
-/// Few of the calls, with which the comparison still finds the violation: as many as can be are left out at once, then fewer, then one by one
-/// (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
+/// The fewest calls with which the comparison still finds the violation. It leaves out as many calls as possible
+/// together, then fewer, then single ones (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
+/// 2002).
 fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
     let state = state.of(&violation.about);
     let shows = |calls: &[&Call]| {
@@ -65,12 +67,13 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Whether few have to do with it, each in its own way: a sum is made by thousands that are alike.
+/// Whether few calls concern it and each is different. A sum is made by thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }
 
-/// Of a pair, all; of a number that many have changed, those that met a fault or were not confirmed: the others are like thousands.
+/// For a pair: all calls. For a number that many calls changed: calls that met a fault or were not confirmed, because
+/// thousands of others are equal.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
     let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {
@@ -98,7 +101,7 @@ fn line(call: &Call, history: &History, began: Micros) -> String {
         Answer::Done { at: 0 } => "done".to_owned(),
         Answer::Done { at } => format!("done, at {at}"),
         Answer::Nothing => "nothing counts".to_owned(),
-        Answer::NotCounted => "not counted, or not answered; not published".to_owned(),
+        Answer::NotCounted => "not counted, or no answer; not published".to_owned(),
         Answer::NotConfirmed { at } => format!("not confirmed, at {at}"),
         Answer::Unknown => "no answer".to_owned(),
     };
@@ -109,7 +112,6 @@ fn line(call: &Call, history: &History, began: Micros) -> String {
     format!("+{begin:9.3} s for {took:6.3} s  task {:<4} {what}: {answer}{faults}", call.who)
 }
 
-/// Of microseconds.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub fn seconds(micros: Micros) -> f64 {
     micros as f64 / 1e6
@@ -148,7 +150,7 @@ mod tests {
         let told = tell(violation, &history, &state, 0);
         let told: Vec<&str> = told.lines().collect();
         assert!(told[0].starts_with("lost: the like of 1000500 is confirmed"), "{told:?}");
-        assert_eq!(told[1], "  (what is marked > shows it alone)");
+        assert_eq!(told[1], "  (the calls marked with > are enough to show it)");
         assert!(told[2].starts_with("  > ") && told[2].ends_with("done, at 1000500"), "{told:?}");
         assert!(told[3].starts_with("    ") && told[3].ends_with("at 3000500  during mysql-killed"), "{told:?}");
         assert_eq!(told.len(), 4, "{told:?}");
@@ -166,7 +168,7 @@ mod tests {
         let told = tell(violation, &history, &state, 0);
         let marked: Vec<&str> = told.lines().filter(|line| line.starts_with("  > ")).collect();
         assert_eq!(marked.len(), 2, "{told}");
-        // The one that stands, though it is long ago, and the newest.
+        // The event that won, though it is old, and the newest.
         assert!(marked[0].ends_with("done, at 17000500") && marked[1].ends_with("done, at 99000500"), "{told}");
         assert!(told.contains("(59 earlier calls are left out)"), "{told}");
     }

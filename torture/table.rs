@@ -1,4 +1,4 @@
-//! What a run says in the end: a table for people, one object for programs. Pure.
+//! The result of a run: a table for people, a JSON object for programs. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,17 +10,17 @@ use crate::checker::{Class, Violation};
 use crate::history::{Answer, Call, History, What, Window};
 use crate::shrink;
 
-/// What became of one injection.
+/// The result of one injection.
 #[derive(Clone, Debug)]
 pub struct Injected {
     pub fault: &'static str,
-    /// The longest time for which something that was accepted waited to be in MySQL, from its begin until all was well.
+    /// The longest time that an accepted event took to be in MySQL, from its begin until everything worked again.
     pub outage: Duration,
-    /// From when it was undone until all was well; none where that was not seen.
+    /// From its undoing until everything worked again. `None` if that was not seen.
     pub recovery: Option<Duration>,
-    /// Another one lasted at the same time: whose outage it was can't be said.
+    /// Another fault lasted at the same time, so the outage can't be attributed.
     pub has_met: bool,
-    /// Why it could not be done, if so.
+    /// Why it could not be injected.
     pub error: Option<String>,
 }
 
@@ -30,10 +30,10 @@ struct Line {
     times: usize,
     outage: Duration,
     recovery: Duration,
-    /// Whether these are of injections that met another one, because there were no others.
+    /// Whether all its injections overlapped with another fault.
     has_met: bool,
     not_well: usize,
-    /// The longest that a call took which it met, and how many of those were not done: whether anybody noticed it.
+    /// The slowest call during the fault, and how many calls failed: whether users noticed it.
     slowest: Duration,
     failed: usize,
     violations: usize,
@@ -76,7 +76,6 @@ fn lines(injected: &[Injected], violations: &[Violation], history: &History) -> 
     lines
 }
 
-/// How many of each class.
 pub fn classes(violations: &[Violation]) -> BTreeMap<Class, usize> {
     let mut counts: BTreeMap<Class, usize> = Class::ALL.into_iter().map(|class| (class, 0)).collect();
     for violation in violations {
@@ -85,12 +84,10 @@ pub fn classes(violations: &[Violation]) -> BTreeMap<Class, usize> {
     counts
 }
 
-/// The table.
 pub fn text(injected: &[Injected], violations: &[Violation], history: &History) -> String {
     let lines = lines(injected, violations, history);
     let mut text = String::new();
-    let _ =
-        writeln!(text, "| fault | times | longest outage | recovery | slowest call | calls that failed | violations |");
+    let _ = writeln!(text, "| fault | times | longest outage | recovery | slowest call | failed calls | violations |");
     let _ = writeln!(text, "|---|---|---|---|---|---|---|");
     for (fault, line) in &lines {
         let Line { times, outage, recovery, has_met, not_well, slowest, failed, violations } = line;
@@ -103,14 +100,14 @@ pub fn text(injected: &[Injected], violations: &[Violation], history: &History) 
         );
     }
     if lines.values().any(|line| line.has_met) {
-        let _ = writeln!(text, "\n`*` never alone: another fault lasted at the same time.");
+        let _ = writeln!(text, "\n`*` another fault always lasted at the same time.");
     }
     let counts: Vec<String> = classes(violations).iter().map(|(class, count)| format!("{class} {count}")).collect();
     let _ = writeln!(text, "\n{}", counts.join(", "));
     text
 }
 
-/// The same for programs, beside what calls took.
+/// The same for programs, with the durations of calls.
 pub fn figures(injected: &[Injected], violations: &[Violation], history: &History) -> Value {
     let lines = lines(injected, violations, history);
     let of = |line: &Line| {
@@ -131,7 +128,7 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
     json!({ "faults": faults, "violations": counts, "calls": calls(history) })
 }
 
-/// How many of each answer, and how long clicks took.
+/// The number of each answer, and the durations of clicks.
 fn calls(history: &History) -> Value {
     let count = |is: fn(&Answer) -> bool| history.calls.iter().filter(|call| is(&call.answer)).count();
     let clicks = |is_wanted: &dyn Fn(&Call) -> bool| {

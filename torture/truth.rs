@@ -1,4 +1,4 @@
-//! Reads what the stores hold in the end, past all proxies.
+//! Reads what the stores hold in the end. It bypasses all proxies.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,10 +14,10 @@ use crate::site::Site;
 
 type BoardAt = (String, String);
 
-/// Everything.
+/// Reads everything.
 ///
 /// # Errors
-/// A server doesn't answer, or holds what is not of the run.
+/// Fails if a server doesn't answer, or holds data that is not of the run.
 pub async fn read(site: &Site) -> Result<State> {
     let mut state = State::default();
     read_rows(site.pool(), &mut state).await.context("read the tables")?;
@@ -45,7 +45,7 @@ pub async fn read(site: &Site) -> Result<State> {
     Ok(state)
 }
 
-/// `PREFIX:board:{NAME}:PERIOD`, and with `:frozen` behind it.
+/// `PREFIX:board:{NAME}:PERIOD`, with `:frozen` behind it if it is closed.
 fn board_of(key: &str) -> Option<(BoardAt, bool)> {
     let (_, rest) = key.split_once("board:{")?;
     let (name, period) = rest.split_once("}:")?;
@@ -100,7 +100,7 @@ async fn archives(pool: &MySqlPool) -> Result<BTreeMap<BoardAt, Archive>> {
     .await?;
     for (board, period, place, member, score) in rows {
         let archive = archives.entry((board, period)).or_default();
-        archive.places.push((member.parse().context("a member that nobody has added")?, whole(score)));
+        archive.places.push((member.parse().context("a member that no user added")?, whole(score)));
         archive.is_gapless &= archive.places.len() == place as usize;
     }
     Ok(archives)

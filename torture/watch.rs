@@ -1,4 +1,5 @@
-//! How long what was accepted takes into MySQL: users of its own click all the time, past all proxies, and their rows are looked at.
+//! Measures how long accepted events take to reach MySQL. Separate users click all the time, bypass all proxies, and
+//! look for their rows.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use crate::users::VIDEO;
 /// Enough that each partition has some.
 const WATCHERS: u64 = 8;
 
-/// Their targets and users come after this, so that nobody else has them.
+/// Their targets and users begin here, so that other users don't have them.
 const FIRST: u64 = 1_000_000;
 
 /// Between two clicks of one of them.
@@ -28,25 +29,25 @@ const CLICK_EVERY: Duration = Duration::from_millis(400);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long MySQL may take to answer a look.
+/// How long MySQL can take to answer a look.
 const LOOK_MAX: Duration = Duration::from_millis(1_500);
 
-/// All is well again once nothing that was accepted waits for longer.
+/// Everything works again once no accepted event waits for longer.
 const WELL: i64 = 1_000_000;
 
-/// One who clicks to be watched.
+/// A user whose clicks are watched.
 #[derive(Default)]
 struct Watcher {
-    /// What was confirmed and isn't seen in MySQL yet: `at`, and when the call began and ended.
+    /// Clicks that are confirmed and not seen in MySQL yet: `at`, and when the call began and ended.
     waiting: VecDeque<(Micros, Micros, Micros)>,
-    /// When the newest call began of which the row is seen.
+    /// When the newest call began whose row is seen.
     seen_of: Micros,
 }
 
 #[derive(Default)]
 struct Seen {
     watchers: Vec<Watcher>,
-    /// At each look, for how long the oldest accepted event has waited.
+    /// At each look, how long the oldest accepted event has waited.
     lags: Vec<(Micros, i64)>,
 }
 
@@ -64,8 +65,6 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// # Errors
-    /// The configuration can't be used.
     pub fn start(config: &Config, recorder: &Arc<Recorder>) -> Result<Self> {
         let watchers = (0..WATCHERS).map(|_| Watcher::default()).collect();
         let seen = Arc::new(Mutex::new(Seen { watchers, lags: Vec::new() }));
@@ -78,7 +77,8 @@ impl Watch {
         Ok(Self { seen, stop, tasks })
     }
 
-    /// Waits until everything is well that was accepted after `since`; says when it was.
+    /// Waits until no accepted event waits too long and a click after `since` of each watcher is in MySQL. Returns when
+    /// that was.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {
@@ -94,11 +94,11 @@ impl Watch {
         None
     }
 
-    /// The longest time for which something accepted waited, between the two instants.
+    /// The longest time that an accepted event waited between the two instants.
     pub fn longest(&self, from: Micros, to: Micros) -> Duration {
         let seen = self.seen.lock().unwrap();
         let within = seen.lags.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, lag)| *lag);
-        // Some looks were not answered: the time since the last one that was counts, too.
+        // A look without an answer has a lag, too.
         Duration::from_micros(within.max().unwrap_or(0).unsigned_abs())
     }
 
@@ -139,7 +139,7 @@ async fn click(
         if let Answer::Done { at } = answer
             && is_ahead(at, end)
         {
-            // It waits as a dead letter, and so would all that this user does from now on.
+            // It waits as a dead letter, and so would all later events of this user.
             user += WATCHERS;
             liked = true;
         } else if let Answer::Done { at } = answer {
@@ -151,7 +151,7 @@ async fn click(
     }
 }
 
-/// Looks until told to stop. A server that doesn't answer is one in which nothing is seen.
+/// Looks until stopped. A look without an answer sees nothing.
 async fn look(url: String, seen: Arc<Mutex<Seen>>, stop: CancellationToken) {
     let mut mysql: Option<MySqlConnection> = None;
     while !stop.is_cancelled() {

@@ -1,4 +1,4 @@
-//! what an archive costs: rows a second against bare inserts, the stalls that others see in Redis, memory
+//! Speed of an archive against bare inserts, the stalls that other clients of Redis see, memory.
 
 mod stall;
 
@@ -23,40 +23,39 @@ const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_ext
 /// The board of the generated configuration.
 const BOARD: &str = "bench";
 
-/// Rows of one bare statement: as many as a page of the archive.
+/// Rows of one bare statement: the same as in a page of the archive.
 const ROWS: u64 = 1_000;
 
-/// Fills last week's board, then runs the real binary on it.
+/// Fill last week's board, then archive it with the real binary.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
     /// Members of the board.
     #[arg(long, default_value_t = 1_000_000)]
     members: u64,
 
-    /// Of a small board: a large one's archive must need no more memory than its.
+    /// Members of a small board. The archive of the large board must not need more memory.
     #[arg(long, default_value_t = 10_000)]
     small_members: u64,
 
-    /// How often each is measured; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// One archive.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
     /// Until it is copied and verified.
     seconds: f64,
-    /// Until it is verified once more and unlinked, when its time has come.
+    /// Until it is verified again and unlinked, when it is due.
     end_s: f64,
     peak_rss_mib: f64,
 }
 
-/// Snapshots of one board: the first, and one for which a hundredth of the members has changed.
+/// Snapshots of one board: the first one, and one after a hundredth of the members has changed.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Saved {
     first_s: f64,
@@ -64,15 +63,15 @@ struct Saved {
     peak_rss_mib: f64,
 }
 
-/// What is written beside the figures.
+/// Written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     bare_s: Vec<f64>,
     archives: Vec<Ran>,
     small: Vec<Ran>,
     snapshots: Vec<Saved>,
-    /// The longest call of another client, in milliseconds: with nothing else going on, during an archive, and when a board
-    /// of as many members expires.
+    /// The longest call of another client, in milliseconds: without other work, during an archive, and while a board of
+    /// as many members expires.
     quiet_ms: Vec<f64>,
     archive_ms: Vec<f64>,
     snapshot_ms: Vec<f64>,
@@ -124,7 +123,7 @@ async fn measure(world: &World, arguments: Arguments, seen: &mut Seen) -> Result
         let (_, expiring) = beside(world, expire(world, &key)).await?;
         println!(
             "round {round}: bare {bare_s:.1} s, archive {:.1} s, end {:.1} s, {:.0} MiB ({:.0} MiB for {small_members}); snapshot \
-             {:.1} s, again {:.1} s; longest call {:.1} ms, {:.1} ms in a snapshot, {:.1} ms without, {:.1} ms at an EXPIRE",
+             {:.1} s, second snapshot {:.1} s; longest call {:.1} ms, in a snapshot {:.1} ms, without either {:.1} ms, at an EXPIRE {:.1} ms",
             ran.seconds,
             ran.end_s,
             ran.peak_rss_mib,
@@ -176,7 +175,7 @@ fn last_week() -> Result<String> {
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 
-/// The same rows in statements of as many as a page has, by one connection, each its own transaction.
+/// Inserts the same rows with one connection. Each statement has a page of rows and is its own transaction.
 async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
     let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
     sqlx::raw_sql("CREATE TABLE bare LIKE leaderboard_archive").execute(&mut connection).await?;
@@ -195,7 +194,7 @@ async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Last week's board, with nothing in MySQL.
+/// Fills last week's board, with nothing in MySQL.
 async fn fill(world: &World, members: u64) -> Result<()> {
     sqlx::raw_sql("TRUNCATE leaderboard_archive; TRUNCATE leaderboard_period").execute(&world.pool).await?;
     fill_key(world, &Cache::new(&world.config.redis, &world.config.metrics)?.keys.board(BOARD, &last_week()?), members)
@@ -210,7 +209,7 @@ async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
         let mut add = redis::cmd("ZADD");
         add.arg(key);
         for member in some {
-            // Scores in no order of the members.
+            // Scores that don't follow the order of the members.
             add.arg(member.wrapping_mul(2_654_435_761) % 1_000_003).arg(format!("member-{member}"));
         }
         let () = add.query_async(&mut redis).await?;
@@ -218,7 +217,7 @@ async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
     Ok(())
 }
 
-/// A board that nobody archives, as it leaves Redis by EXPIRE.
+/// Removes a board with EXPIRE and without an archive.
 async fn expire(world: &World, key: &str) -> Result<()> {
     let client = redis::Client::open(world.config.redis.url.expose())?;
     let mut redis = client.get_multiplexed_async_connection().await?;
@@ -227,7 +226,7 @@ async fn expire(world: &World, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tallyd archive`, and once more when the board's time has come.
+/// Runs `tallyd archive`, and again when the board is due to be unlinked.
 async fn archive(world: &World, members: u64) -> Result<Ran> {
     let Ended { seconds, peak_rss_mib, .. } = command::tallyd(world, &["archive"]).await?;
     sqlx::raw_sql("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 YEAR").execute(&world.pool).await?;
@@ -236,13 +235,13 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
     let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_period WHERE state <> 'ended'")
         .fetch_one(&world.pool)
         .await?;
-    ensure!(left == 0, "the board has not ended");
+    ensure!(left == 0, "the board is not in state ended");
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&world.pool).await?;
-    ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
+    ensure!(rows.unsigned_abs() == members, "{rows} rows instead of {members} members");
     Ok(Ran { seconds, end_s, peak_rss_mib: peak_rss_mib.max(ended.peak_rss_mib) })
 }
 
-/// Saves this week's board twice; how long another client waited during the first time.
+/// Saves this week's board twice. Returns how long another client waited during the first save.
 async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
     let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC).to_string();
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
@@ -256,7 +255,7 @@ async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
     }
     let again = command::tallyd(world, &["board", "snapshot"]).await?;
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_snapshot").fetch_one(&world.pool).await?;
-    ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
+    ensure!(rows.unsigned_abs() == members, "{rows} rows instead of {members} members");
     let () = redis::cmd("UNLINK").arg(&key).arg(keys.board_mark(BOARD, &now)).query_async(&mut redis).await?;
     sqlx::raw_sql("TRUNCATE leaderboard_snapshot; TRUNCATE leaderboard_snapshot_period").execute(&world.pool).await?;
     let peak_rss_mib = first.peak_rss_mib.max(again.peak_rss_mib);

@@ -1,4 +1,4 @@
-//! How long another client's call of Redis takes at most while something goes on.
+//! The longest Redis call of another client while some work runs.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::common::world::World;
 /// Between two calls.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// What the other client saw.
+/// The calls of the other client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stalls {
     pub longest_ms: f64,
 }
 
-/// Does `work`, while a client adds to another board all the time.
+/// Runs `work` while a client adds to another board all the time.
 pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> Result<(T, Stalls)> {
     let client = redis::Client::open(world.config.redis.url.expose())?;
     let mut redis = client.get_multiplexed_async_connection().await?;

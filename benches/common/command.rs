@@ -1,4 +1,4 @@
-//! A command of the real binary, run to its end, with its time and its memory.
+//! Runs a command of the real binary to its end, and measures its time and memory.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use tokio::process::Command;
 use super::cpu::peak_rss_mib;
 use super::world::World;
 
-/// Between two looks at the process' memory.
+/// Between two looks at the process's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What became of it.
+/// The result of the command.
 pub struct Ended {
     pub output: Output,
     pub seconds: f64,
@@ -22,7 +22,7 @@ pub struct Ended {
 /// Runs `tallyd` with `arguments`.
 ///
 /// # Errors
-/// It failed: with what it said.
+/// Fails with its log if the command failed.
 pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let began = Instant::now();
     let child = Command::new(tallyd_testkit::program())
@@ -48,7 +48,7 @@ pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let seconds = began.elapsed().as_secs_f64();
     if !output.status.success() {
         let log = String::from_utf8_lossy(&output.stderr);
-        bail!("tallyd {} ended with {}:\n{log}", arguments.join(" "), output.status);
+        bail!("tallyd {} exited with {}:\n{log}", arguments.join(" "), output.status);
     }
     Ok(Ended { output, seconds, peak_rss_mib: peak })
 }

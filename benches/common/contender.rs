@@ -1,4 +1,4 @@
-//! Who takes the events from the queue: a child process, and what it says.
+//! Starts a contender, a child process that consumes the queue, and reads what it logs.
 
 use std::collections::VecDeque;
 use std::process::Stdio;
@@ -12,43 +12,42 @@ use tokio::process::{Child, ChildStderr, Command};
 use super::peers::Runtime;
 use super::world::World;
 
-/// A contender that says nothing for so long hangs.
+/// A contender that logs nothing for this long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
-/// How long after its last commit a contender is stopped.
+/// A contender is stopped this long after its last commit.
 const ACK_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a contender may take to stop.
+/// How long a contender can take to stop.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
 /// Lines that are shown of a contender that failed.
 const LINES_SHOWN: usize = 30;
 
-/// One contender.
 #[derive(Clone, Copy, Debug)]
 pub struct Contender {
     pub name: &'static str,
     pub runs: Runs,
     pub partitions: u16,
     pub keeps: Keeps,
-    /// Events in a message's body; more than one make an array.
+    /// Events in a message's body. More than one make an array.
     pub per_message: usize,
-    /// Where it isn't the benchmark's.
+    /// Where it differs from the benchmark's.
     pub batch_events_max: Option<usize>,
 }
 
-/// What is started.
+/// The program to start.
 #[derive(Clone, Copy, Debug)]
 pub enum Runs {
     /// The release binary.
     Tallyd,
-    /// The benchmark itself, in a role of its own.
+    /// The benchmark itself, in a role.
     Role(&'static str),
-    /// A peer of `benches/peers`, in one of its ways to write.
+    /// A peer of `benches/peers`, with one of its ways to write.
     Peer(Runtime, &'static str),
 }
 
-/// What must be right in the end.
+/// The tables that must be right in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
     Nothing,
@@ -73,7 +72,7 @@ impl Contender {
         Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
-    /// Starts it; `arguments` are for a role.
+    /// Starts it. `arguments` are for a role.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
             Runs::Tallyd => {
@@ -95,28 +94,29 @@ impl Contender {
     }
 }
 
-/// A contender that runs. Killed when dropped.
+/// A running contender. It is killed when dropped.
 pub struct Running {
     name: &'static str,
-    /// A role and a peer end by the signal; tallyd must end in order.
+    /// A role and a peer end by the signal. tallyd must exit cleanly.
     ends_in_order: bool,
-    /// It is expected to.
+    /// It is expected to refuse events.
     refuses: bool,
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
     last: VecDeque<String>,
 }
 
-/// What a contender says.
+/// A log line of a contender.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Said {
     /// It takes messages from now on.
     Consuming,
-    /// So many events are committed, or for who writes nothing acknowledged; tallyd says how long that took.
+    /// This many events are committed, or acknowledged by a contender that writes nothing. tallyd also logs how long
+    /// the write took.
     Committed { events: u64, write_ms: f64 },
 }
 
-/// A line of tallyd's log, as far as it matters here.
+/// The fields of tallyd's log lines that are needed here.
 #[derive(Deserialize)]
 struct Line {
     event: String,
@@ -143,7 +143,7 @@ impl Running {
         })
     }
 
-    /// The same, of a queue that has events that are to be refused.
+    /// The same for a queue with events that must be refused.
     pub fn refusing(self) -> Self {
         Self { refuses: true, ..self }
     }
@@ -152,12 +152,12 @@ impl Running {
         self.child.id().ok_or_else(|| anyhow!("{} has ended", self.name))
     }
 
-    /// Waits for what it says next.
+    /// Waits for its next log line.
     pub async fn next(&mut self) -> Result<Said> {
         loop {
             let line = tokio::time::timeout(SILENCE_MAX, self.lines.next_line())
                 .await
-                .map_err(|_| anyhow!("{} said nothing for {} s", self.name, SILENCE_MAX.as_secs()))??;
+                .map_err(|_| anyhow!("{} logged nothing for {} s", self.name, SILENCE_MAX.as_secs()))??;
             let Some(line) = line else {
                 let shown: Vec<String> = std::mem::take(&mut self.last).into();
                 bail!("{} ended too early:\n{}", self.name, shown.join("\n"));
@@ -185,7 +185,8 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until so many events are committed; gives the number of transactions, and how many milliseconds those took together.
+    /// Waits until this many events are committed. Returns the number of transactions, and how many milliseconds they
+    /// took together.
     pub async fn committed(&mut self, wanted: u64) -> Result<(u64, f64)> {
         let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
         while committed < wanted {
@@ -198,13 +199,13 @@ impl Running {
         Ok((batches, writing_ms))
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM and waits for the end.
     pub async fn stop(mut self) -> Result<()> {
         let pid = self.pid()?.to_string();
-        // What it still says must not fill the pipe.
+        // The rest of its log must not fill the pipe.
         let silence = async { while let Ok(Some(_)) = self.lines.next_line().await {} };
         let ending = async {
-            // The last ack may still be in its own buffers.
+            // The last ack can still be in its own buffers.
             tokio::time::sleep(ACK_WAIT).await;
             let killed = Command::new("kill").args(["-TERM", &pid]).status().await?.success();
             ensure!(killed, "kill {}", self.name);

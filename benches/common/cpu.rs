@@ -1,11 +1,11 @@
-//! CPU time, as the kernel counts it for each process.
+//! CPU time of each process, from the kernel.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The kernel tells times in hundredths of a second (USER_HZ) on every architecture that tallyd runs on.
+/// The kernel counts times in hundredths of a second (USER_HZ) on every architecture that tallyd runs on.
 const TICK_US: u64 = 10_000;
 
 /// CPU time in microseconds at one instant.
@@ -14,14 +14,14 @@ pub struct Used {
     pub consumer: u64,
     pub mysql: u64,
     pub rabbitmq: u64,
-    /// Everything on the machine, these three and the benchmark itself included.
+    /// Everything on the machine, including these three and the benchmark itself.
     pub machine: u64,
     /// The benchmark itself.
     pub bench: u64,
 }
 
 impl Used {
-    /// What was used from `before` to this instant.
+    /// The time used from `before` to this instant.
     pub fn since(self, before: Self) -> Self {
         Self {
             consumer: self.consumer.saturating_sub(before.consumer),
@@ -32,12 +32,12 @@ impl Used {
         }
     }
 
-    /// What consumer and servers used together.
+    /// The time of consumer and servers together.
     pub fn together(self) -> u64 {
         self.consumer + self.mysql + self.rabbitmq
     }
 
-    /// What others used: where it is much, the measurement was disturbed.
+    /// The time of other processes. Much of it means that the measurement was disturbed.
     pub fn others(self) -> u64 {
         self.machine.saturating_sub(self.together() + self.bench)
     }
@@ -61,7 +61,7 @@ impl Processes {
         Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")? })
     }
 
-    /// What the servers, the machine and that consumer have used until now.
+    /// The time that the servers, the machine and that consumer have used until now.
     pub fn used(self, consumer: Option<u32>) -> Result<Used> {
         Ok(Used {
             consumer: consumer.map_or(Ok(0), of_tree)?,
@@ -78,7 +78,7 @@ pub fn peak_rss_mib(pid: u32) -> Result<f64> {
     of_status(pid, "VmHWM:")
 }
 
-/// What it has now, in MiB (VmRSS).
+/// The memory that it has now, in MiB (VmRSS).
 pub fn rss_mib(pid: u32) -> Result<f64> {
     of_status(pid, "VmRSS:")
 }
@@ -90,11 +90,11 @@ fn of_status(pid: u32, name: &str) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// A process and its children that live; those that have ended are in their parent's account.
+/// A process and its living children. Children that ended are in their parent's account.
 fn of_tree(pid: u32) -> Result<u64> {
     let mut sum = of_process(pid)?;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).context("read the process's threads")? {
-        // A thread or child may end between the look and the read.
+        // A thread or child can end between the look and the read.
         let Ok(children) = fs::read_to_string(thread?.path().join("children")) else { continue };
         for child in children.split_ascii_whitespace() {
             sum += child.parse().map_or(0, |child| of_tree(child).unwrap_or(0));
@@ -106,7 +106,7 @@ fn of_tree(pid: u32) -> Result<u64> {
 fn of_process(pid: u32) -> Result<u64> {
     let stat =
         fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("read the CPU time of {pid}"))?;
-    // The name in parentheses may hold anything. After it: state is the first field, utime the twelfth, then stime,
+    // The name in parentheses can contain anything. After it, state is the first field, utime the twelfth, then stime,
     // cutime and cstime.
     let (_, fields) = stat.rsplit_once(')').context("no name in the process's stat")?;
     let ticks = fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().unwrap_or(0));

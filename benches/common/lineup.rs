@@ -1,4 +1,4 @@
-//! Who can take part on this machine.
+//! Picks the contenders that can run on this machine.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use anyhow::{Result, ensure};
 use super::contender::{Contender, Runs};
 use super::peers::Runtime;
 
-/// Those that run, and those that can't be had.
+/// The contenders that run, and those that can't be installed.
 pub struct Lineup {
     pub contenders: Vec<Contender>,
-    /// Why, by name.
+    /// The reason, by name.
     pub missing: BTreeMap<String, String>,
 }
 
 /// Picks the contenders named in `only`, or all, and installs what they need.
 ///
 /// # Errors
-/// There is no contender of a name.
+/// Fails if a name is unknown.
 pub async fn line_up(all: &[Contender], only: &[String]) -> Result<Lineup> {
     for name in only {
         let names: Vec<&str> = all.iter().map(|contender| contender.name).collect();
-        ensure!(names.contains(&name.as_str()), "there is no contender {name}, but {}", names.join(", "));
+        ensure!(names.contains(&name.as_str()), "there is no contender {name}; use one of {}", names.join(", "));
     }
     let mut lineup = Lineup { contenders: Vec::new(), missing: BTreeMap::new() };
     let mut installed: BTreeMap<Runtime, Option<String>> = BTreeMap::new();
@@ -42,7 +42,7 @@ pub async fn line_up(all: &[Contender], only: &[String]) -> Result<Lineup> {
     Ok(lineup)
 }
 
-/// None, or why it can't be had.
+/// `None`, or why it can't be installed.
 async fn install(runtime: Runtime) -> Option<String> {
     match runtime.install().await {
         Ok(versions) => {
@@ -54,7 +54,7 @@ async fn install(runtime: Runtime) -> Option<String> {
 }
 
 impl Lineup {
-    /// Says who is missing.
+    /// Prints the missing contenders.
     pub fn print_missing(&self) {
         for (name, reason) in &self.missing {
             println!("{name} is missing: {reason}");

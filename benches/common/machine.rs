@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! The machine of the measurements.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use sqlx::MySqlPool;
 
 use super::world::stack;
 
-/// The machine and its servers, as the result file names them.
+/// The machine and its servers, for the result file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     pub cpu: String,
@@ -46,7 +46,7 @@ impl Machine {
     }
 }
 
-/// How many cores there are.
+/// The number of cores.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

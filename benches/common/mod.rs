@@ -1,12 +1,12 @@
-//! What the benchmarks share. A measurement's way:
+//! The parts that all benchmarks share. The steps of a measurement:
 //!
 //! ```text
 //! workload -> preload (or publish at a rate) -> queue -> contender, a child process -> MySQL -> compared with the model
 //!                                                            cpu: what it and both servers used meanwhile
 //! ```
 //!
-//! Every contender is a process of its own, so that its CPU and memory are its own, and says on stderr what it does, in
-//! the words of tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
+//! Every contender is a separate process, so its CPU and memory can be measured. It logs to stderr in the format of
+//! tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
 
 pub mod command;
 pub mod contender;

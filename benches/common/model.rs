@@ -1,4 +1,4 @@
-//! What the tables must hold in the end, computed apart from tallyd's code; and the comparison, to the last row.
+//! Computes what the tables must hold in the end, without tallyd's code, and compares every row.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -40,7 +40,7 @@ impl Model {
         self.likes == *likes
     }
 
-    /// Fails at the first difference. Users above `user_max` are not looked at.
+    /// Fails at the first difference. Ignores users above `user_max`.
     pub async fn assert_rows(&self, pool: &MySqlPool, user_max: u64) -> Result<()> {
         let mut stored = sqlx::query(
             "SELECT target_id, user_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED), is_del \
@@ -52,9 +52,9 @@ impl Model {
         while let Some(row) = stored.try_next().await? {
             let row = ((row.try_get(0)?, row.try_get(1)?), (row.try_get(2)?, row.try_get(3)?));
             let wanted = expected.next();
-            ensure!(wanted == Some(&row), "like_record has {row:?} where {wanted:?} is expected");
+            ensure!(wanted == Some(&row), "like_record has {row:?}, but expected is {wanted:?}");
         }
-        ensure!(expected.next().is_none(), "like_record lacks {} rows", expected.len() + 1);
+        ensure!(expected.next().is_none(), "{} rows are missing in like_record", expected.len() + 1);
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl Model {
         let stored: BTreeMap<u64, i64> = stored.collect::<Result<_, sqlx::Error>>()?;
         for (target, likes) in &self.likes {
             let counter = stored.get(target);
-            ensure!(counter == Some(likes), "the counter of target {target} is {counter:?}, expected is {likes}");
+            ensure!(counter == Some(likes), "the counter of target {target} is {counter:?}, but expected is {likes}");
         }
         ensure!(stored.len() == self.likes.len(), "there are counters of targets without likes");
         Ok(())

@@ -1,4 +1,4 @@
-//! The likes of each target as Redis has them, read without the daemon's code.
+//! Reads the likes of each target from Redis, without the daemon's code.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub async fn connect(world: &World) -> Result<MultiplexedConnection> {
     Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
 }
 
-/// Likes of targets of the kind `video`, without those that are zero.
+/// Likes of targets of the kind `video`, without zeros.
 pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) -> Result<BTreeMap<u64, i64>> {
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let buckets: Vec<u32> = (0..keys.buckets()).collect();

@@ -1,4 +1,5 @@
-//! The consumers of `benches/peers`: installed on demand under target/bench/peers, started with the settings of tallyd.
+//! The consumers of `benches/peers`. They are installed on demand under target/bench/peers, and run with the same
+//! settings as tallyd.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use tokio::process::Command;
 
 use super::world::World;
 
-/// What a peer is written in.
+/// The language of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Runtime {
     Node,
@@ -32,10 +33,10 @@ impl Runtime {
         tallyd_testkit::root().join("target/bench/peers").join(self.name())
     }
 
-    /// Installs what is missing. Returns what it is: versions, in a line.
+    /// Installs what is missing. Returns the versions in one line.
     ///
     /// # Errors
-    /// It can't be had on this machine; the reason is the installer's.
+    /// Fails with the installer's reason if it can't be installed on this machine.
     pub async fn install(self) -> Result<String> {
         let script = self.source().with_file_name("install");
         let output = Command::new(script).arg(self.name()).arg(self.installed()).output().await;
@@ -48,7 +49,7 @@ impl Runtime {
         Err(anyhow!(reason))
     }
 
-    /// The peer in one of its ways to write.
+    /// The peer with one of its ways to write.
     pub fn command(self, way: &str, world: &World) -> Command {
         let installed = self.installed();
         let mut command = match self {

@@ -1,4 +1,4 @@
-//! Fills the queues, with confirms, and waits until the servers have come to rest.
+//! Fills the queues with confirmed messages, and waits until the servers are idle.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 use super::cpu::Processes;
 use super::world::World;
 
-/// Messages on the way to the broker at once.
+/// Unconfirmed messages at the same time.
 const IN_FLIGHT: usize = 10_000;
 
-/// The servers are at rest when they use less than this part of a core together.
+/// The servers are idle if they use less than this part of a core together.
 const REST_CORES: f64 = 0.1;
 
-/// How long the rest is waited for.
+/// How long to wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Publishes the events while they are generated, one per message or as arrays. With each goes the number that its target
-/// has after it, where that is known.
+/// Publishes the events while they are generated, one per message or as arrays. If `count` is known, each event has its
+/// target's number after it.
 pub async fn preload(
     world: &World,
     events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
@@ -29,7 +29,7 @@ pub async fn preload(
     preload_messages(world, messages(events, per_message)).await
 }
 
-/// Publishes messages, each a routing key and a body, while they are generated.
+/// Publishes messages while they are generated. Each is a routing key and a body.
 pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
@@ -44,7 +44,7 @@ pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (Str
         .context("preload the queues")
 }
 
-/// An event as producers send it: routing key and body.
+/// An event in the form of a producer: routing key and body.
 pub fn message(event: &LikeEvent, count: Option<i64>) -> (String, Vec<u8>) {
     (event.user.to_string(), encode_like(event, "video", count))
 }
@@ -69,7 +69,7 @@ fn messages(
     })
 }
 
-/// Waits until the servers have nothing left to do: the broker moves what it took from its log to its segments, the
+/// Waits until the servers have nothing left to do: the broker moves data from its log to its segments, and the
 /// database writes its pages.
 pub async fn rest(servers: Processes) -> Result<()> {
     let began = Instant::now();

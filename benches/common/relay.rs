@@ -1,4 +1,4 @@
-//! A network of one daemon's own, which falls silent when it is told to: what is sent arrives nowhere, and nobody is told.
+//! A proxy for one daemon. After [`Relay::fall_silent`] it drops everything that is sent and closes nothing.
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +13,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Before the server in `url`; with the address that leads through here.
+    /// A relay to the server in `url`. Returns also the URL that leads through it.
     pub async fn before(url: &str) -> Result<(Self, String)> {
         let mut url = url::Url::parse(url)?;
         let server = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
@@ -37,7 +37,7 @@ impl Relay {
         self.silent.send_replace(true);
     }
 
-    /// What was kept back goes on.
+    /// Sends the data that was held back.
     pub fn speak(&self) {
         self.silent.send_replace(false);
     }
@@ -52,7 +52,7 @@ impl Drop for Relay {
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // Its sender lives as long as the relay: then both ends are closed.
+        // The sender lives as long as the relay. Then both ends are closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }

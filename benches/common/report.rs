@@ -6,15 +6,15 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// The file of a benchmark.
+/// The result file of a benchmark.
 #[derive(Serialize)]
 pub struct Results<M, R> {
-    /// Named numbers: what the aims are about.
+    /// Named numbers. The aims refer to them.
     pub figures: BTreeMap<String, f64>,
     pub machine: M,
-    /// How it was run.
+    /// The command-line arguments.
     pub arguments: Vec<String>,
-    /// Who could not take part, and why.
+    /// Contenders that could not take part, and why.
     pub missing: BTreeMap<String, String>,
     pub results: R,
 }
@@ -31,7 +31,7 @@ impl<M: Serialize, R: Serialize> Results<M, R> {
     }
 }
 
-/// What a figure should be.
+/// The wanted value of a figure.
 pub enum Aim {
     AtLeast(f64),
     AtMost(f64),
@@ -69,7 +69,7 @@ pub fn print_table(titles: &[&str], rows: &[Vec<String>]) {
     }
 }
 
-/// Three digits that say something, and all that stand before the point.
+/// Three significant digits, and all digits before the point.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -80,7 +80,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// The middle one; the mean of the two in the middle where there is none.
+/// The middle value, or the mean of the two middle ones.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -1,10 +1,10 @@
-//! Waiting for a fact.
+//! Waits for a condition.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Looks every `every` until `fact` is true. Fails after `limit`.
+/// Checks every `every` until `fact` is true. Fails after `limit`.
 pub async fn until(
     what: &str,
     limit: Duration,

@@ -12,10 +12,10 @@ const UNLIKES_PERCENT: u64 = 10;
 const DUPLICATES_PERCENT: u64 = 5;
 const START: i64 = 1_790_000_000_000_000;
 
-/// A source of events that are the same for the same seed.
+/// A source of events. The same seed makes the same events.
 pub struct Workload {
     state: u64,
-    /// `weights[i]`: how probable the targets up to the `i`th are together.
+    /// `weights[i]`: the probability of the first `i + 1` targets together.
     weights: Vec<f64>,
     at: i64,
     past: Vec<LikeEvent>,
@@ -23,7 +23,6 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// A workload of that seed.
     pub fn new(seed: u64) -> Self {
         let mut sum = 0.0;
         let weights = (1..=TARGETS)
@@ -41,7 +40,7 @@ impl Workload {
         }
     }
 
-    /// The same with one target that gets half of all events.
+    /// The same, but one target gets half of all events.
     pub fn with_hot_target(self) -> Self {
         Self { has_hot_target: true, ..self }
     }
@@ -61,12 +60,12 @@ impl Workload {
         let all = self.weights.last().copied().unwrap_or(1.0);
         let drawn = self.below(1 << 40) as f64 / (1_u64 << 40) as f64 * all;
         let rank = self.weights.partition_point(|weight| *weight < drawn) as u64;
-        // Ranks are spread over the key space, as popularity is over ids.
+        // Spreads popular targets over the id space, as on a real site.
         Target { kind: Kind(1), id: TargetId(1 + rank.wrapping_mul(7_919) % TARGETS as u64) }
     }
 }
 
-/// With each event the number that its target has after it, as Redis would say, which begins with nothing.
+/// Adds the number of its target after each event, as Redis would return it. Numbers begin at zero.
 pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
     let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
     let mut counts: HashMap<Target, i64> = HashMap::new();

@@ -9,17 +9,17 @@ use tallyd::config::{Config, Consumer, Writes};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 
-/// How tallyd is set up; peers get the same numbers.
+/// The settings of tallyd. Peers get the same numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub partitions: u16,
     pub batch_events_max: usize,
-    /// Of peers alone: teams often choose a longer one.
+    /// Only for peers. Teams often choose a longer one.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
-    /// Who counts likes in Redis.
+    /// Whether the daemon or API servers count likes in Redis.
     pub likes_by: Writes,
-    /// More of the configuration: `[metrics]` and what belongs to them.
+    /// More of the configuration: `[metrics]` and the rules for them.
     pub metrics: &'static str,
 }
 
@@ -38,7 +38,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// At least what is the default, and two batches; as many as the protocol can say at most.
+    /// At least the default and two batches, at most what the protocol allows.
     fn prefetch(self) -> u16 {
         u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
     }
@@ -55,7 +55,7 @@ pub struct World {
 }
 
 impl World {
-    /// A database with tallyd's tables, and exchange and queues, all of them empty.
+    /// Makes a database with tallyd's tables, an exchange and queues. All are empty.
     pub async fn new(name: &str, setup: Setup) -> Result<Self> {
         let name = format!("bench_{}_{}", name.replace('-', "_"), std::process::id());
         let admin_url = stack("MYSQL_URL")?;
@@ -80,7 +80,7 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
-    /// Fails unless every queue is empty: a message that is still there was never acknowledged.
+    /// Fails unless every queue is empty. A message that is still there was never acknowledged.
     pub async fn assert_drained(&self) -> Result<()> {
         let publisher = self.broker.connect_publisher("bench").await?;
         for partition in 0..self.broker.partitions() {
@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// What is left in Redis would be found there by the next benchmark.
+    /// The next benchmark would find keys that are left in Redis.
     async fn forget_keys(&self) -> Result<()> {
         let client = redis::Client::open(self.config.redis.url.expose())?;
         let mut redis = client.get_multiplexed_async_connection().await?;
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Removes what it has made.
+    /// Removes everything that it made.
     pub async fn close(self) -> Result<()> {
         let link = self.broker.connect("bench").await?;
         let queues = (0..self.broker.partitions()).map(|partition| self.broker.queue(partition));
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-/// A part of the stack's environment, as `dev/up --print-env` gives it.
+/// A variable of the stack's environment, from `dev/up --print-env`.
 pub fn stack(name: &str) -> Result<String> {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).with_context(|| format!("{variable} is not set: run the benchmarks with dev/bench"))
@@ -140,7 +140,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
     };
-    // A message of about 120 bytes must never close a batch before its events do.
+    // Messages of about 120 bytes must never close a batch before the number of events does.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\

@@ -1,4 +1,4 @@
-//! A queue full of events, drained by the daemon.
+//! A full queue that the daemon drains.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,14 +17,14 @@ use crate::common::preload::{preload, preload_messages, rest};
 use crate::common::workload::{USERS, Workload};
 use crate::common::world::{Setup, World, stack};
 
-/// What the queue holds: Zipf 1.0 over 100,000 targets, but for the hot one.
+/// The events in the queue: Zipf 1.0 over 100,000 targets, except the hot one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queue {
     /// Likes and unlikes.
     Likes,
     /// Counts of a metric that API servers count in Redis.
     Counts,
-    /// Counts of one that the daemon adds to Redis: each batch leaves a row in the outbox.
+    /// Counts of a metric that the daemon adds to Redis. Each batch leaves a row in the outbox.
     CountsByDaemon,
     /// Counts of one single target.
     HotCounts,
@@ -106,6 +106,6 @@ pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()>
     .await?;
     let read = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
     let read: BTreeMap<u64, i64> = read.collect::<Result<_, sqlx::Error>>()?;
-    ensure!(read == *sums, "the counters of views are not what they should be");
+    ensure!(read == *sums, "the counters of views are wrong");
     Ok(())
 }

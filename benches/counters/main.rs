@@ -1,4 +1,4 @@
-//! how fast counts are written, against likes and against a statement for each; the price of the ledger; one hot target by slots
+//! Speed of counts against likes and against single statements; the cost of the ledger; one hot target by slots.
 
 mod drain;
 mod writes;
@@ -15,11 +15,11 @@ use drain::Queue;
 use tallyd_benches as common;
 use writes::Write;
 
-/// Drains queues of likes and of counts, and writes counts straight to MySQL in other ways; every run's counters are compared with a
-/// model.
+/// Drain queues of likes and of counts, and write counts to MySQL without a broker in other ways. The counters of every
+/// run are compared with a model.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events that each queue has.
+    /// Events in each queue.
     #[arg(long, default_value_t = 300_000)]
     events: u64,
 
@@ -27,28 +27,26 @@ struct Arguments {
     #[arg(long, default_value_t = 20_000)]
     single_events: u64,
 
-    /// How often each is run; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Case {
     Queue(Queue),
     Write(Write),
 }
 
-/// A run.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
     events_per_second: f64,
     events_per_batch: f64,
-    /// Bytes of the ledger for each event, of the cases that write one.
+    /// Bytes of the ledger for each event, if the case writes one.
     ledger_bytes: Option<f64>,
 }
 
@@ -119,7 +117,7 @@ fn figures(standings: &BTreeMap<Case, Standing>) -> BTreeMap<String, f64> {
     let rate = |case: Case| standings.get(&case).map_or(f64::NAN, |standing| standing.median.events_per_second);
     let (queue, write) = (|queue| rate(Case::Queue(queue)), |it| rate(Case::Write(it)));
     let bytes = standings.get(&Case::Write(Write::WithLedger)).and_then(|standing| standing.median.ledger_bytes);
-    // Of the time that a count takes in MySQL, the ledger's part.
+    // The ledger's part of the time of a count in MySQL.
     let cost = 100.0 * (1.0 - write(Write::WithLedger) / write(Write::WithoutLedger));
     [
         ("like_ratio", queue(Queue::Counts) / queue(Queue::Likes)),

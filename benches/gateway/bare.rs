@@ -1,4 +1,4 @@
-//! The bare handler: it reads the body and publishes its events with confirms, on one channel. It checks nothing.
+//! The bare handler. It reads the body and publishes its events with confirms, on one channel. It checks nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 struct Bare {
     channel: Channel,
     exchange: String,
-    /// Messages so far. The next one's routing key, which spreads them over the queues.
+    /// Messages so far. It is the next message's routing key, which spreads messages over the queues.
     messages: AtomicU64,
 }
 

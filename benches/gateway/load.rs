@@ -1,4 +1,5 @@
-//! The load: requests over HTTP/1.1 connections that stay open, written and read by hand so that it costs little beside the server.
+//! Sends requests over persistent HTTP/1.1 connections. It reads and writes them by hand, so that the load costs little
+//! compared with the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 /// Targets that users like in turn.
 const TARGETS: u64 = 10_000;
 
-/// Sends so many requests with `list` events each, and reads all answers: each must say 202.
+/// Sends the given number of requests with `list` events each, and reads all answers. Each must be 202.
 pub async fn send(address: &str, connections: u64, requests: u64, list: u64) -> Result<()> {
     let (next, mut all) = (Arc::new(AtomicU64::new(0)), JoinSet::new());
     for _ in 0..connections {
@@ -56,11 +57,11 @@ fn request(number: u64, list: u64) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// Reads one answer, whose length must be in its head.
+/// Reads one answer. Its head must have the length.
 async fn read(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<()> {
     answer.clear();
     loop {
-        ensure!(stream.read_buf(answer).await? > 0, "the server has closed the connection");
+        ensure!(stream.read_buf(answer).await? > 0, "the server closed the connection");
         let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
         let head = std::str::from_utf8(answer.get(..end).unwrap_or_default())?.to_ascii_lowercase();
         let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));

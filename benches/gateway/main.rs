@@ -1,4 +1,5 @@
-//! events a second through the gateway, against a bare HTTP handler that publishes the same messages; the gateway's memory
+//! Events a second through the gateway, against a bare HTTP handler that publishes the same messages; the gateway's
+//! memory.
 
 mod bare;
 mod load;
@@ -24,17 +25,17 @@ use tokio::time::Instant;
 
 const AIMS: [(&str, Aim); 2] = [("gateway_ratio", Aim::AtLeast(0.8)), ("gateway_lists_ratio", Aim::AtLeast(0.8))];
 
-/// Events in a request that has a list.
+/// Events in a request with a list.
 const LIST: u64 = 100;
 
 /// Any free port.
 const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
 
-/// Sends likes to the gateway and to a bare handler in turn: one in each request, then lists of 100. The queue must have all of them in the
-/// end.
+/// Send likes to the gateway and to a bare handler in turn: one per request, then lists of 100. In the end the queue
+/// must have all of them.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Events that each run sends, one in each request.
+    /// Events that each run sends, one per request.
     #[arg(long, default_value_t = 100_000)]
     events: u64,
 
@@ -42,11 +43,11 @@ struct Arguments {
     #[arg(long, default_value_t = 200_000)]
     list_events: u64,
 
-    /// Connections, each of which sends a request after the answer to the one before.
+    /// Connections. Each sends its next request after the answer to the one before.
     #[arg(long, default_value_t = 64)]
     connections: u64,
 
-    /// How often each is measured; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -58,7 +59,7 @@ struct Arguments {
     #[arg(long, hide = true)]
     config: Option<PathBuf>,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -68,19 +69,17 @@ enum Role {
     Bare,
 }
 
-/// A run.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
     events_per_s: f64,
-    /// The server's processor, and RabbitMQ's, in microseconds for each event.
+    /// CPU time of the server and of RabbitMQ, in microseconds for each event.
     server_us: f64,
     rabbitmq_us: f64,
-    /// Of everything else: the load, Redis, and the kernel.
+    /// CPU time of everything else: the load, Redis, and the kernel.
     others_us: f64,
     peak_rss_mib: f64,
 }
 
-/// One round.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Round {
     gateway: Ran,
@@ -125,7 +124,7 @@ async fn run(arguments: &Arguments) -> Result<()> {
 
 fn say(name: &str, ran: &Ran) {
     println!(
-        "  {name}: {}/s, {} of the server, {} of RabbitMQ, {} of everything else, {} MiB",
+        "  {name}: {}/s, server {}, RabbitMQ {}, everything else {}, {} MiB",
         number(ran.events_per_s),
         number(ran.server_us),
         number(ran.rabbitmq_us),

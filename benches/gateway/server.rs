@@ -1,4 +1,4 @@
-//! A server as a process of its own: the gateway of the release binary, or the bare handler.
+//! A server as a separate process: the gateway of the release binary, or the bare handler.
 
 use std::process::Stdio;
 
@@ -22,7 +22,7 @@ pub struct Server {
     pub address: String,
 }
 
-/// The line in which a server says its address.
+/// The line in which a server logs its address.
 #[derive(Deserialize)]
 struct Started {
     address: String,
@@ -45,9 +45,9 @@ impl Server {
         let mut lines = BufReader::new(child.stderr.take().context("no pipe for the server's log")?).lines();
         let mut log = Vec::new();
         loop {
-            let Some(line) = lines.next_line().await? else { bail!("the server ended:\n{}", log.join("\n")) };
+            let Some(line) = lines.next_line().await? else { bail!("the server exited:\n{}", log.join("\n")) };
             if let Ok(Started { address }) = serde_json::from_str(&line) {
-                // Lines that nobody reads must not fill the pipe.
+                // Unread lines must not fill the pipe.
                 tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
                 return Ok(Self { child, address });
             }
@@ -56,6 +56,6 @@ impl Server {
     }
 
     pub fn pid(&self) -> Result<u32> {
-        self.child.id().context("the server has ended")
+        self.child.id().context("the server has exited")
     }
 }

@@ -1,4 +1,4 @@
-//! how fast good events are written among rubbish: half of the messages, and nine of ten
+//! Speed of good events among messages that can't be applied: half of the messages, and nine of ten.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,39 +21,39 @@ use tallyd_benches as common;
 
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
-/// Of a hundred messages so many are rubbish, and for so many dead letters there is room. What there is room for is kept, the rest is counted.
-/// The default is full after seconds of such a flood; `at the bound` is what lasts.
+/// Percent of rubbish, and the quota of dead letters. Letters within the quota are kept, and the rest is only counted.
+/// Such a flood fills the default quota within seconds; `at the bound` shows the permanent rate.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
 
-/// As the configuration has it by default.
+/// The default of the configuration.
 const ROOM: u64 = 100_000;
 
-/// By the rate of a queue without rubbish, which is all that the partition can do. With nine of ten the broker alone leaves a tenth of it to
-/// what is good.
+/// Compared with the rate of a queue without rubbish, which is the limit of the partition. With nine of ten, the broker
+/// alone leaves a tenth of it to good events.
 const AIMS: [(&str, Aim); 3] = [
     ("good_rate_half_rubbish", Aim::AtLeast(0.5)),
     ("good_rate_half_rubbish_at_the_bound", Aim::AtLeast(0.5)),
     ("messages_rate_nine_of_ten_rubbish", Aim::AtLeast(0.5)),
 ];
 
-/// Drains queues of good events and rubbish, each body of its own, and checks every row and counter.
+/// Drain queues of good events and rubbish, each rubbish body different, and check every row and counter.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Messages in each queue.
     #[arg(long, default_value_t = 400_000)]
     messages: u64,
 
-    /// How often each is drained; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Drained {
     good_per_second: f64,
@@ -101,7 +101,7 @@ async fn main() -> Result<()> {
 async fn run(messages: u64, percent: u64, dead_letters_max: u64) -> Result<Drained> {
     let world = World::new("hostile", Setup { dead_letters_max, ..Setup::default() }).await?;
     let drained = run_in(&world, messages, percent).await;
-    // Also after a failure: what is left would be there in the next round.
+    // Also after a failure, because the next round would find what is left.
     let closed = world.close().await;
     let drained = drained?;
     closed?;
@@ -126,7 +126,10 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     model.assert_counters(&world.pool).await?;
     let letters: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM dead_letter").fetch_one(&world.pool).await?;
     let (rubbish, room) = (messages - good, world.config.consumer.dead_letters_max / 2);
-    ensure!(letters.unsigned_abs() == rubbish.min(room), "{letters} dead letters of {rubbish}, and room for {room}");
+    ensure!(
+        letters.unsigned_abs() == rubbish.min(room),
+        "{letters} dead letters from {rubbish} messages, with a quota of {room}"
+    );
     Ok(Drained {
         good_per_second: good as f64 / seconds,
         messages_per_second: messages as f64 / seconds,
@@ -134,14 +137,14 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     })
 }
 
-/// Each as a routing key and a body. Good ones are spread evenly, and the last one is good.
+/// Each message is a routing key and a body. Good ones are spread evenly, and the last one is good.
 fn mixed(
     mut good: impl Iterator<Item = LikeEvent>,
     messages: u64,
     percent: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     let is_good = move |number: u64| number * (100 - percent) / 100 > (number - 1) * (100 - percent) / 100;
-    // As long as an event, and cut off in the middle, as by a producer that is broken.
+    // As long as an event and cut off in the middle, as a broken producer would send it.
     let rubbish = |number: u64| {
         let body = format!(
             r#"{{"type":"like","kind":"video","target_id":"{number}","user_id":"{number}","at":17900000{number:08},"co"#

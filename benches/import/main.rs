@@ -1,4 +1,5 @@
-//! how fast an old table is imported and verified, against bare statements, and how long it delays the old worker
+//! Speed of the import and the verification of an old table, against bare statements, and how long they delay the old
+//! worker.
 
 mod old;
 
@@ -15,10 +16,10 @@ use old::{Old, Shape, Tables, Waits};
 use serde::Serialize;
 use tallyd_benches as common;
 
-/// How long the old worker is watched while nothing else happens.
+/// How long the old worker is watched without other work.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Tables of one part of the rows show whether memory is flat.
+/// Tables with one part of the rows show whether memory is constant.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -28,10 +29,11 @@ const AIMS: [(&str, Aim); 4] = [
     ("verify_ratio", Aim::AtMost(1.5)),
 ];
 
-/// Fills a like table of another schema, and brings it over with the real binary while an old worker writes to it.
+/// Fill a like table with another schema, and import it with the real binary while an old worker writes to it.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of the old table. A quarter of that on one target is a second table, and a quarter on many a third.
+    /// Rows of the old table. A second table has a quarter of them on one target, a third table a quarter on many
+    /// targets.
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(100_000..=200_000_000))]
     rows: u64,
 
@@ -39,7 +41,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     rate: u32,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -48,7 +50,7 @@ struct Arguments {
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     seconds: f64,
-    /// 0 where the step is no command of tallyd.
+    /// 0 if the step is no command of tallyd.
     peak_rss_mib: f64,
     waits: Waits,
 }
@@ -101,7 +103,7 @@ async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step
         let import = import(&world, &old, rate).await?;
         let scans = timed("both scans", &old, rate, old.scan_both(&world)).await?;
         old.catch_up(&world).await?;
-        // Ends with 2, which fails here, where it finds a difference.
+        // It exits with 2 if it finds a difference, which fails here.
         let verify = run(&world, &old, (rate, Tables::Both), &["import", "old", "--verify"]).await?;
         Ok(Seen { rows, quiet, bare, import, scans, verify, small_import, one_target_import })
     };
@@ -127,7 +129,7 @@ async fn close(world: World, old: Old) -> Result<()> {
 async fn import(world: &World, old: &Old, rate: u32) -> Result<Step> {
     let step = run(world, old, (rate, Tables::Old), &["import", "old"]).await?;
     let written: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM like_record").fetch_one(&world.pool).await?;
-    ensure!(written.cast_unsigned() >= old.rows, "{written} rows of {} were imported", old.rows);
+    ensure!(written.cast_unsigned() >= old.rows, "{written} rows instead of {} were imported", old.rows);
     Ok(step)
 }
 
@@ -140,7 +142,7 @@ async fn run(world: &World, old: &Old, (rate, tables): (u32, Tables), arguments:
     Ok(step)
 }
 
-/// Times something else beside the old worker.
+/// Measures other work beside the old worker.
 async fn timed(what: &str, old: &Old, rate: u32, work: impl Future<Output = Result<()>>) -> Result<Step> {
     let began = Instant::now();
     let ((), waits) = old.beside(rate, Tables::Old, work).await?;

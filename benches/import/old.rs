@@ -1,4 +1,4 @@
-//! A site before tallyd: a like table of its own, and the worker that writes to it.
+//! A site before tallyd: its own like table, and the worker that writes to it.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::common::report::quantile;
 use crate::common::world::World;
 
-/// Likes of each target of a table that has many.
+/// Likes of each target, if a table has many targets.
 const LIKES_OF_TARGET: u64 = 20;
 
 /// Rows that one statement inserts.
@@ -25,19 +25,19 @@ const WORKERS: u32 = 4;
 /// The old worker's users have larger ids than those in the table.
 const NEW_USERS: u64 = 1 << 40;
 
-/// How the rows of the table are spread.
+/// How the rows are spread over targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Spread,
     OneTarget,
 }
 
-/// Where the old worker's likes arrive.
+/// The tables that the old worker writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
-    /// In the old table alone.
+    /// Only the old table.
     Old,
-    /// Also in `like_record`, as if their events were applied.
+    /// Also `like_record`, as if their events were applied.
     Both,
 }
 
@@ -51,7 +51,7 @@ pub struct Waits {
 
 pub struct Old {
     database: String,
-    /// That of tallyd.
+    /// The name of tallyd's database.
     world: String,
     pool: MySqlPool,
     shape: Shape,
@@ -59,7 +59,7 @@ pub struct Old {
 }
 
 impl Old {
-    /// A table with so many rows, in key order.
+    /// Makes a table with this many rows, in key order.
     pub async fn fill(world: &World, shape: Shape, rows: u64) -> Result<Self> {
         let database = format!("{}_old", world.name);
         run(&world.pool, format!("CREATE DATABASE {database}")).await?;
@@ -81,7 +81,7 @@ impl Old {
                 "INSERT INTO {database}.likes SELECT {target}, {user}, '2025-01-01' + INTERVAL seq DIV 1000 SECOND \
                  FROM seq_{from}_to_{last}"
             );
-            run(&world.pool, sql).await.context("insert from a sequence, which MariaDB has, and MySQL hasn't")?;
+            run(&world.pool, sql).await.context("insert from a sequence, which only MariaDB has")?;
         }
         let pool = MySqlPoolOptions::new()
             .max_connections(WORKERS)
@@ -96,7 +96,7 @@ impl Old {
         Ok(())
     }
 
-    /// What config.toml says of the table.
+    /// The part of config.toml for the table.
     pub fn block(&self) -> String {
         format!(
             "\n[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"\"\"\nSELECT post_id AS target, user_id AS user, created_at AS at \
@@ -106,7 +106,7 @@ impl Old {
         )
     }
 
-    /// One statement, as one would write it.
+    /// One statement that copies the table.
     pub async fn copy_bare(&self, world: &World) -> Result<()> {
         run(&world.pool, "CREATE TABLE bare LIKE like_record".to_owned()).await?;
         let mut connection = world.pool.acquire().await?;
@@ -120,7 +120,7 @@ impl Old {
         run(&world.pool, "DROP TABLE bare".to_owned()).await
     }
 
-    /// Both tables once, with a count and a checksum of all.
+    /// Reads both tables once, with a count and a checksum.
     pub async fn scan_both(&self, world: &World) -> Result<()> {
         for (target, user, table) in
             [("target_id", "user_id", "like_record"), ("post_id", "user_id", &*format!("{}.likes", self.database))]
@@ -131,7 +131,7 @@ impl Old {
         Ok(())
     }
 
-    /// Brings over what the old worker wrote behind the import's back.
+    /// Copies the rows that the old worker wrote during the import.
     pub async fn catch_up(&self, world: &World) -> Result<()> {
         let sql = format!(
             "INSERT IGNORE INTO like_record SELECT 1, post_id, user_id, 0, created_at FROM {}.likes WHERE user_id >= {NEW_USERS}",
@@ -140,7 +140,7 @@ impl Old {
         run(&world.pool, sql).await
     }
 
-    /// Does `work` while the old worker writes so many likes a second.
+    /// Runs `work` while the old worker writes this many likes a second.
     pub async fn beside<T>(
         &self,
         rate: u32,

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! The contenders.
 
 use crate::common::contender::{Contender, Keeps};
 use crate::common::peers::Runtime;
@@ -17,7 +17,6 @@ pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
 /// Events in one body of [`TALLYD_ARRAYS`].
 pub const ARRAY_EVENTS: usize = 100;
 
-/// All of them.
 pub const ALL: [Contender; 13] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),

@@ -1,4 +1,4 @@
-//! One measurement: a full queue, one contender, until the last event is committed.
+//! One measurement: one contender drains a full queue until the last event is committed.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::common::workload::{USERS, counted};
 use crate::common::world::{Setup, World, stack};
 use crate::traffic::{Traffic, row_bytes};
 
-/// What is drained.
+/// The load of a run.
 #[derive(Clone, Copy)]
 pub struct Load<'a> {
     pub events: u64,
@@ -25,7 +25,7 @@ pub struct Load<'a> {
     pub model: &'a Model,
 }
 
-/// What a run came to; microseconds are CPU time per event.
+/// The result of a run. Microseconds are CPU time per event.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Drained {
     pub events: u64,
@@ -34,35 +34,35 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
-    /// RabbitMQ's part in filling the queue before, with confirms and 10,000 messages under way.
+    /// RabbitMQ's part while the queue was filled, with confirms and 10,000 messages in flight.
     pub published_us: f64,
     /// Cores that consumer and servers used together.
     pub cores: f64,
-    /// Cores that others used meanwhile: the measurement's disturbance.
+    /// Cores that other processes used meanwhile, which disturb the measurement.
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,
-    /// Transactions under way, on the average; 0 for who doesn't say. Near the number of partitions the database is what
-    /// a contender waits for.
+    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. Near the number of partitions,
+    /// the contender waits for the database.
     pub writing: f64,
     /// Between the consumer and MySQL, for each event.
     pub mysql_bytes: f64,
-    /// For each batch, with what the session asks at its start.
+    /// For each batch, with the session's own statements at its start.
     pub mysql_statements: f64,
-    /// Of `like_record` on disk, for each row.
+    /// Bytes of `like_record` on disk, for each row.
     pub row_bytes: f64,
 }
 
-/// Fills the queue of a new world, drains it, and compares what was written with the model.
+/// Fills the queue of a new world, drains it, and compares the tables with the model.
 ///
 /// # Errors
-/// The contender failed, or what it wrote is not what it should be.
+/// Fails if the contender failed or wrote wrong data.
 pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<Drained> {
     let batch_events_max = contender.batch_events_max.unwrap_or(setup.batch_events_max);
     let setup = Setup { partitions: contender.partitions, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
-    // Also after a failure: a queue of millions would slow down whatever is measured next.
+    // Also after a failure, because a queue of millions would slow down the next measurement.
     let closed = world.close().await;
     let drained = drained?;
     closed?;
@@ -78,7 +78,7 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     // The floor makes its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
         let events = crate::events(load.events, load.hot);
-        // What was in the table before isn't in their numbers.
+        // Rows that were in the table before are not in their numbers.
         let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
         preload::preload(world, counted(events).map(said), contender.per_message).await?;
     }
@@ -98,7 +98,7 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     Ok(drained)
 }
 
-/// From the moment when the contender begins to consume until it has committed the last event.
+/// Measures from the first consume until the last event is committed.
 async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Processes) -> Result<Drained> {
     let mut arguments = vec!["--events".to_owned(), load.events.to_string()];
     arguments.extend(load.hot.then(|| "--hot".to_owned()));

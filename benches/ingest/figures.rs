@@ -1,4 +1,4 @@
-//! The named figures, and what they should be.
+//! The named figures and their aims.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ pub const AIMS: [(&str, Aim); 8] = [
     ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
 ];
 
-/// The figures whose contenders took part. tallyd is the one with one partition, as its peers; but for `array_ratio`, whose
-/// tallyd has two: one connection of MySQL writes no faster than `floor`.
+/// Computes the figures whose contenders took part. tallyd has one partition, like its peers. Only for `array_ratio` it
+/// has two, because one connection of MySQL writes no faster than `floor`.
 pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
     let of = |name: &str| standings.get(name).map(|standing| standing.median);
     let rate = |name: &str| of(name).map(|run| run.events_per_second);
     let ratio = |name: &str, to: Option<f64>| Some(rate(name)? / to?);
-    // Without one of them nobody knows which is the best.
+    // If one of them is missing, the best is unknown.
     let batched: Option<Vec<f64>> = BATCHED.iter().map(|name| rate(name)).collect();
     let best = batched.and_then(|rates| rates.into_iter().max_by(f64::total_cmp));
     let limit = of(NOOP).zip(of(FLOOR)).map(|(noop, floor)| pipe_limit(&noop, &floor, cores));
@@ -43,8 +43,8 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// Events per second that no consumer of one queue can exceed on this machine: neither server is faster alone, and both
-/// together, with what their clients cost at the least, need that much CPU.
+/// The events per second that no consumer of one queue can exceed on this machine. Neither server alone is faster. Both
+/// together with the cheapest clients need this much CPU.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
     let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;

@@ -1,4 +1,4 @@
-//! how fast a full queue is drained into MySQL: tallyd, the servers' own limits, and its peers
+//! Speed of draining a full queue into MySQL: tallyd, the servers' own limits, and other consumers.
 
 mod contenders;
 mod curve;
@@ -17,34 +17,35 @@ use tallyd_core::event::LikeEvent;
 use common::workload::Workload;
 use tallyd_benches as common;
 
-/// Drains a preloaded queue with each contender in turn, and checks every row and counter after each run.
+/// Drain a preloaded queue with each contender in turn, and check every row and counter after each run.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Events that each run drains.
     #[arg(long, default_value_t = 500_000)]
     events: u64,
 
-    /// How often each contender runs; figures are medians.
+    /// Runs of each contender. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Only these contenders, with commas: tallyd,floor,go-batch. Figures that need others are left out.
+    /// Run only these comma-separated contenders, for example tallyd,floor,go-batch. Figures that need others are left
+    /// out.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
-    /// How long peers wait for a batch to fill [default: as long as tallyd].
+    /// How long peers wait for a batch to fill [default: same as tallyd].
     #[arg(long, value_name = "MS")]
     peer_linger_ms: Option<u64>,
 
-    /// Also one run of tallyd with so many events, for its peak memory.
+    /// Also run tallyd once with this many events, to measure its peak memory.
     #[arg(long, value_name = "EVENTS")]
     backlog: Option<u64>,
 
-    /// Instead: tallyd with batches of 100 to 20,000, with a hot target, and on a table that has rows.
+    /// Instead, run tallyd with batches of 100 to 20,000, with a hot target, and on a table with rows.
     #[arg(long)]
     curve: bool,
 
-    /// Rows that the table of the curve's last point has before.
+    /// Rows in the table before the curve's last point.
     #[arg(long, default_value_t = 20_000_000, value_name = "ROWS")]
     preloaded_rows: u64,
 
@@ -52,15 +53,15 @@ struct Arguments {
     #[arg(long)]
     hot: bool,
 
-    /// tallyd also counts the likes in Redis, as it does by default. Otherwise API servers do.
+    /// tallyd also counts the likes in Redis, as it does by default. Without this, API servers do.
     #[arg(long)]
     by_daemon: bool,
 
-    /// The name of the file under target/bench that the results are written to.
+    /// Name of the result file under target/bench.
     #[arg(long, default_value = "ingest", value_name = "NAME")]
     results: String,
 
-    /// What this process is in a benchmark that started it.
+    /// The task of this process in a benchmark that started it.
     #[arg(long, hide = true)]
     role: Option<Role>,
 
@@ -68,7 +69,7 @@ struct Arguments {
     #[arg(long, hide = true)]
     config: Option<PathBuf>,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }

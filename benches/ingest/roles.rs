@@ -1,4 +1,4 @@
-//! The servers' own limits, each as a process of its own: acks without work, and work without a broker.
+//! The servers' own limits, each in a separate process: acks without writes, and writes without a broker.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use tallyd_core::model::Metric;
 use tallyd_mysql::{Store, StoreError, Text, likes};
 use tallyd_rabbitmq::Broker;
 
-/// Messages that one ack answers.
+/// Messages that one ack confirms.
 const ACK_EVERY: u64 = 1_000;
 
-/// After so long without a message the rest is acknowledged.
+/// After this long without a message, the rest is acknowledged.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// A consumer that only acknowledges: the broker's limit.
+/// A consumer that only acknowledges. It shows the broker's limit.
 pub async fn noop(config: &Config) -> Result<()> {
     let broker = Broker::new(&config.amqp)?;
     let link = broker.connect("noop").await?;
@@ -38,7 +38,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     let mut open = 0;
     let mut last: Option<Delivery> = None;
     loop {
-        // Without a timer for each message: only where none is here.
+        // A timer only if no message is ready, because one for each message is slow.
         let next = match deliveries.next().now_or_never() {
             Some(next) => Some(next),
             None => tokio::time::timeout(IDLE, deliveries.next()).await.ok(),
@@ -58,7 +58,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// The same batches without a broker: the database's limit.
+/// The same batches without a broker. They show the database's limit.
 pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;
@@ -68,11 +68,12 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
         lent.limit("write a batch", |connection| write_batch(connection, batch)).await?;
         say_committed(batch.len() as u64);
     }
-    // Until the benchmark has read what this process used.
+    // Until the benchmark has read how much CPU this process used.
     std::future::pending().await
 }
 
-/// tallyd's transaction, with counters and without what guards it against rivals: the owner's row, fence, dead letters.
+/// tallyd's transaction with counters, but without the parts that guard it against rivals: the owner's row, fence, dead
+/// letters.
 async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
     let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);

@@ -1,4 +1,4 @@
-//! The contenders against each other, interleaved, so that whatever else the machine does meets them all.
+//! Runs the contenders in turn, so that other load on the machine affects all of them.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for place in 0..contenders.len() {
-            // Each round begins with another one: nobody is always the first, or always after the same.
+            // Each round begins with another contender, so none is always the first or always after the same one.
             let Some(contender) = contenders.get((place + round) % contenders.len()) else { continue };
             let drained = drain::run(contender, setup, load).await?;
             print_run(round, contender, &drained);
@@ -65,7 +65,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }
 
-/// One run with a long queue: memory must not grow with it.
+/// One run with a long queue. Memory must not grow with it.
 async fn backlog(arguments: &Arguments, events: u64) -> Result<Drained> {
     let model = Model::of(crate::events(events, arguments.hot));
     let load = Load { events, hot: arguments.hot, rows_before: 0, model: &model };
@@ -86,7 +86,7 @@ fn print_run(round: usize, contender: &Contender, drained: &Drained) {
     );
 }
 
-/// Each number's median by itself.
+/// The median of each number.
 pub fn medians(runs: &[Drained]) -> Drained {
     let of = |number: fn(&Drained) -> f64| median(runs.iter().map(number));
     Drained {

@@ -1,20 +1,20 @@
-//! What goes between whoever writes and MySQL, as the server counts it.
+//! The traffic between a writer and MySQL, as the server counts it.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 use sqlx::{MySqlPool, Row};
 
-/// What the server has counted, or what of it belongs to a measurement.
+/// The server's counts, or the part of them that belongs to a measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Traffic {
-    /// Statements, which are round trips where each goes by itself.
+    /// Statements. Each is a round trip if they are not sent together.
     pub statements: f64,
     /// Bytes in both directions.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// Of the whole server, up to now: nobody else may use it meanwhile.
+    /// The counts of the whole server up to now. No other client can use it meanwhile.
     pub async fn of_server(pool: &MySqlPool) -> Result<Self> {
         let rows =
             sqlx::query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')");
@@ -27,7 +27,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// What came since `before`, for each of so many.
+    /// The difference to `before`, divided by `each`.
     pub fn since(self, before: Self, each: u64) -> Self {
         let per = |now: f64, then: f64| (now - then) / each.max(1) as f64;
         Self { statements: per(self.statements, before.statements), bytes: per(self.bytes, before.bytes) }

@@ -1,4 +1,4 @@
-//! A site with many counters, made in bulk, whose program has an account of its own.
+//! A site with many counters, made in bulk. Its daemon has its own MySQL account.
 
 use std::time::Duration;
 
@@ -24,30 +24,30 @@ const ROWS_OF_TARGETS: u64 = 5;
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
-/// Of a hundred targets, those that change.
+/// This many of a hundred targets change.
 const CHANGED_PERCENT: u64 = 1;
 
-/// Likes arrive so often, some at a time.
+/// Between two groups of likes.
 const TURN: Duration = Duration::from_millis(20);
 
-/// For a queue to be empty after likes have arrived, and between two looks.
+/// How long a queue can take to become empty after likes arrived, and between two looks.
 const EMPTY_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub struct Site {
     pub world: World,
-    /// The account of the program, which the benchmark does not use.
+    /// The account of the daemon, which the benchmark does not use.
     pub account: String,
     targets: u64,
 }
 
 impl Site {
-    /// Tables with so many rows of `counter`, and nothing in Redis.
+    /// Makes tables with this many rows of `counter`, and an empty Redis.
     pub async fn open(name: &str, rows: u64, bucket_bits: u32) -> Result<Self> {
         let setup = Setup { metrics: METRICS, ..Setup::default() };
         let mut world = World::new(name, setup).await?;
         let account = format!("bench_{}", std::process::id());
-        configure(&mut world, &account, bucket_bits).await.context("give the program an account")?;
+        configure(&mut world, &account, bucket_bits).await.context("create the daemon's account")?;
         let site = Self { world, account, targets: rows / ROWS_OF_TARGETS };
         site.fill().await.context("fill MySQL")?;
         Ok(site)
@@ -64,7 +64,7 @@ impl Site {
         child::reconcile(&self.world, arguments).await
     }
 
-    /// Takes everything from Redis.
+    /// Deletes everything in Redis.
     pub async fn flush(&self) -> Result<()> {
         let client = redis::Client::open(self.world.config.redis.url.expose())?;
         let mut redis = client.get_multiplexed_async_connection().await?;
@@ -72,7 +72,7 @@ impl Site {
         Ok(())
     }
 
-    /// In key order, from a sequence, in pieces that a transaction can have. Each video is liked by one user.
+    /// In key order, from a sequence, in pieces that fit into a transaction. Each video is liked by one user.
     async fn fill(&self) -> Result<()> {
         let targets = self.targets;
         println!("filling MySQL with the rows of {targets} videos and {targets} comments");
@@ -92,13 +92,13 @@ impl Site {
                 let last = rows.min(from + ROWS_PER_STATEMENT) - 1;
                 let sql = format!("{select} FROM seq_{from}_to_{last}");
                 let made = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.world.pool).await;
-                made.context("insert from a sequence, which MariaDB has, and MySQL hasn't")?;
+                made.context("insert from a sequence, which only MariaDB has")?;
             }
         }
         Ok(())
     }
 
-    /// Makes one target of a hundred look changed within one instant; says how many numbers that are.
+    /// Makes one target of a hundred look changed at the same instant. Returns how many numbers that are.
     pub async fn change(&self) -> Result<u64> {
         let changed = sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6) WHERE target_id % 100 < ?")
             .bind(CHANGED_PERCENT)
@@ -107,7 +107,7 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// Empties Redis while likes arrive, and loads it again: the run, and the most memory that the daemon beside it had.
+    /// Empties Redis while likes arrive, and reloads it. Returns the run, and the most memory of the daemon beside it.
     pub async fn reload_under_load(&self, rate: u32) -> Result<(Ran, f64)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -138,7 +138,7 @@ impl Site {
         Ok((ran, peak))
     }
 
-    /// Likes that arrive through the client, so many a second, for ever.
+    /// Sends likes through the client at this rate, without an end.
     async fn arrive(&self, rate: u32) -> Result<()> {
         let client = client_of(&self.world.config);
         let per_turn = usize::try_from(u128::from(rate) * TURN.as_millis() / 1_000)?;
@@ -155,7 +155,8 @@ impl Site {
     }
 }
 
-/// Rewrites the program's configuration: an account of its own, by which its statements are known, and so many buckets.
+/// Rewrites the daemon's configuration: its own account, by which its statements are identified, and the number of
+/// buckets.
 async fn configure(world: &mut World, account: &str, bucket_bits: u32) -> Result<()> {
     let path = world.config_path();
     let text = std::fs::read_to_string(&path)?.replace("[redis]\n", &format!("[redis]\nbucket_bits = {bucket_bits}\n"));

@@ -1,4 +1,4 @@
-//! The server's log of slow statements: how long those of the program took.
+//! Reads the server's log of slow statements: how long the daemon's statements took.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -6,21 +6,21 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use crate::site::Site;
 
-/// Of the longest.
+/// The number of statements that are reported.
 const TOLD: u32 = 5;
 
 /// Shorter ones are not logged.
 const SECONDS_LEAST: f64 = 0.02;
 
-/// A statement of the program.
+/// A statement of the daemon.
 #[derive(Clone, Debug, Serialize)]
 pub struct Statement {
     pub ms: f64,
-    /// How it begins.
+    /// Its beginning.
     pub sql: String,
 }
 
-/// What the server logs from now on.
+/// The server's log from now on.
 pub struct Log {
     pool: MySqlPool,
     account: String,
@@ -29,7 +29,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// New connections are logged, which those of the program are.
+    /// The server logs new connections, and the daemon's are new.
     pub async fn start(site: &Site) -> Result<Self> {
         let pool = site.world.pool.clone();
         let before: (i64, String, f64) = sqlx::query_as(
@@ -43,7 +43,7 @@ impl Log {
         Ok(Self { pool, account: site.account.clone(), before })
     }
 
-    /// The longest statements, and the server logs as it did before.
+    /// Returns the longest statements, and restores the server's settings.
     pub async fn end(self) -> Result<Vec<Statement>> {
         let (on, output, seconds) = &self.before;
         set(&self.pool, (on, output, *seconds)).await?;

@@ -1,4 +1,4 @@
-//! how long an event takes from its publish to its commit, at steady rates
+//! Time from an event's publish to its commit, at steady rates.
 
 mod measure;
 mod poller;
@@ -32,22 +32,22 @@ const CONTENDERS: [Contender; 4] = [
 
 const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(15.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
 
-/// Publishes at 1,000 and 10,000 events per second and notes when each of the sampled ones is to be seen in MySQL.
+/// Publish at 1,000 and 10,000 events per second, and record when each sampled event is visible in MySQL.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Seconds that each rate is measured for, after two that are not.
+    /// Seconds that each rate is measured, after two seconds that are not.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 
-    /// How often each contender runs; figures are medians.
+    /// Runs of each contender. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Only these contenders, with commas: tallyd,go-batch.
+    /// Run only these comma-separated contenders, for example tallyd,go-batch.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -70,7 +70,7 @@ async fn main() -> Result<()> {
             for contender in &lineup.contenders {
                 let name = format!("{} at {rate}", contender.name);
                 let Some(measured) = measure(contender, rate, arguments.seconds).await? else {
-                    println!("round {}: {name}/s: can't keep up", round + 1);
+                    println!("round {}: {name}/s: too slow for this rate", round + 1);
                     continue;
                 };
                 println!("round {}: {name}/s: p99 {} ms", round + 1, number(measured.latency_ms.p99));
@@ -133,7 +133,7 @@ fn print_standings(standings: &BTreeMap<String, Standing>) {
         .collect();
     println!(
         "\nPublish to commit in ms, medians over the rounds. A latency is too long by at most the time between two \
-         polls.\nMicroseconds are CPU time per event, for MySQL with the polls, for RabbitMQ with the publisher's part."
+         polls.\nMicroseconds are CPU time per event. MySQL's include the polls, RabbitMQ's include the publisher's part."
     );
     let titles = [
         "contender and events/s",

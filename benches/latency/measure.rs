@@ -14,7 +14,7 @@ use crate::common::world::{Setup, World, stack};
 use crate::poller::{self, Seen};
 use crate::publisher::{self, Published, SAMPLE_EVERY};
 
-/// Seconds in which connections are made and code gets warm: published, not measured.
+/// Seconds for connections and warm-up. Their events are published but not measured.
 const WARM_UP_S: u64 = 2;
 
 /// A distribution in three numbers.
@@ -25,14 +25,14 @@ pub struct Quantiles {
     pub max: f64,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Between two polls: the error of a latency, which is too long by at most this.
+    /// Between two polls. A latency is too long by at most this.
     pub poll_ms: Quantiles,
-    /// How long after their turn events were published.
+    /// How late events were published, compared with the plan.
     pub late_ms: Quantiles,
     pub events_per_batch: f64,
     pub consumer_us: f64,
@@ -41,7 +41,7 @@ pub struct Measured {
     pub others_cores: f64,
 }
 
-/// None where the contender can't keep up with the rate.
+/// `None` if the contender can't keep up with the rate.
 pub async fn measure(contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
     let world = World::new(contender.name, Setup::default()).await?;
     let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
@@ -68,7 +68,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let (published, seen) = ended?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
-    // Kept up: everything was seen soon after its publish.
+    // It kept up if every sample was seen soon after its publish.
     let all = seen.samples.iter().all(Option::is_some) && took < (WARM_UP_S + seconds) as f64 * 1.1;
     if !all {
         return Ok(None);

@@ -1,6 +1,6 @@
-//! Notes when samples are to be seen by another connection: asks for them by primary key, as often as the machine can
-//! without being disturbed. A commit lies between the start of the poll before and the end of the one that sees it; the
-//! end is what is noted.
+//! Records when samples become visible to another connection. It asks for them by primary key, as often as possible
+//! without disturbing the machine. A commit is between the start of the poll before and the end of the poll that sees
+//! it. The end is recorded.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use super::publisher::{SAMPLED, sample_of};
 use crate::common::workload::USERS;
 use crate::common::world::World;
 
-/// Between two polls. Slept by the thread: the runtime's own timer rounds up to milliseconds.
+/// Between two polls. The thread sleeps, because the runtime's timer rounds up to milliseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the last samples are waited for after a rate has ended.
+/// How long to wait for the last samples after a rate has ended.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// What the polls saw.
+/// The result of the polls.
 pub struct Seen {
     /// When each sample was seen first, by its number.
     pub samples: Vec<Option<Micros>>,
-    /// From the start of the poll before to the end of this one, in ms: by so much a latency can be too long.
+    /// From the start of the poll before to the end of this one, in ms. A latency is too long by at most this.
     pub gaps_ms: Vec<f64>,
 }
 
-/// Polls until all of `count` samples are seen, or none for ten seconds.
+/// Polls until all of `count` samples are seen, or no new one for ten seconds.
 pub async fn poll(world: &World, count: usize) -> Result<Seen> {
     let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
     let runtime = tokio::runtime::Handle::current();
@@ -36,7 +36,7 @@ pub async fn poll(world: &World, count: usize) -> Result<Seen> {
 
 async fn poll_on(connection: &mut MySqlConnection, count: usize) -> Result<Seen> {
     let mut seen = Seen { samples: vec![None; count], gaps_ms: Vec::new() };
-    // Samples may come in any order: the polls begin at the first that is missing.
+    // Samples can arrive in any order. The polls begin at the first missing one.
     let mut missing = 0;
     let (mut before, mut progress) = (Instant::now(), Instant::now());
     while missing < count && progress.elapsed() < SILENCE_MAX {

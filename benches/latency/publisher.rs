@@ -1,4 +1,4 @@
-//! Publishes at a steady rate; each event's `at` is the instant of its publish.
+//! Publishes at a steady rate. Each event's `at` is the instant of its publish.
 
 use std::time::Duration;
 
@@ -13,29 +13,30 @@ use crate::common::preload::message;
 use crate::common::workload::{USERS, Workload, counted};
 use crate::common::world::World;
 
-/// The samples' target, which no other event has. Their users count from above the others' ids.
+/// The samples' target, which no other event has. Their users have ids above all others.
 pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// One of so many events is a sample.
+/// One of this many events is a sample.
 pub const SAMPLE_EVERY: u64 = 10;
 
-/// Channels that publish in turn. RabbitMQ holds a channel back that has 32 messages on their way into a quorum queue's
-/// log (the soft limit of `rabbit_fifo_client`): a single one would measure that, and no site of this rate has only one.
+/// Channels that publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a quorum queue (the soft
+/// limit of `rabbit_fifo_client`). With a single channel this limit would be measured, and no site with this rate has
+/// only one.
 const CHANNELS: usize = 8;
 
-/// How often the publisher wakes up to send what is due.
+/// How often the publisher wakes up to send due events.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What was published.
+/// The published samples.
 pub struct Published {
     pub events: Vec<LikeEvent>,
     /// When each sample was published, by its number.
     pub samples: Vec<Micros>,
-    /// How long after its turn each sample was published, in ms.
+    /// How late each sample was published, in ms.
     pub late_ms: Vec<f64>,
 }
 
-/// The number that a sample's user stands for.
+/// The number of the sample with that user.
 pub fn sample_of(user: u64) -> Option<usize> {
     usize::try_from(user.checked_sub(USERS + 1)?).ok()
 }
@@ -66,18 +67,18 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let publish = channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);
-        // Not waited for one by one: that would wake a thread for each.
+        // Not awaited one by one, because that would wake a thread for each.
         drop(publish.await?);
         published.events.push(event);
     }
     for channel in &channels {
         let returned = channel.wait_for_confirms().await?;
-        ensure!(returned.is_empty(), "the broker gave back {} messages", returned.len());
+        ensure!(returned.is_empty(), "the broker returned {} messages", returned.len());
     }
     Ok(published)
 }
 
-/// The event with its instant; every so often a sample in its place.
+/// The event with its instant, or sometimes a sample in its place.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
     let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {

@@ -1,4 +1,4 @@
-//! The same targets with Bloom filters: rows as if some users had liked each long ago, and filters of them.
+//! The same targets with Bloom filters: rows of old likes, and filters built from them.
 
 use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
@@ -17,12 +17,12 @@ const LIKERS: u64 = 10;
 /// Targets whose rows one statement writes.
 const AT_ONCE: u64 = 500;
 
-/// Gives each target its rows and its filter, before anything is published: no consumer runs here, and a fence would not pass. The configuration
-/// for a client that uses them.
+/// Writes the rows and builds the filters before anything is published. No consumer runs here, so a fence would not
+/// pass. Returns the configuration for a client that uses filters.
 pub async fn prepare(world: &World) -> Result<Config> {
     for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
         let targets = first..=TARGETS.min(first + AT_ONCE - 1);
-        // Users whom no like of the benchmark names.
+        // Users that no like of the benchmark names.
         let row = |target: u64, user: u64| format!("(1, {target}, {}, 0, UTC_TIMESTAMP(6))", (1_u64 << 50) + user);
         let likes: Vec<String> =
             targets.clone().flat_map(|target| (0..LIKERS).map(move |user| row(target, user))).collect();
@@ -40,7 +40,7 @@ pub async fn prepare(world: &World) -> Result<Config> {
     config.filter.likes_min = LIKERS;
     let servers = Servers::new(&config)?;
     let Ran::Ended(report) = runs::filters(&servers, &config, &CancellationToken::new()).await? else {
-        anyhow::bail!("another one builds filters")
+        anyhow::bail!("another process builds filters")
     };
     ensure!(report.built == TARGETS, "not all filters were built: {report}");
     Ok(config)

@@ -1,4 +1,5 @@
-//! what a like costs an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of what a user likes
+//! Cost of a like for an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of a user's
+//! likes.
 
 mod filtered;
 mod published;
@@ -24,7 +25,7 @@ use tallyd_testkit::client_of;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 
-/// As long as an event is.
+/// As long as an event.
 const BODY: &[u8] =
     br#"{"type":"like","kind":"video","target_id":"42","user_id":"7","at":1795251385004538,"count":12}"#;
 
@@ -34,7 +35,7 @@ const PIPELINE: usize = 128;
 /// Targets that users like.
 const TARGETS: u64 = 10_000;
 
-/// Likes through the client, with the events that it publishes; then pages of counters.
+/// Send likes through the client, with their events, then read pages of counters.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
     /// Measure likes that the daemon counts: the rate and the delay of the whole path.
@@ -49,51 +50,50 @@ struct Arguments {
     #[arg(long, default_value_t = 64, default_value_if("published", ArgPredicate::IsPresent, "1000"))]
     at_once: usize,
 
-    /// How often each is measured; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// A second's worth of something, and what it costs Redis.
+/// The rate of an operation, and its cost in Redis.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Rate {
     per_s: f64,
     redis_cpu_us: f64,
 }
 
-/// Pages of so many targets, in milliseconds.
+/// Times of pages of targets, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Page {
     targets: usize,
-    /// The client's.
+    /// The counters of the targets.
     counters_ms: f64,
-    /// What a user likes, where Redis knows it and where MySQL does.
+    /// Which of them a user likes, if Redis knows it and if only MySQL knows it.
     recent_ms: f64,
     rows_ms: f64,
-    /// The same where a filter says that the user doesn't like them.
+    /// The same if a filter says that the user doesn't like them.
     filtered_ms: f64,
-    /// As many GETs, one after the other.
+    /// The same number of GETs, one after the other.
     gets_ms: f64,
 }
 
-/// One round.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Round {
     /// INCR and a confirmed publish.
     bare: Rate,
-    /// Counted without asking, and published.
+    /// Counted without a check for duplicates, and published.
     blind: Rate,
-    /// The user's first click on the target: MySQL is asked.
+    /// The user's first click on the target, for which MySQL is asked.
     first: Rate,
-    /// The same on a target with a Bloom filter: MySQL is asked of next to nobody.
+    /// The same on a target with a Bloom filter: MySQL is asked for almost no user.
     filtered: Rate,
-    /// The next one: Redis knows.
+    /// The next click, which Redis knows.
     again: Rate,
-    /// The script alone, 128 calls in a pipeline: without asking, and asking what was clicked lately.
+    /// Only the script, 128 calls in a pipeline: without and with a check of recent clicks.
     script_blind: Rate,
     script: Rate,
     pages: Vec<Page>,
@@ -114,8 +114,8 @@ async fn run(arguments: Arguments) -> Result<()> {
         world.close().await?;
         let round = measured?;
         println!(
-            "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, with a filter {:.0}/s, again {:.0}/s; the script {:.1} us of Redis, blind {:.1}; a like \
-             with its way {:.1}, an INCR with its way {:.1}",
+            "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, with a filter {:.0}/s, again {:.0}/s; microseconds of Redis: script {:.1}, blind {:.1}, \
+             like with its connection {:.1}, INCR with its connection {:.1}",
             round.bare.per_s,
             round.blind.per_s,
             round.first.per_s,
@@ -128,7 +128,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         );
         for page in &round.pages {
             println!(
-                "  page of {}: counters {:.2} ms, what a user likes {:.2} ms (from MySQL {:.2} ms, with filters {:.2} ms), single GETs {:.2} ms",
+                "  page of {}: counters {:.2} ms, a user's likes {:.2} ms (from MySQL {:.2} ms, with filters {:.2} ms), single GETs {:.2} ms",
                 page.targets, page.counters_ms, page.recent_ms, page.rows_ms, page.filtered_ms, page.gets_ms
             );
         }
@@ -175,7 +175,7 @@ fn target(number: u64) -> Target {
     Target { kind: Kind(1), id: TargetId(1 + number % TARGETS) }
 }
 
-/// Users differ from like to like of one target.
+/// The users of one target's likes differ.
 fn user(number: u64) -> UserId {
     UserId(1 + number / TARGETS)
 }
@@ -201,20 +201,20 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let blind = blind.await?;
     let first = rate(&mut redis, arguments, async |number| {
         let clicked = client.like(target(number), user(number), &[]).await?;
-        ensure!(clicked.counted().is_some(), "a first like was none");
+        ensure!(clicked.counted().is_some(), "a first like did not count");
         Ok(())
     });
     let first = first.await?;
-    // Others than before, and shapes of filters are known by the second like of each target.
+    // Other users than before. The shapes of filters are known from the second like of each target.
     let filtered = rate(&mut redis, arguments, async |number| {
         let clicked = by_filter.like(target(number), UserId(user(number).0 + (1 << 31)), &[]).await?;
-        ensure!(clicked.counted().is_some(), "a first like was none");
+        ensure!(clicked.counted().is_some(), "a first like did not count");
         Ok(())
     });
     let filtered = filtered.await?;
     let again = rate(&mut redis, arguments, async |number| {
         let clicked = client.unlike(target(number), user(number), &[]).await?;
-        ensure!(clicked.counted().is_some(), "an unlike was none");
+        ensure!(clicked.counted().is_some(), "an unlike did not count");
         Ok(())
     });
     let again = again.await?;
@@ -227,7 +227,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     Ok(Round { bare, blind, first, filtered, again, script_blind, script, pages })
 }
 
-/// Calls lua/like.lua in pipelines: for users that Redis remembers, or blindly.
+/// Calls lua/like.lua in pipelines: for users that Redis remembers, or without a check.
 async fn script(
     redis: &mut MultiplexedConnection,
     world: &World,
@@ -266,7 +266,7 @@ async fn script(
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
 }
 
-/// Does it for each number, so many at once.
+/// Does it for each number, with a fixed number in flight.
 async fn rate(
     redis: &mut MultiplexedConnection,
     arguments: Arguments,
@@ -284,7 +284,7 @@ async fn rate(
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
 }
 
-/// What Redis has used of the processor since its start.
+/// CPU time of Redis since its start.
 async fn cpu_us(redis: &mut MultiplexedConnection) -> Result<f64> {
     let info: String = redis::cmd("INFO").arg("cpu").query_async(redis).await?;
     let value = |name: &str| {
@@ -313,14 +313,14 @@ async fn page(
 ) -> Result<Page> {
     let targets: Vec<Target> = (0..count as u64).map(target).collect();
     let shared = redis.clone();
-    // As a daemon says that it has loaded them; or all of this would be read from MySQL.
+    // Marks the buckets as loaded, as a daemon does. Otherwise all of this would be read from MySQL.
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     for bucket in 0..keys.buckets() {
         let () = redis::cmd("HSET").arg(keys.counters("video", bucket)).arg("_").arg("1:1").query_async(redis).await?;
     }
     let counters_ms = timed(async || Ok(client.read(&targets).await.map(drop)?)).await?;
     let recent_ms = timed(async || Ok(client.liked(user(0), &targets).await.map(drop)?)).await?;
-    // Nobody has clicked as this one.
+    // This user has clicked nothing.
     let rows_ms = timed(async || Ok(client.liked(UserId(1 << 40), &targets).await.map(drop)?)).await?;
     let filtered_ms = timed(async || Ok(by_filter.liked(UserId(1 << 41), &targets).await.map(drop)?)).await?;
     let gets_ms = timed(async || {

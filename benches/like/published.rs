@@ -1,6 +1,7 @@
 //! Likes that the daemon counts: a client publishes an event, the daemon commits it to MySQL and adds it to Redis.
 //!
-//! Each measurement has a world of its own. It ends with rows, counters and Redis compared with a model of the published events.
+//! Each measurement has its own world. In the end rows, counters and Redis are compared with a model of the published
+//! events.
 
 mod delay;
 
@@ -41,19 +42,18 @@ const AIMS: [(&str, Aim); 5] = [
 /// Events in a body that is a list.
 const LIST: usize = 100;
 
-/// The target of the last like of a measurement: once Redis has it, the others are there or follow at once.
+/// The target of a measurement's last like. Once Redis has it, the others are there or follow immediately.
 const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
 /// Between two looks for the last like.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long the daemon may take to start, and to count what is published.
+/// How long the daemon can take to start, and to count the published likes.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// One round.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Round {
-    /// No daemon runs: each like until the broker has confirmed it.
+    /// No daemon runs. Each like waits for its confirm.
     publish_only_per_s: f64,
     /// Then a daemon drains them.
     redis_us_per_like: f64,
@@ -64,7 +64,7 @@ struct Round {
     end_to_end_ms: Delays,
 }
 
-/// What is published at the same time.
+/// The form of the published messages.
 #[derive(Clone, Copy)]
 enum Bodies {
     /// A client's calls.
@@ -135,7 +135,8 @@ async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
     done
 }
 
-/// Likes a second while no daemon runs, likes a second while one drains them, and Redis' microseconds for each of these.
+/// Likes a second that are published without a daemon, likes a second that a daemon then drains, and Redis'
+/// microseconds for each of these.
 async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f64, f64)> {
     let client = client_of(&world.config);
     let mut redis = connect(world).await?;
@@ -185,7 +186,7 @@ async fn settled() -> Result<()> {
     rest(Processes::of_stack(Path::new(&stack("DIR")?))?).await
 }
 
-/// Publishes likes and unlikes through the client, each until it is confirmed; gives the events.
+/// Publishes likes and unlikes through the client, each with its confirm. Returns the events.
 async fn publish(client: &Client, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
     stream::iter(Workload::new(seed).take(usize::try_from(arguments.likes)?))
         .map(|wish| click(client, wish.target, wish.user, wish.liked))
@@ -202,7 +203,7 @@ pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: 
     }
 }
 
-/// The same in lists, as a service publishes that has collected them.
+/// The same in lists, as a service that collects events publishes them.
 async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
@@ -223,13 +224,13 @@ async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result
     stream::iter(lists).map(send).buffer_unordered(at_once).try_concat().await
 }
 
-/// Waits until Redis has the last like, which the only partition brings after all others.
+/// Waits until Redis has the last like. The only partition delivers it after all others.
 async fn last_counted(world: &World) -> Result<()> {
     let mut counter = delay::Counter::of(world, LAST)?;
     until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
 }
 
-/// Waits until Redis is exact, gives the instant since when it was, and compares rows and counters.
+/// Waits until Redis is exact, then compares rows and counters. Returns the instant since which Redis was exact.
 async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
     let mut redis = connect(world).await?;
     let mut since = Instant::now();

@@ -5,10 +5,10 @@ use tallyd_redis::keys::Keys;
 
 use crate::layout::{self, METRICS};
 
-/// The most that a counter holds.
+/// The largest value of a counter.
 const COUNT_MAX: f64 = 1e8;
 
-/// How ids are given.
+/// How ids are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ids {
@@ -30,14 +30,14 @@ impl Ids {
 /// Targets with their four counters each.
 pub struct Counts {
     pub ids: Ids,
-    /// tallyd's, with as many buckets as so many targets need.
+    /// tallyd's keys, with as many buckets as this many targets need.
     pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }
 
 impl Counts {
-    /// Counters as sites have them: 99 of 100 are below 1,000, one in ten thousand is above a million. None is zero, so that
-    /// every layout holds every counter.
+    /// Counters as on real sites: 99 of 100 are below 1,000, one in ten thousand is above a million. No
+    /// counter is zero, so that every layout holds all of them.
     pub fn new(ids: Ids, targets: u64) -> Self {
         let mut dice = Dice(targets.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let mut ms = 400_000_000_000_u64;
@@ -48,7 +48,7 @@ impl Counts {
                     Ids::Dense => number,
                     Ids::Snowflake => {
                         ms += 1 + dice.below(2_000);
-                        // Two of one millisecond are rare, so the sequence is nearly always 0.
+                        // Two ids of one millisecond are rare, so the sequence is nearly always 0.
                         ms << 22 | dice.below(32) << 12 | u64::from(dice.below(100) == 0)
                     }
                 };

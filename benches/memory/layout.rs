@@ -13,19 +13,19 @@ use tallyd_redis::layout::{self, Form};
 use crate::counts::Counts;
 use crate::server::Server;
 
-/// The names of the counters that each target has.
+/// The names of each target's counters.
 const NAMES: [&str; METRICS] = ["like", "comment", "forward", "favor"];
 
-/// How many counters each target has.
+/// The number of counters of each target.
 pub const METRICS: usize = 4;
 
 /// Targets of a page.
 const PAGE: usize = 20;
 
-/// Fields of a bucket: config.toml says so.
+/// Fields of a bucket, as in config.toml.
 const BUCKET_FIELDS: f64 = 122.0;
 
-/// Pairs that wait at most while a server is filled.
+/// The most pairs that wait while a server is filled.
 const PAIRS: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -33,9 +33,9 @@ const PAIRS: usize = 100_000;
 pub enum Layout {
     /// A string for each counter: counter:42:like.
     String,
-    /// The articles' hash as they write it: the key is the low 9 bits of the id, the field the id.
+    /// The articles' hash as published: the key is the low 9 bits of the id, the field is the id.
     Articles,
-    /// The same as it was meant: the key is id >> 9, the field id & 511.
+    /// The same as it was meant: the key is id >> 9, the field is id & 511.
     Corrected,
     /// A hash for each target: counter:video:42, a field for each counter.
     Entity,
@@ -56,7 +56,7 @@ impl Layout {
         }
     }
 
-    /// The key and the field of a counter; no field where the key is a string.
+    /// The key and the field of a counter. A string has no field.
     fn place(self, id: u64, metric: &str) -> (String, Option<String>) {
         match self {
             Self::String => (format!("counter:{id}:{metric}"), None),
@@ -79,14 +79,14 @@ impl Layout {
         let mut strings = Filling::new("MSET", server);
         for (id, values) in counts.iter() {
             for (metric, value) in NAMES.iter().zip(values) {
-                // No hash: the pairs of one command are those of the whole keyspace.
+                // Strings: one command has pairs of the whole keyspace.
                 strings.add("", &self.place(*id, metric).0, &value.to_string())?;
             }
         }
         strings.write()
     }
 
-    /// Hash by hash, some fields at once.
+    /// Hash by hash, some fields together.
     fn load_hashes(self, counts: &Counts, server: &mut Server) -> Result<()> {
         let mut hashes = Filling::new("HSET", server);
         for (id, values) in counts.iter() {
@@ -108,7 +108,7 @@ impl Layout {
                 _ => found.iter().flat_map(numbers).collect(),
             };
             let expected: Vec<i64> = page.iter().flat_map(|(_, values)| values.map(i64::from)).collect();
-            ensure!(read == expected, "{} holds something else", self.name());
+            ensure!(read == expected, "{} has other values", self.name());
         }
         Ok(())
     }
@@ -137,12 +137,12 @@ impl Layout {
         pipeline
     }
 
-    /// So many pages; other ones in each round.
+    /// Pipelines of pages, with other targets in each round.
     pub fn pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         (0..pages).map(|page| self.read(counts, &counts.page(1_000 + round * pages + page, PAGE))).collect()
     }
 
-    /// The same by MGET; none where that isn't possible.
+    /// The same with MGET. Empty if the layout has no strings.
     pub fn mget_pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         if self != Self::String {
             return Vec::new();
@@ -161,7 +161,7 @@ impl Layout {
     }
 }
 
-/// The keys of tallyd, with as many buckets as config.toml advises.
+/// The keys of tallyd, with the number of buckets that config.toml advises.
 pub fn keys(targets: u64) -> Keys {
     let Config { redis, metrics, .. } = Config::default();
     let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
@@ -176,7 +176,7 @@ fn bucket_key(keys: &Keys, id: u64) -> String {
     keys.counters("video", keys.bucket(target(id)))
 }
 
-/// As lua/like.lua writes them, in buckets that are loaded.
+/// In the format of lua/like.lua, in buckets that are loaded.
 fn load_packed(counts: &Counts, server: &mut Server) -> Result<()> {
     let keys = &counts.keys;
     let mut hashes = Filling::new("HSET", server);
@@ -201,7 +201,7 @@ fn numbers(value: &redis::Value) -> Vec<i64> {
     }
 }
 
-/// What tallyd reads in an answer to HMGET of the field `_` and an id.
+/// The numbers in an answer to HMGET of the field `_` and an id, as tallyd reads them.
 fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     let redis::Value::Array(parts) = value else { return None };
     let Some(redis::Value::BulkString(text)) = parts.get(1) else { return None };
@@ -209,7 +209,8 @@ fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     (1..=METRICS).map(|place| layout::value(text, Metric(place as u8))).collect()
 }
 
-/// Keys that are being filled. Pairs wait, in the words of Redis' protocol, until there are many, and go out in one command for each hash.
+/// Keys that are being filled. Pairs wait in the format of Redis' protocol until there are many. Then each hash gets
+/// one command.
 struct Filling<'a> {
     command: &'static str,
     server: &'a mut Server,
@@ -229,9 +230,9 @@ impl<'a> Filling<'a> {
         Self { command, server, waiting: HashMap::new(), pairs: 0 }
     }
 
-    /// Adds a pair to the command for `key`; for the command itself where that is empty.
+    /// Adds a pair to the command for `key`, or to the one command without a key if `key` is empty.
     fn add(&mut self, key: &str, field: &str, value: &str) -> Result<()> {
-        // Most hashes are known, and a new name is made only for those that aren't.
+        // Most hashes are known. Only new ones need a new name.
         let waiting = match self.waiting.get_mut(key) {
             Some(waiting) => waiting,
             None => self.waiting.entry(key.to_owned()).or_default(),

@@ -1,4 +1,4 @@
-//! what a counter costs in Redis' memory, and a page of counters in its processor, by how keys are laid out
+//! Redis memory of a counter, and CPU time of a page of counters, by the layout of the keys.
 
 mod counts;
 mod layout;
@@ -19,25 +19,26 @@ use tallyd_benches as common;
 const AIMS: [(&str, Aim); 3] =
     [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];
 
-/// Targets up to which the articles' hashes are compact: 512 of them, with 512 entries each. And one more in each.
+/// The articles' hashes are compact up to this many targets: 512 hashes with 512 entries each. The second number has
+/// one more entry in each.
 const CLIFF: [u64; 2] = [512 * 512, 512 * 513];
 
-/// Loads counters into a Redis of its own, in one layout after the other, and asks what they take.
+/// Load counters into a separate Redis, in one layout after the other, and measure their memory.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// How many targets, each with four counters; the figures without a number are of the first one.
+    /// Numbers of targets, each with four counters. The figures without a number are of the first one.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 5_000_000])]
     targets: Vec<u64>,
 
-    /// Pages of 20 targets in a measurement of the processor.
+    /// Pages of 20 targets in a measurement of CPU time.
     #[arg(long, default_value_t = 2_000)]
     pages: u64,
 
-    /// How often pages are measured; figures are medians. Memory is the same each time.
+    /// How often pages are measured. The figures are medians. Memory is the same each time.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -48,12 +49,12 @@ struct Filled {
     layout: Layout,
     ids: Ids,
     targets: u64,
-    /// What used_memory grew by, for each counter.
+    /// The growth of used_memory for each counter.
     bytes: f64,
-    /// Microseconds of the server for a page of 20 targets: the median, and the rounds.
+    /// CPU time of the server for a page of 20 targets, in microseconds: the median, and the rounds.
     page_us: f64,
     page_us_rounds: Vec<f64>,
-    /// The same by MGET, where there is one key for each counter.
+    /// The same with MGET, if there is one key for each counter.
     mget_page_us: Option<f64>,
 }
 
@@ -81,7 +82,7 @@ fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: [filled, cliff] }.write("memory")
 }
 
-/// Fills a fresh server, weighs it, and reads pages.
+/// Fills a new server, measures its memory, and reads pages.
 fn fill(layout: Layout, counts: &Counts, arguments: &Arguments) -> Result<Filled> {
     let mut server = Server::start()?;
     let before = server.used_memory()?;
@@ -121,7 +122,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// How many times fewer bytes this one needs than a string for each counter.
+/// How many times less memory this one needs than a string for each counter.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }

@@ -1,4 +1,4 @@
-//! A Redis of the benchmark's own, with the settings that Redis has by itself, and nothing written to disk.
+//! A separate Redis with default settings, which writes nothing to disk.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use redis::{Connection, Pipeline};
 
-/// How long it may take to start, and to settle.
+/// How long it can take to start, and to settle.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Server {
@@ -45,7 +45,8 @@ impl Server {
         self.info("memory", "used_memory:")
     }
 
-    /// Once its table of keys has grown: that is done bit by bit, and takes the old table's memory, too, meanwhile.
+    /// Memory after the table of keys has grown. Redis grows it in small steps, and meanwhile the old table takes
+    /// memory, too.
     pub fn settled_memory(&mut self) -> Result<f64> {
         // More often than ten times a second.
         let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(500).query(&mut self.connection)?;
@@ -54,17 +55,17 @@ impl Server {
         loop {
             std::thread::sleep(Duration::from_millis(1_000));
             let now = self.used_memory()?;
-            // Less than a page of memory: what its own statistics take.
+            // Less than a page of memory, which Redis' own statistics use.
             if (now - known).abs() < 4_096.0 {
                 let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(10).query(&mut self.connection)?;
                 return Ok(now);
             }
-            ensure!(Instant::now() < until, "its memory does not settle");
+            ensure!(Instant::now() < until, "the memory of Redis does not settle");
             known = now;
         }
     }
 
-    /// Microseconds of its processor for these, one after the other.
+    /// CPU time of Redis for these, one after the other, in microseconds.
     pub fn cpu_us_of(&mut self, pipelines: &[Pipeline]) -> Result<f64> {
         let before = self.cpu_us()?;
         for pipeline in pipelines {

@@ -1,4 +1,4 @@
-//! One run of the binary: its report, its time, its memory, and what MySQL read for it.
+//! One run of the binary: its report, time and memory, and the rows that MySQL read for it.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 use crate::common::command::{self, Ended};
 use crate::common::world::World;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
     pub seconds: f64,
     pub checked: u64,
     pub exact: u64,
-    /// How long loading what Redis had lost took; 0 where nothing was.
+    /// How long it took to reload lost data into Redis. 0 if nothing was lost.
     pub rebuild_s: f64,
     pub peak_rss_mib: f64,
     /// Rows that MySQL read meanwhile (the sum of Handler_read%).
     pub rows_read: u64,
-    /// What each step took.
+    /// The time of each step.
     pub steps_ms: serde_json::Value,
 }
 

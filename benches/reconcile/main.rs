@@ -1,4 +1,4 @@
-//! what a reconcile costs: a recount of all, of what changed, a lost Redis loaded again; and what it costs the consumer
+//! Cost of a reconcile: a recount of all, of what changed, a reload of a lost Redis; and its cost for the consumer.
 
 mod child;
 mod site;
@@ -22,21 +22,21 @@ const AIMS: [(&str, Aim); 4] = [
     ("consumer_loss_percent", Aim::AtMost(10.0)),
 ];
 
-/// Parts of the targets that have changed, in thousandths.
+/// Changed targets, in thousandths of all.
 const CHANGED: [u64; 3] = [1, 10, 100];
 
-/// Fills MySQL with like records (Zipf 1.0 over a fortieth as many targets), then runs the real binary on them.
+/// Fill MySQL with like records (Zipf 1.0 over a fortieth as many targets), then run the real binary on them.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
     /// Like records.
     #[arg(long, default_value_t = 20_000_000)]
     rows: u64,
 
-    /// Of the second table, whose run must need no more memory for being larger.
+    /// Rows of the second, smaller table. The run on the large one must not need more memory.
     #[arg(long, default_value_t = 5_000_000)]
     small_rows: u64,
 
-    /// How often each run is made; figures are medians.
+    /// Runs of each kind. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -44,12 +44,12 @@ struct Arguments {
     #[arg(long, default_value_t = 300_000)]
     events: u64,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What is written beside the figures.
+/// Written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     targets: u64,
@@ -159,11 +159,11 @@ fn figures(seen: &Seen) -> BTreeMap<String, f64> {
 }
 
 impl Ran {
-    /// Fails unless exactly so many targets were compared, all of them right.
+    /// Fails unless exactly this many targets were compared and all of them are right.
     fn expect_exact(self, targets: u64) -> Result<Self> {
         ensure!(
             (self.checked, self.exact) == (targets, targets),
-            "{} checked, {} exact of {targets}",
+            "{} checked, {} exact, expected {targets}",
             self.checked,
             self.exact
         );

@@ -20,21 +20,21 @@ use crate::common::wait;
 use crate::common::workload::Workload;
 use crate::common::world::{Setup, World};
 
-/// Like records per target in the mean.
+/// Mean number of like records per target.
 const ROWS_PER_TARGET: u64 = 40;
 
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: usize = 10_000;
 
-/// Likes arrive so many at a time, and so often: 4,000 a second.
+/// Likes in one group, and the time between two groups: 4,000 likes a second.
 const ARRIVING_PER_TURN: usize = 80;
 const TURN: Duration = Duration::from_millis(20);
 
-/// For a queue to be empty after likes have arrived, and between two looks.
+/// How long a queue can take to become empty after likes arrived, and between two looks.
 const EMPTY_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Commands of one pipeline, as tallyd's own.
+/// Commands of one pipeline, as in tallyd.
 const PIPELINE: usize = 500;
 
 pub struct Site {
@@ -62,7 +62,7 @@ impl Site {
         child::reconcile(&self.world, arguments).await
     }
 
-    /// What any recount must do at least; in seconds.
+    /// The least work of any recount, in seconds.
     pub async fn bare_recount(&self) -> Result<f64> {
         let began = Instant::now();
         let sql = "SELECT kind, target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record GROUP BY kind, target_id";
@@ -76,7 +76,7 @@ impl Site {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// What any rebuild must do at least: read `counter`, and set each number in Redis; in seconds.
+    /// The least work of any rebuild, in seconds: read `counter`, and set each number in Redis.
     pub async fn bare_hset(&self) -> Result<f64> {
         let counters: Vec<(u64, i64)> =
             sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
@@ -106,7 +106,7 @@ impl Site {
         Ok(seconds)
     }
 
-    /// Takes all counters from Redis.
+    /// Removes all counters from Redis.
     pub async fn lose(&self) -> Result<()> {
         let client = redis::Client::open(self.world.config.redis.url.expose())?;
         let mut redis = client.get_multiplexed_async_connection().await?;
@@ -116,9 +116,9 @@ impl Site {
         Ok(())
     }
 
-    /// Makes so many thousandths of the targets look changed since the last run.
+    /// Makes this many thousandths of the targets look changed since the last run.
     pub async fn change(&self, thousandths: u64) -> Result<u64> {
-        // Older runs' overlap must not bring their targets in again.
+        // The overlap of older runs must not include their targets again.
         sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
             .execute(&self.world.pool)
             .await?;
@@ -129,7 +129,7 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// How fast the daemon drains so many events, in events per second, while reconciles run or not.
+    /// How fast the daemon drains this many events, in events per second, with or without reconciles beside it.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
             .await?;
@@ -148,7 +148,7 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            // To its end, or its lease would be in the next one's way.
+            // It must end, or its lease would block the next one.
             while let (Some(mode), false) = (beside, ended.get()) {
                 self.reconcile(&[mode, "--force"]).await?;
             }
@@ -160,7 +160,7 @@ impl Site {
         Ok(rate)
     }
 
-    /// Likes that arrive through the client, so many a second, for ever.
+    /// Sends likes through the client at this rate, without an end.
     async fn arrive(&self) -> Result<()> {
         let client = client_of(&self.world.config);
         let mut turn = tokio::time::interval(TURN);
@@ -176,7 +176,7 @@ impl Site {
         }
     }
 
-    /// Loses Redis while likes arrive, and loads it again; before that, how long a bare HSET takes beside them.
+    /// Loses Redis while likes arrive, and reloads it. Also measures a bare HSET beside them first.
     pub async fn rebuild_under_load(&self) -> Result<(f64, Ran)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -207,7 +207,7 @@ impl Site {
         Ok(ran)
     }
 
-    /// Takes away what a drain has written, and what that was in `counter`: each round begins as the first one.
+    /// Removes what a drain wrote, also from `counter`, so that each round begins like the first one.
     async fn forget_new_rows(&self) -> Result<()> {
         sqlx::query("DELETE FROM like_record WHERE update_at > '2026-01-01'").execute(&self.world.pool).await?;
         sqlx::query("TRUNCATE counter").execute(&self.world.pool).await?;
@@ -215,12 +215,12 @@ impl Site {
     }
 }
 
-/// Rows by Zipf 1.0: of the target in place i as many as 1/i of the first.
+/// Rows by Zipf 1.0: the target in place i has 1/i as many as the first.
 async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
     let harmonic: f64 = (1..=targets).map(|place| 1.0 / place as f64).sum();
     let mut values = Vec::with_capacity(ROWS_PER_STATEMENT);
     for id in 1..=targets {
-        // Popularity is spread over the ids: a stride that has no factor in common with their number.
+        // Spreads popular targets over the ids, with a stride that has no common factor with their number.
         let place = 1 + id.wrapping_mul(7_919) % targets;
         let count = ((rows as f64 / harmonic / place as f64) as u64).max(1);
         for user in 1..=count {

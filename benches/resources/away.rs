@@ -1,4 +1,4 @@
-//! MySQL says nothing for minutes, and messages go on arriving.
+//! MySQL stops answering for minutes while messages continue to arrive.
 
 use std::time::{Duration, Instant};
 
@@ -17,40 +17,39 @@ use crate::common::workload::Workload;
 use crate::common::world::{Setup, World};
 use crate::exact;
 
-/// Messages arrive so often, many at a time.
+/// Between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// How long all is well before MySQL goes away, and messages arrive after it has come back.
+/// How long everything works before MySQL stops, and how long messages arrive after it answers again.
 const WELL: Duration = Duration::from_secs(20);
 
-/// For what has waited to be written.
+/// How long it can take to write the backlog.
 const CAUGHT_UP_MAX: Duration = Duration::from_secs(1_200);
 
-/// For what comes after the newest event.
+/// How long it can take to write events that arrive after the newest one.
 const EXACT_MAX: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What was seen.
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     pub messages: usize,
-    /// Of them, what the queue had when MySQL came back, beside what the daemon had.
+    /// The part of them that was in the queue, and not in the daemon, when MySQL answered again.
     pub waited: u64,
     pub before_rss_mib: f64,
     pub peak_rss_mib: f64,
-    /// From MySQL's return until the queue was empty.
+    /// From MySQL's first answer until the queue was empty.
     pub caught_up_s: f64,
 }
 
-/// Runs a daemon whose MySQL is away for so long, while `rate` messages a second arrive.
+/// Runs a daemon whose MySQL is unreachable for this long, while `rate` messages a second arrive.
 pub async fn measure(minutes: u64, rate: u64) -> Result<Seen> {
     let world = World::new("resources-away", Setup::default()).await?;
     let seen = run(&world, Duration::from_secs(minutes * 60), rate).await;
     let closed = world.close().await;
     let seen = seen?;
     println!(
-        "MySQL away for {minutes} minutes, {rate} messages a second: {:.0} MiB, then {} messages in {:.0} s",
+        "MySQL unreachable for {minutes} minutes, {rate} messages a second: {:.0} MiB, then {} messages in {:.0} s",
         seen.peak_rss_mib, seen.waited, seen.caught_up_s
     );
     closed.map(|()| seen)
@@ -75,11 +74,10 @@ async fn run(world: &World, away: Duration, rate: u64) -> Result<Seen> {
     };
     let ((), (before_rss_mib, waited, back)) = tokio::try_join!(arriving, falling)?;
     let last = Workload::new(1).take(messages).max_by_key(|event| event.at).context("no messages")?;
-    wait::until("what has waited is written", CAUGHT_UP_MAX, LOOK_EVERY, async || is_written(world, last).await)
-        .await?;
+    wait::until("the backlog is written", CAUGHT_UP_MAX, LOOK_EVERY, async || is_written(world, last).await).await?;
     let caught_up_s = back.elapsed().as_secs_f64();
     let peak_rss_mib = peak_rss_mib(daemon.pid())?;
-    // A few that came twice may follow it.
+    // A few duplicates can follow it.
     let all = || Workload::new(1).take(messages);
     wait::until("every row is right", EXACT_MAX, LOOK_EVERY, async || Ok(exact(world, all()).await.is_ok())).await?;
     Ok(Seen { messages, waited, before_rss_mib, peak_rss_mib, caught_up_s })
@@ -101,7 +99,7 @@ async fn publish(world: &World, messages: usize, per_turn: usize) -> Result<()> 
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
     let mut turn = tokio::time::interval(TURN);
-    // What is late is made up for.
+    // Late groups are sent later.
     turn.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut events = Workload::new(1).take(messages);
     loop {

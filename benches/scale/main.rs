@@ -1,4 +1,4 @@
-//! how much of everything a rate needs, and of what the most: a model, held against 1, 2 and 4 partitions
+//! Resources that a rate needs, and which one is needed most: a model, compared with 1, 2 and 4 partitions.
 
 mod measured;
 mod model;
@@ -17,34 +17,34 @@ use measured::{Measured, POINTS};
 use model::{Cores, Costs, Outcome, Site, simulate};
 use tallyd_benches as common;
 
-/// How far the model may be from what is measured.
+/// How far the model can be from the measurement.
 const AIMS: [(&str, Aim); 3] = [
     ("error_percent_1", Aim::AtMost(25.0)),
     ("error_percent_2", Aim::AtMost(25.0)),
     ("error_percent_4", Aim::AtMost(25.0)),
 ];
 
-/// Measures what broker and database cost by themselves, predicts from that what tallyd does with 1, 2 and 4 partitions, compares it
-/// with what it did, and plans larger sites with the same costs.
+/// Measure the separate costs of broker and database, predict tallyd's rate with 1, 2 and 4 partitions from them, and
+/// compare it with the measured one. Then plan larger sites with the same costs.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Events that each run drains.
     #[arg(long, default_value_t = 500_000)]
     events: u64,
 
-    /// How often each is measured; the model takes medians.
+    /// Rounds. The model uses medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Takes the last measurement instead of a new one.
+    /// Use the last measurement instead of a new one.
     #[arg(long)]
     measured: bool,
 
-    /// Events a second that sites are planned for, with commas.
+    /// Comma-separated rates to plan sites for, in events a second.
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
     rates: Vec<f64>,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -104,7 +104,7 @@ fn site(costs: Costs, cores: Cores, partitions: usize) -> Site {
     }
 }
 
-/// What the model says of full queues on one machine.
+/// The model's result for full queues on one machine.
 fn drained(costs: Costs, cores: f64, partitions: usize) -> Outcome {
     simulate(&site(costs, Cores::Shared(cores), partitions))
 }

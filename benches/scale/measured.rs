@@ -1,4 +1,4 @@
-//! The points that the model is made from and held against, as `dev/bench ingest` measured them.
+//! The points that the model is made from and compared with, as `dev/bench ingest` measured them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -15,7 +15,7 @@ const NAME: &str = "scale-measured";
 /// Partitions of tallyd's points.
 pub const POINTS: [(usize, &str); 3] = [(1, "tallyd"), (2, "tallyd-2"), (4, "tallyd-4")];
 
-/// What is read of the results.
+/// The part of the results that is read.
 #[derive(Deserialize)]
 pub struct Measured {
     pub machine: Machine,
@@ -33,7 +33,7 @@ struct Standing {
     median: Run,
 }
 
-/// A run; microseconds are CPU time per event.
+/// A run. Microseconds are CPU time per event.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Run {
     pub events: f64,
@@ -55,7 +55,7 @@ impl Run {
 }
 
 impl Measured {
-    /// Measures, unless an earlier measurement shall do.
+    /// Measures, unless an earlier measurement is to be used.
     pub fn take(arguments: &Arguments) -> Result<Self> {
         let root = tallyd_testkit::root();
         if !arguments.measured {
@@ -66,7 +66,7 @@ impl Measured {
                 .args(["--only", &format!("noop,floor,floor-1000,{}", names.join(","))])
                 .status()
                 .context("start dev/bench ingest")?;
-            ensure!(status.success(), "dev/bench ingest ended with {status}");
+            ensure!(status.success(), "dev/bench ingest exited with {status}");
         }
         let path = root.join("target/bench").join(format!("{NAME}.json"));
         let text = std::fs::read(&path)
@@ -78,12 +78,16 @@ impl Measured {
         Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
     }
 
-    /// The costs of the parts, from measurements in which nothing else ran: never from those that are predicted.
+    /// The costs of the parts, from measurements in which nothing else ran. They never come from the runs that are
+    /// predicted.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
-        // The time of a batch is a + b * events: in MySQL's processor, and by the clock of its one connection.
+        // The time of a batch is a + b * events: in MySQL's CPU time, and by the clock of its one connection.
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
-        ensure!(far > near * 2.0, "batches of {near:.0} and {far:.0} events are no line: more --events are needed");
+        ensure!(
+            far > near * 2.0,
+            "batches of {near:.0} and {far:.0} events are too similar for a line: use more --events"
+        );
         let (batch, row) = line(&large, &small, |run| run.mysql_us * run.events_per_batch());
         let (batch_s, row_s) = line(&large, &small, |run| 1e6 / run.events_per_second * run.events_per_batch());
         let build = large.consumer_us;
@@ -93,7 +97,7 @@ impl Measured {
             consume: noop.consumer_us + build,
             row,
             batch,
-            // The writer builds its statements before it sends them, which the consumer's part has.
+            // The writer builds its statements before it sends them. This time is already in the consumer's part.
             row_wait: (row_s - row - build).max(0.0),
             batch_wait: (batch_s - batch).max(0.0),
         })

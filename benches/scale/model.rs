@@ -1,18 +1,19 @@
-//! What an event costs, and who waits for whom: a simulation of partitions, their queues, batches and connections on some cores.
+//! Simulates the cost of events and their waits: partitions, their queues, batches and connections on some cores.
 //!
-//! Each partition is a line of three: RabbitMQ's queue hands over what the prefetch allows, the consumer reads it into the open
-//! batch, one connection of MySQL writes a batch while the next one fills. Each of them is one thread: it has a core, or its share
-//! of one where more threads want to run than there are cores. What is published is taken in by several. Time goes in steps of [`STEP_US`].
+//! Each partition has three steps. RabbitMQ's queue delivers what the prefetch allows, the consumer reads it into the
+//! open batch, and one connection of MySQL writes a batch while the next one fills. Each step is one thread. It has a
+//! core, or its share of one if more threads want to run than there are cores. Several threads accept published events.
+//! Time advances in steps of [`STEP_US`].
 
 use std::collections::VecDeque;
 
 /// Length of a step, in microseconds.
 const STEP_US: f64 = 100.0;
 
-/// What is simulated before anything is counted, in microseconds: queues and batches have found their size then.
+/// Simulated time before anything is counted, in microseconds. Then queues and batches have reached their normal size.
 const WARM_UP_US: f64 = 1e6;
 
-/// Threads that take what is published for one partition: many clients are connected.
+/// Threads that accept published events for one partition, because many clients are connected.
 const PUBLISHING_THREADS: usize = 4;
 
 /// Microseconds of one core, unless said otherwise.
@@ -39,11 +40,10 @@ pub struct Costs {
 pub enum Cores {
     /// One machine for all.
     Shared(f64),
-    /// Machines of their own.
+    /// Separate machines.
     Own { rabbitmq: f64, daemons: f64, mysql: f64 },
 }
 
-/// What is simulated.
 #[derive(Clone, Copy, Debug)]
 pub struct Site {
     pub costs: Costs,
@@ -52,18 +52,18 @@ pub struct Site {
     pub batch_events_max: f64,
     pub prefetch: f64,
     pub linger_us: f64,
-    /// Events a second that are published; none where queues are full from the beginning.
+    /// Published events a second. `None` if queues are full from the beginning.
     pub arrivals: Option<f64>,
     /// How long, in seconds after the warm-up.
     pub seconds: f64,
 }
 
-/// What came out.
+/// The result.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub events_per_second: f64,
     pub events_per_batch: f64,
-    /// From publishing to commit, in milliseconds: where events arrive.
+    /// From publishing to commit, in milliseconds, if events arrive.
     pub lag_p50_ms: f64,
     pub lag_p99_ms: f64,
 }
@@ -94,7 +94,7 @@ struct Partition {
     open: f64,
     open_since: f64,
     writing: Option<Writing>,
-    /// When those that aren't committed arrived, and how many.
+    /// Uncommitted events: when they arrived, and how many.
     arrived: VecDeque<(f64, f64)>,
 }
 
@@ -108,13 +108,13 @@ impl Partition {
         }
     }
 
-    /// What the prefetch still allows.
+    /// How much the prefetch still allows.
     fn credit(&self, site: &Site) -> f64 {
         let writing = self.writing.as_ref().map_or(0.0, |writing| writing.events);
         site.prefetch - self.delivered - self.open - writing
     }
 
-    /// Works for so many microseconds of a core.
+    /// Does work for this many microseconds of a core.
     fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
         let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
         match role {
@@ -145,7 +145,7 @@ impl Partition {
         }
     }
 
-    /// Begins to write when it is time. As the consumer does: a full batch, or one that has lingered.
+    /// Begins to write when it is time, like the consumer: a full batch, or one that has waited for its linger time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
         let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;
@@ -160,7 +160,7 @@ impl Partition {
         });
     }
 
-    /// The events of a batch that is through, if one is.
+    /// The events of a batch that was just committed, if there is one.
     fn end_writing(&mut self) -> Option<f64> {
         let writing = self.writing.as_mut()?;
         if writing.work_us > 0.0 {
@@ -175,7 +175,7 @@ impl Partition {
     }
 }
 
-/// Counts what is committed once the warm-up is over.
+/// Counts commits after the warm-up.
 #[derive(Default)]
 struct Count {
     events: f64,
@@ -183,7 +183,6 @@ struct Count {
     lags: Vec<(f64, f64)>,
 }
 
-/// Runs a site.
 pub fn simulate(site: &Site) -> Outcome {
     let mut partitions: Vec<Partition> = (0..site.partitions).map(|_| Partition::default()).collect();
     let mut count = Count::default();

@@ -1,4 +1,4 @@
-//! What a rate needs: partitions, and cores of each kind.
+//! Plans a site for a rate: partitions, and cores of each kind.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -9,13 +9,13 @@ use crate::common::workload::{Workload, counted};
 use crate::measured::Measured;
 use crate::model::{Cores, Costs, simulate};
 
-/// How busy anything may be in the hour with the most events.
+/// The highest allowed load of any part in the busiest hour.
 const BUSY_MAX: f64 = 0.6;
 
 /// Copies of each message in a cluster with quorum queues of three members.
 const COPIES: f64 = 3.0;
 
-/// Events whose size is looked at.
+/// Events whose size is measured.
 const SAMPLE: usize = 10_000;
 
 /// More cores than anything can use.
@@ -26,7 +26,7 @@ const PLENTY: f64 = 1e6;
 pub struct Plan {
     events_per_second: f64,
     partitions: usize,
-    /// Of one connection, and of one queue, at that many partitions.
+    /// The load of one connection or one queue with that many partitions.
     busiest_thread_percent: f64,
     rabbitmq_cores: f64,
     daemon_cores: f64,
@@ -39,18 +39,18 @@ pub struct Plan {
     /// Megabytes a second into RabbitMQ's nodes with three copies, and out to the daemons.
     rabbitmq_mb_per_second: f64,
     mysql_mb_per_second: f64,
-    /// New rows in a day, if each event were one.
+    /// New rows in a day, if each event makes one.
     mysql_gb_per_day: f64,
 }
 
-/// Plans sites for these rates, with machines of their own for each server.
+/// Plans sites for these rates, with separate machines for each server.
 pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Plan>> {
     let (noop, floor, tallyd) = (measured.of("noop")?, measured.of("floor")?, measured.of("tallyd")?);
     let body = body_bytes();
     let plans: Vec<Plan> = rates
         .iter()
         .map(|rate| {
-            // A thread is full when its queue hands over no more, or its connection writes no more.
+            // A thread is full when its queue delivers no more, or its connection writes no more.
             let thread = noop.events_per_second.min(floor.events_per_second);
             let partitions = (rate / (thread * BUSY_MAX)).ceil().max(1.0) as usize;
             let partitions = partitions.next_power_of_two();
@@ -88,7 +88,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
     Ok(plans)
 }
 
-/// Of a like as producers send it.
+/// The body of a like from a producer.
 fn body_bytes() -> f64 {
     let bodies = counted(Workload::new(1).take(SAMPLE)).map(|(event, count)| encode_like(&event, "video", count).len());
     bodies.sum::<usize>() as f64 / SAMPLE as f64
@@ -116,7 +116,7 @@ fn print(plans: &[Plan]) {
     let rates: Vec<String> = plans.iter().map(|plan| format!("{}/s", number(plan.events_per_second))).collect();
     let titles: Vec<&str> = std::iter::once("").chain(rates.iter().map(String::as_str)).collect();
     println!(
-        "\nSites with machines of their own for each server, each thing busy to {} percent. Computed, not measured.",
+        "\nSites with separate machines for each server, each part busy to {} percent. Computed, not measured.",
         BUSY_MAX * 100.0
     );
     print_table(&titles, &rows);

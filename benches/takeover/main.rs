@@ -1,4 +1,4 @@
-//! how long partitions stand still when the daemon that has them stops, dies, freezes, or falls silent
+//! How long partitions are without a consumer when their daemon stops, crashes, freezes, or loses its network.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use tallyd_benches as common;
 
 const PARTITIONS: u16 = 4;
 
-/// Between two looks at who has the partitions.
+/// Between two looks at the owners of the partitions.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A daemon listens within a tenth of a second; what RabbitMQ says of a queue's consumers doesn't have those that wait.
+/// A daemon listens within a tenth of a second. RabbitMQ's number of consumers doesn't include waiting ones.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -35,17 +35,17 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Enough for a daemon to know how large messages are.
 const FIRST: u64 = 10_000;
 
-/// Figures are medians; that of a daemon that is told to stop has none of these.
+/// The figures are medians. A daemon that gets SIGTERM has no aim.
 const AIMS: [(&str, Aim); 3] = [
     ("takeover_kill_ms", Aim::AtMost(5_000.0)),
     ("takeover_stop_ms", Aim::AtMost(30_000.0)),
     ("takeover_cut_ms", Aim::AtMost(30_000.0)),
 ];
 
-/// Two daemons share four partitions under load; what the first one has, the second one takes over.
+/// Two daemons share four partitions under load. The second one takes over the partitions of the first.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// How often each is measured; figures are medians.
+    /// Rounds. The figures are medians.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 
@@ -53,12 +53,12 @@ struct Arguments {
     #[arg(long, default_value_t = 500)]
     rate: u64,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What happens to the first one.
+/// The fault of the first daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum How {
@@ -68,7 +68,7 @@ enum How {
     Kill,
     /// SIGSTOP.
     Stop,
-    /// Nothing that it sends arrives anywhere, and nothing reaches it.
+    /// Nothing that it sends arrives, and nothing reaches it.
     Cut,
 }
 
@@ -107,7 +107,7 @@ async fn main() -> Result<()> {
 async fn measure(how: How, rate: u64) -> Result<f64> {
     let world = World::new("takeover", Setup { partitions: PARTITIONS, ..Setup::default() }).await?;
     let took = measure_in(&world, how, rate).await;
-    // Also after a failure: what is left would be there in the next round.
+    // Also after a failure, because the next round would find what is left.
     let closed = world.close().await;
     let took = took?;
     closed?;
@@ -133,7 +133,8 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     preload::preload_messages(world, first_events).await?;
     sent.store(FIRST, Ordering::Relaxed);
     let first = Daemon::start(world, &environment)?;
-    wait::until("the first one has written all", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? == FIRST)).await?;
+    wait::until("the first daemon has written all", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? == FIRST))
+        .await?;
     let second = Daemon::start(world, &[])?;
     tokio::time::sleep(LISTENS_AFTER).await;
     let load = spawn_load(world, &publisher, &sent, rate);
@@ -146,7 +147,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
         How::Cut => relays.iter().for_each(Relay::fall_silent),
     }
     let owner = format!("%:{}", second.pid());
-    wait::until("the second one has all", LIMIT, LOOK_EVERY, async || {
+    wait::until("the second daemon has all partitions", LIMIT, LOOK_EVERY, async || {
         ensure!(!load.is_finished(), "nothing is published any more");
         let held: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM partition_owner WHERE owner LIKE ?")
             .bind(&owner)
@@ -159,7 +160,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     load.abort();
     let _ = load.await;
     drop(first);
-    // One may be on the way that the load had not counted.
+    // One more can be in flight that the load had not counted.
     wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
         .await?;
     second.signal("TERM")?;
@@ -179,7 +180,7 @@ fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, 
     })
 }
 
-/// One like of a user of its own: each is a row.
+/// One like of a new user, so each is a row.
 async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
     let event = like(1 + sent.load(Ordering::Relaxed));
     publisher.publish(exchange, &event.user.to_string(), &encode_like(&event, "video", None)).await?;

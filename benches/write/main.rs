@@ -1,4 +1,4 @@
-//! how fast one connection writes batches, by the way in which it learns what each row was before
+//! How fast one connection writes batches, by how it learns the old state of each row.
 
 mod ways;
 
@@ -22,36 +22,36 @@ use common::world::{Setup, World, stack};
 use tallyd_benches as common;
 use ways::Way;
 
-/// Writes the same events in every way, in batches of each size, and checks every row and counter after each run. Without
-/// a broker: what is measured is MySQL.
+/// Write the same events in every way, in batches of each size, and check every row and counter after each run. There
+/// is no broker, so only MySQL is measured.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Events that each run writes; of the smallest batches a tenth of it.
+    /// Events that each run writes. Runs with the smallest batches write a tenth.
     #[arg(long, default_value_t = 200_000)]
     events: usize,
 
-    /// How often each way runs; figures are medians.
+    /// Runs of each way. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Events in a batch, with commas.
+    /// Comma-separated numbers of events in a batch.
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 10_000])]
     batches: Vec<usize>,
 
-    /// Only these ways, with commas.
+    /// Run only these comma-separated ways.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Way>,
 
-    /// Given by cargo.
+    /// Set by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Copy, Serialize)]
 struct Written {
     events_per_second: f64,
-    /// CPU time per event of the server, and of the client with the work that makes rows of events.
+    /// CPU time per event of the server, and of the client including the work that makes rows of events.
     mysql_us: f64,
     client_us: f64,
 }
@@ -102,7 +102,7 @@ async fn main() -> Result<()> {
         .write("write")
 }
 
-/// Small batches are slow: so that their runs don't take for ever.
+/// Small batches are slow, so they get fewer events.
 fn events_of(events: usize, batch: usize) -> usize {
     if batch < 1_000 { events / 10 } else { events }
 }

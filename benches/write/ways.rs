@@ -1,7 +1,7 @@
 //! The ways to write a batch: rows first, then the counters' differences, in one transaction.
 //!
-//! All are exact with one writer per (target, user). With two of them only those are in which the row's lock is held before
-//! its old state is known: `noted`, `column`, and `read` for its plain INSERT, which fails where another was first.
+//! All are exact with one writer per (target, user). With two writers, only ways that hold the row's lock before they
+//! read its old state are exact: `noted`, `column`, and `read`, whose plain INSERT fails if another writer was first.
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -15,23 +15,23 @@ use tallyd_mysql::{Text, likes};
 /// How the old states are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 pub enum Way {
-    /// Not at all: an upsert, and no counters. What peers do.
+    /// Not at all: an upsert without counters, as peers do it.
     Plain,
     /// Noted in a user variable by the upsert: tallyd's first choice.
     Noted,
     /// Read with a lock, then inserted or updated: tallyd's second choice.
     Read,
-    /// Kept by the upsert in a column of the row, which is read back.
+    /// Kept by the upsert in a column of the row, which is read afterwards.
     Column,
-    /// Joined with a temporary table that holds the batch, from which the upsert then takes its rows.
+    /// Joined with a temporary table that holds the batch. The upsert then takes its rows from it.
     Staged,
 }
 
-/// The newest wins; at equal `at` an unlike does.
+/// The newest wins. At equal `at` an unlike wins.
 const NEWER: &str = "(VALUES(update_at) > like_record.update_at OR \
                       (VALUES(update_at) = like_record.update_at AND VALUES(is_del) > like_record.is_del))";
 
-/// What [`NEWER`] decides, the version last.
+/// The condition of [`NEWER`], with the version last.
 fn newest() -> String {
     format!(
         "is_del = IF({NEWER}, VALUES(is_del), like_record.is_del), \
@@ -44,7 +44,7 @@ impl Way {
         self != Self::Plain
     }
 
-    /// What a way needs beside tallyd's tables.
+    /// Makes what a way needs beside tallyd's tables.
     pub async fn prepare(self, connection: &mut MySqlConnection) -> Result<()> {
         let sql = match self {
             Self::Column => "ALTER TABLE like_record ADD COLUMN was TINYINT NULL",
@@ -154,7 +154,7 @@ async fn staged(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> 
     Ok(winners.iter().map(|(pair, _)| known.get(pair).copied().unwrap_or(Before::Absent)).collect())
 }
 
-/// 0 and 1: what the row said of "deleted"; 2: it is not older; NULL: it is new.
+/// 0 and 1: the row's old `is_del`. 2: it is not older. NULL: it is new.
 fn met(was: Option<i8>) -> Before {
     match was {
         None => Before::Absent,

@@ -1,4 +1,4 @@
-//! What is kept of a message that is refused, and how it is shown: whoever sent it has chosen every byte.
+//! Fuzzes what is kept of a rejected message and how it is shown. Its sender chose every byte.
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
@@ -13,10 +13,10 @@ use tallyd_core::model::Micros;
 use super::Bytes;
 use super::event::{NOW, TERMS};
 
-/// The largest that is kept of a message's headers.
+/// The most that is kept of a message's headers.
 const HEADERS_MAX: usize = 8 * 1024;
 
-/// Headers, then a zero, then a body.
+/// Headers, then a zero byte, then a body.
 pub fn dead(data: &[u8]) {
     let (head, body) = data.split_at(data.iter().position(|byte| *byte == 0).unwrap_or(data.len()));
     let mut head = Bytes(head);
@@ -45,13 +45,13 @@ fn shown(body: &[u8]) {
     let Some(pretty) = pretty_json(body) else { return };
     harmless(&printable_lines(&pretty).replace('\n', ""));
     harmless(&printable_json(&pretty).replace("\\u", ""));
-    // Token by token the same.
+    // The tokens must be the same.
     let squeezed = |text: &str| text.chars().filter(|it| !it.is_ascii_whitespace()).collect::<String>();
     assert_eq!(squeezed(&pretty), squeezed(std::str::from_utf8(body).expect("JSON is UTF-8")));
     assert!(pretty.len() <= body.len() * 200, "{} bytes of {}", pretty.len(), body.len());
 }
 
-/// It does nothing to a terminal.
+/// It must do nothing to a terminal.
 fn harmless(text: &str) {
     let does_something = |it: char| it.is_control() || matches!(it, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     assert!(!text.chars().any(does_something), "{text:?}");
@@ -80,7 +80,7 @@ fn text(bytes: &mut Bytes<'_>) -> String {
 fn table(bytes: &mut Bytes<'_>, depth: u8) -> FieldTable {
     let mut fields = FieldTable::default();
     for _ in 0..bytes.byte() % 8 {
-        // The names that tallyd looks for, or any.
+        // A name that tallyd looks for, or any name.
         let name = match bytes.byte() % 8 {
             0 => "x-death".to_owned(),
             1 => "time".to_owned(),

@@ -1,4 +1,5 @@
-//! The decoder: a body gets a verdict; what is taken is valid JSON and means what that says; what is refused has a reason.
+//! Fuzzes the decoder. Every body gets a verdict. An accepted body is valid JSON and means what it says, and a rejected
+//! one has a reason.
 
 use std::sync::LazyLock;
 
@@ -9,10 +10,10 @@ use tallyd_core::event::{
 };
 use tallyd_core::model::{Metric, Micros, Target};
 
-/// The instant of the judgement.
+/// The current time for the verdicts.
 pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);
 
-/// What is judged by.
+/// The configuration for the verdicts.
 pub(crate) static TERMS: LazyLock<Terms> = LazyLock::new(|| {
     let config = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                   [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
@@ -35,20 +36,20 @@ pub fn event(body: &[u8]) {
 
 fn refused(body: &[u8], Refusal { reason, error }: &Refusal) {
     assert!(!error.is_empty(), "{reason:?} without a sentence");
-    // It stands in a log line and in a column of 64 KiB, whatever the body is.
+    // It must fit into a log line and a column of 64 KiB, whatever the body is.
     assert!(error.len() <= 1_000, "{} bytes of error for {} of body", error.len(), body.len());
 }
 
-/// What serde_json's own tree can't hold, though the grammar of JSON allows it.
+/// Errors of serde_json's own tree for bodies that JSON's grammar allows.
 const BEYOND_TREES: [&str; 4] = ["number out of range", "recursion limit", "surrogate", "unexpected end of hex escape"];
 
 fn taken(body: &[u8], message: &Message) {
     assert!(body.len() <= BODY_BYTES_MAX, "{} bytes", body.len());
-    assert!(std::str::from_utf8(body).is_ok(), "taken, and no UTF-8");
+    assert!(std::str::from_utf8(body).is_ok(), "accepted, but no UTF-8");
     let value: Value = match serde_json::from_slice(body) {
         Ok(value) => value,
         Err(error) if BEYOND_TREES.iter().any(|known| error.to_string().contains(known)) => return,
-        Err(error) => panic!("taken, and no JSON: {error}"),
+        Err(error) => panic!("accepted, but no JSON: {error}"),
     };
     assert_eq!(value["type"], type_of(message, &value));
     match message {
@@ -100,7 +101,7 @@ fn time(at: Micros, value: &Value) {
     assert_eq!(value["at"].as_i64(), Some(at.0));
 }
 
-/// Encoded and decoded again it is the same.
+/// It must be the same after encoding and decoding again.
 fn again(message: &Message, value: &Value) {
     let names = (text(&value["kind"]), text(&value["metric"]));
     let body = match message {
@@ -119,7 +120,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// An id as the contract has it: an integer, or the same as text.
+/// An id of the contract: an integer, or the same as text.
 fn id(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -1,4 +1,4 @@
-//! Where numbers are in Redis: names that are read are the names that are written, and so are numbers.
+//! Fuzzes the layouts of numbers in Redis: names and numbers must be the same when read and written.
 
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
@@ -7,7 +7,7 @@ use tallyd_redis::template::Template;
 
 use super::Bytes;
 
-/// A layout's name, the pattern of its keys, and texts as Redis may hold them: lines.
+/// Lines: a layout's name, the pattern of its keys, and texts that Redis can hold.
 pub fn layout(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -42,7 +42,7 @@ fn named(layout: &Layout, name: &str, key: &str, data: &[u8]) {
     assert!(layout.overlaps(layout, &["video"], &["like"]));
 }
 
-/// `packed:+013` is read, too, and written as `packed:13`.
+/// `packed:+013` can be read, too, and is written as `packed:13`.
 fn canonical(name: &str) -> String {
     let (form, bits) = name.split_once(':').unwrap_or((name, ""));
     format!("{form}:{}", bits.parse::<u8>().unwrap_or(0))

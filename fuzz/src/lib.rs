@@ -1,5 +1,5 @@
-//! What is fuzzed: each target takes any bytes and panics where tallyd breaks a promise. libFuzzer calls them (`fuzz_targets`), and on a
-//! stable compiler the test suite does (`tests/it/fuzz`), with mutations of the same corpora.
+//! The fuzz targets. Each takes any bytes and panics if tallyd breaks a promise. libFuzzer calls them (`fuzz_targets`).
+//! On a stable compiler the test suite calls them (`tests/it/fuzz`), with mutations of the same corpora.
 
 mod config;
 mod dead;
@@ -17,7 +17,7 @@ pub use map::map;
 pub use redis_replies::redis_replies;
 pub use score::score;
 
-/// Takes what it needs from the front; zeros once nothing is left.
+/// Takes bytes from the front, and zeros when none are left.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

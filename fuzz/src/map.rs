@@ -1,4 +1,5 @@
-//! The decoder of a site's own JSON: each part of a body gets a verdict, what is taken has the values of its fields, and a refusal is a sentence.
+//! Fuzzes the decoder of custom JSON. Each part of a body gets a verdict. An accepted part has the values of its
+//! fields, and a rejection is a sentence.
 
 use std::sync::LazyLock;
 
@@ -27,7 +28,7 @@ event_id = { pointer = "/uid" }
     toml::from_str(map).expect("it is a map")
 });
 
-/// Any bytes as a body of the site's.
+/// Any bytes as a body of a site.
 pub fn map(body: &[u8]) {
     let mut until = 0;
     decode_all(body, &MAP, &TERMS, NOW, |verdict, range| {
@@ -41,7 +42,7 @@ pub fn map(body: &[u8]) {
 }
 
 fn taken(body: &[u8], message: &Message) {
-    let value: Value = serde_json::from_slice(body).expect("what is taken is JSON");
+    let value: Value = serde_json::from_slice(body).expect("an accepted body is JSON");
     let id = |pointer: &str| {
         let value = value.pointer(pointer).expect("the field is there");
         value.as_u64().or_else(|| value.as_str()?.parse().ok())
@@ -56,7 +57,7 @@ fn taken(body: &[u8], message: &Message) {
             assert_eq!(value["action"], "VIEW");
             (event.target, event.at)
         }
-        Message::Set(_) | Message::Fence(_) => panic!("no value becomes that"),
+        Message::Set(_) | Message::Fence(_) => panic!("no value makes this message"),
     };
     assert_eq!(id("/object/id"), Some(target.id.0));
     assert_eq!(id("/ts").map(|ms| Micros(ms.cast_signed() * 1_000)), Some(at));

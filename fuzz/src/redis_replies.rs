@@ -1,4 +1,4 @@
-//! Redis' answers: whatever it says, it is read or refused.
+//! Fuzzes the answers of Redis: each is read or rejected.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ static LAYOUTS: LazyLock<Vec<Layout>> = LazyLock::new(|| {
     [Form::Packed, Form::Entity, Form::String].map(layout).to_vec()
 });
 
-/// Once as the protocol has it, once as a value that is made of the bytes.
+/// Once in the format of the protocol, once as a value that is made from the bytes.
 pub fn redis_replies(data: &[u8]) {
     let metrics = [Metric(1), Metric(2), Metric(255)];
     let mut bytes = Bytes(data);
@@ -38,7 +38,7 @@ fn value(bytes: &mut Bytes<'_>, depth: u8) -> Value {
         7 if depth < 4 => Value::Set(list(bytes, depth)),
         8..=11 if depth < 4 => Value::Array(list(bytes, depth)),
         12 => Value::BulkString(bytes.number().to_string().into_bytes()),
-        // What scripts return: the parts of a sample, with zeros between them.
+        // A script's answer: the parts of a sample, with zeros between them.
         13 => Value::BulkString(sample(bytes)),
         _ => {
             let length = usize::from(bytes.byte() % 32);

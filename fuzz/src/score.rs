@@ -1,4 +1,4 @@
-//! Scores of boards: what is packed comes back, in the same order, and what doesn't fit is refused.
+//! Fuzzes the scores of boards: packed numbers are unpacked in the same order, and numbers that don't fit are rejected.
 
 use tallyd_core::model::BoardMember;
 use tallyd_redis::ranks::{Before, Ranking, order, place};
@@ -33,7 +33,7 @@ pub fn score(data: &[u8]) {
     placed(&mut bytes);
 }
 
-/// A page of any board is placed without a gap.
+/// A page of any board must be placed without a gap.
 fn placed(bytes: &mut Bytes<'_>) {
     let before = bytes.number() >> 1;
     let before = Before { members: before, higher: before / 2, distinct: before / 3 };

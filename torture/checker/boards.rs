@@ -1,4 +1,4 @@
-//! Boards: each addition once, as long as Redis has not lost it; closed periods as they were archived.
+//! Checks boards: each addition counts once, unless Redis lost it, and closed periods are as they were archived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,14 +6,14 @@ use super::numbers::{Applied, VIEW};
 use super::{About, Archive, Class, State, Violation};
 use crate::history::{Answer, Call, History, Loses, What, period};
 
-/// The board to which users add.
+/// Users add to this board.
 pub const HOT: &str = "hot";
-/// The board to which the daemon adds what it counts.
+/// The daemon adds what it counts to this board.
 pub const SEEN: &str = "seen";
-/// The board whose days are over.
+/// The days of this board are over.
 pub const PAST: &str = "past";
 
-/// What a member's score may be: from what must be there to what may be.
+/// The lowest and the highest score that a member can have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     least: i64,
@@ -54,7 +54,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
         let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds it to the board once it is in MySQL, which takes as long as it takes: until the loss was made up for.
+        // The daemon adds it to the board after the commit in MySQL. Without a fault that is at most `LATE` after the
+        // last call.
         of.end = of.end.max(event.ended.saturating_add(LATE));
         seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
     }
@@ -69,7 +70,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     check_past(&past, state, found);
 }
 
-/// Views that MySQL may have lost again after the board had them: nothing takes them off, and one that is sent again is added again.
+/// Views that MySQL may have lost after they were on the board. They stay on the board, and a view that is sent again
+/// is added again.
 fn undone(history: &History) -> Vec<(u64, i64)> {
     let (mut before, mut undone) = (BTreeSet::new(), BTreeMap::new());
     for call in &history.calls {
@@ -83,7 +85,7 @@ fn undone(history: &History) -> Vec<(u64, i64)> {
     undone.into_values().collect()
 }
 
-/// How long a count may take to the board without a fault.
+/// How long a count can take to reach the board without a fault.
 const LATE: i64 = 2_000_000;
 
 const NOBODY: Call = Call { begin: 0, end: 0, who: 0, what: What::Read { target: 0 }, answer: Answer::Nothing };
@@ -96,7 +98,7 @@ fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
     state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
 }
 
-/// A run that goes over midnight has two: one of them is archived.
+/// A run across midnight has two days, and one of them is archived.
 fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
     let mut sum: BTreeMap<u64, i64> = BTreeMap::new();
     let live = state.boards.iter().filter(|((name, period), _)| name == board && period != "total");
@@ -121,7 +123,7 @@ fn compare(
         let score = scores.get(&member).copied().unwrap_or(0);
         if let Some(class) = range.judge(score) {
             let Range { least, most } = range;
-            let says = format!("{of}: member {member} has {score}; what was added is {least} to {most}");
+            let says = format!("{of}: member {member} has {score}; the additions make {least} to {most}");
             found.push(Violation::new(class, about(member), says));
         }
     }
@@ -137,7 +139,7 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
     let none = Archive::default();
     for ((board, named), archive) in &state.archives {
         if board == PAST && !archive.places.is_empty() && !past.keys().any(|day| period(*day) == *named) {
-            let says = format!("board past {named}: an archive of a day to which nobody has added");
+            let says = format!("board past {named}: this day is archived, but nothing was added to it");
             let about = About::Late { day: day_of(named), member: None };
             found.push(Violation::new(Class::Invented, about, says));
         }
@@ -156,7 +158,7 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
         if !archive.is_gapless && !archive.places.is_empty()
             || !archive.places.is_sorted_by(|one, next| one.1 >= next.1)
         {
-            let says = format!("board past {}: the archive is not in order of its places", key.1);
+            let says = format!("board past {}: the archive is not in the order of its places", key.1);
             found.push(Violation::new(Class::Reordered, about.clone(), says));
         }
         let scores: BTreeMap<u64, i64> = archive.places.iter().copied().collect();
@@ -169,11 +171,11 @@ fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: 
         if let Some(frozen) = state.frozen.get(&key)
             && *frozen != scores
         {
-            let says = format!("board past {}: the archive and what Redis keeps of it differ", key.1);
+            let says = format!("board past {}: the archive differs from what Redis keeps of it", key.1);
             found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
         }
         if state.boards.get(&key).is_some_and(|live| !live.is_empty()) {
-            let says = format!("board past {}: something was written late, and is not in the archive", key.1);
+            let says = format!("board past {}: a late addition is missing in the archive", key.1);
             found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
         }
     }

@@ -1,26 +1,26 @@
-//! Dead letters: every message that can't be applied, and no other.
+//! Checks dead letters: every message that can't be applied is one, and no other message is.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{About, Class, Letter, State, Violation};
 use crate::history::{Answer, Call, History, Micros, What, event_id};
 
-/// A letter's number, in its body.
+/// A letter's body has its number after this.
 const MARK: &str = "letter-";
 
-/// The reason of what RabbitMQ 4 has set aside.
+/// The reason of letters that RabbitMQ 4 dead-lettered.
 const RETURNED: &str = "returned-by-broker";
 
-/// The reason of what is ahead of the daemon's clock.
+/// The reason of events that are ahead of the daemon's clock.
 const AHEAD: &str = "at-in-future";
 
-/// Events that wait as dead letters because a fault had set Redis' clock ahead. Somebody has sent each. One that came back too often before it was
-/// judged has the broker's reason.
+/// Events that users sent and that wait as dead letters, because a fault had set Redis' clock ahead. An event that was
+/// redelivered too often before the daemon judged it has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
 impl Aside {
-    /// What of the open letters is ahead for that reason.
+    /// Finds them among the open letters.
     pub fn of(history: &History, state: &State) -> Self {
         let ahead = |call: &Call| {
             let (Answer::Done { at } | Answer::NotConfirmed { at }) = call.answer else { return None };
@@ -45,7 +45,7 @@ fn may_be_ahead(letter: &Letter) -> bool {
     [AHEAD, RETURNED].contains(&letter.reason.as_str())
 }
 
-/// An event as its body names it. Nobody sends two of one name.
+/// An event by its body. No two events have the same one.
 fn of_call(what: &What, at: Micros) -> String {
     match what {
         What::Like { target, user, liked } => {
@@ -64,18 +64,18 @@ fn of_body(body: &str) -> Option<String> {
     Some(format!("{} {} {who} {}", text("type"), text("target_id"), body["at"].as_i64()?))
 }
 
-/// What a letter's body must hold.
+/// The text that a letter's body must contain.
 pub fn mark(letter: u64) -> String {
     format!("{MARK}{letter}.")
 }
 
-/// Whether a fault may have had events that are good set aside for that reason.
+/// Whether a fault can have dead-lettered valid events for that reason.
 fn may_set_aside(history: &History, reason: &str) -> bool {
     let by =
         |names: &[&str]| history.windows.iter().any(|window| names.iter().any(|name| window.fault.starts_with(name)));
     match reason {
         "at-in-future" | "at-too-old" => by(&["clock-stepped"]),
-        // Each time a consumer goes, its messages are given out once more.
+        // Each time a consumer ends, its messages are delivered once more.
         RETURNED => by(&["twenty-five-deaths", "daemon", "rabbitmq", "mysql", "reloads"]),
         _ => false,
     }
@@ -102,22 +102,22 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         match number.and_then(|number| Some((number, sent.get(&number)?))) {
             Some((number, (reason, _))) => {
                 *kept.entry(number).or_default() += 1;
-                // One that its consumers died with too often never came to be judged.
+                // Consumers crashed with this letter too often, so no daemon judged it.
                 let is_returned = letter.reason == RETURNED && may_set_aside(history, RETURNED);
                 if *reason != letter.reason && !is_returned {
                     let says = format!("the dead letter {number} has the reason {}, not {reason}", letter.reason);
                     found.push(Violation::new(Class::Invented, about, says));
                 }
             }
-            // It was refused for a while, and is judged as the event that it is.
+            // It was rejected for a while and sent again, so it is checked like any other event.
             None if letter.is_replayed && may_set_aside(history, &letter.reason) => {}
             None if aside.has_letter(letter) => {}
-            // The marker of a run that is over.
+            // The fence of a run that is over.
             None if letter.reason == RETURNED
                 && letter.body.contains(r#""type":"fence""#)
                 && may_set_aside(history, RETURNED) => {}
             None => {
-                let says = format!("a dead letter ({}) that is none: {}", letter.reason, letter.body);
+                let says = format!("a dead letter ({}) that should not be one: {}", letter.reason, letter.body);
                 found.push(Violation::new(Class::Invented, about, says));
             }
         }
@@ -126,12 +126,12 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         let about = About::Letter { letter: Some(letter) };
         match kept.get(&letter).copied().unwrap_or(0) {
             0 if is_certain => {
-                let says = format!("the message {letter} ({reason}) is confirmed, and no dead letter");
+                let says = format!("the message {letter} ({reason}) is confirmed, but it is no dead letter");
                 found.push(Violation::new(Class::Lost, about, says));
             }
             0 | 1 => {}
             rows => {
-                let says = format!("the message {letter} ({reason}) is {rows} dead letters");
+                let says = format!("the message {letter} ({reason}) is in {rows} dead letters");
                 found.push(Violation::new(Class::Doubled, about, says));
             }
         }

@@ -1,4 +1,4 @@
-//! Like records: of each target and user the newest event wins.
+//! Checks like records: the newest event of each target and user wins.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,14 +6,14 @@ use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
 use crate::history::{Answer, History, Micros, What};
 
-/// An event as it wins: the newer one, and of two of one instant the unlike.
+/// The newer of two events wins. If both have the same `at`, the unlike wins.
 type Version = (Micros, bool);
 
 #[derive(Default)]
 struct Known {
-    /// The newest one that must be there.
+    /// The newest event that must be there.
     confirmed: Option<Version>,
-    /// All that may be there.
+    /// All events that can be there.
     sent: BTreeSet<Version>,
 }
 
@@ -51,18 +51,18 @@ fn judge(known: &Known, row: Option<Version>) -> Option<(Class, String)> {
     let say = |version: Version| format!("the {} of {}", if version.1 { "unlike" } else { "like" }, version.0);
     match (row, known.confirmed) {
         (None, None) => None,
-        (None, Some(newest)) => Some((Class::Lost, format!("{} is confirmed, and there is no row", say(newest)))),
+        (None, Some(newest)) => Some((Class::Lost, format!("{} is confirmed, but there is no row", say(newest)))),
         (Some(row), _) if !known.sent.contains(&row) => {
-            Some((Class::Invented, format!("the row says {}, which nobody has sent", say(row))))
+            Some((Class::Invented, format!("the row says {}, but no user sent that", say(row))))
         }
         (Some(row), Some(newest)) if row < newest => {
-            Some((Class::Reordered, format!("the row says {}, and {} is confirmed", say(row), say(newest))))
+            Some((Class::Reordered, format!("the row says {}, but {} is confirmed", say(row), say(newest))))
         }
         _ => None,
     }
 }
 
-/// A target's number is the number of its rows.
+/// A target's counter must equal the number of its rows.
 fn check_counters(state: &State, found: &mut Vec<Violation>) {
     let mut liked: BTreeMap<u64, i64> = BTreeMap::new();
     for ((target, _), (_, likes)) in &state.rows {
@@ -74,7 +74,7 @@ fn check_counters(state: &State, found: &mut Vec<Violation>) {
         let rows = liked.get(&target).copied().unwrap_or(0);
         let counter = state.counters.get(&(target, LIKE)).copied().unwrap_or(0);
         if rows != counter {
-            let says = format!("`counter` says {counter} likes of target {target}, and its rows are {rows}");
+            let says = format!("`counter` says {counter} likes of target {target}, but it has {rows} rows");
             found.push(Violation::new(Class::of(counter, rows), About::Likes { target }, says));
         }
     }

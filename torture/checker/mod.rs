@@ -1,8 +1,8 @@
-//! What is left is held against what was answered. Pure: a history and a state in, violations out.
+//! Compares what is left with every answer. Pure: a history and a state in, violations out.
 //!
-//! Of each event it is known whether it must be there (the broker has confirmed it, and no fault may lose it), may be there (the answer was
-//! lost), or must not (nobody has sent it). From that follows what each row, number, board and dead letter may be. Nothing is
-//! estimated: an event names itself, by its `at` or its id.
+//! Three things are known of each event. It must be there if the broker confirmed it and no fault may lose it. It can
+//! be there if the answer was lost. It must not be there if no user sent it. From this follows what each row, number,
+//! board and dead letter can be. Nothing is estimated, because each event has a name: its `at` or its id.
 
 mod boards;
 mod letters;
@@ -22,33 +22,33 @@ use crate::history::{Call, History, Micros, What};
 /// The code of `like` in `[metrics]`.
 pub const LIKE: u8 = 1;
 
-/// What the stores hold in the end. Only targets, users and members of the run.
+/// The final contents of the stores. All targets, users and members are of the run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The like records: by target and user, `at` and whether the user likes the target.
+    /// Like records: by target and user, `at` and whether the user likes the target.
     pub rows: HashMap<(u64, u64), (Micros, bool)>,
-    /// The table `counter`: by target and metric. What is zero may be missing.
+    /// The table `counter`, by target and metric. A zero can be missing.
     pub counters: BTreeMap<(u64, u8), i64>,
-    /// The same from Redis.
+    /// The same numbers in Redis.
     pub redis: BTreeMap<(u64, u8), i64>,
-    /// Buckets that Redis has lost and nobody has loaded.
+    /// Buckets that Redis lost and that are not loaded again.
     pub unloaded: usize,
-    /// Which counts were applied: the seconds of `at`, and the event's id.
+    /// The counts that were applied: the seconds of `at`, and the event's id.
     pub ledger: HashSet<(i64, [u8; 16])>,
     /// The newest event that set a number: by target and metric, `at` and the value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
-    /// What Redis has of boards, live: by board and period, the members' scores.
+    /// Boards in Redis that are live: by board and period, the members' scores.
     pub boards: BTreeMap<(String, String), BTreeMap<u64, i64>>,
-    /// The same of those that are closed and frozen.
+    /// Boards in Redis that are closed and frozen.
     pub frozen: BTreeMap<(String, String), BTreeMap<u64, i64>>,
-    /// What MySQL has of closed periods.
+    /// Closed periods in MySQL.
     pub archives: BTreeMap<(String, String), Archive>,
-    /// The dead letters.
     pub letters: Vec<Letter>,
 }
 
 impl State {
-    /// What it has of one pair or message alone. Of a count it has nothing: who misses one looks for it in the ledger, and finds none.
+    /// The part about one pair or message. For a count this is empty: a count that is missing in an empty ledger is
+    /// still missing.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -66,10 +66,10 @@ impl State {
     }
 }
 
-/// A closed period as MySQL has it.
+/// A closed period in MySQL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Archive {
-    /// Of `leaderboard_period`.
+    /// From `leaderboard_period`.
     pub state: String,
     /// Member and score, by place.
     pub places: Vec<(u64, i64)>,
@@ -77,32 +77,31 @@ pub struct Archive {
     pub is_gapless: bool,
 }
 
-/// A dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// It was sent again since, and is judged by what became of that.
+    /// It was sent again, so the result of that is checked.
     pub is_replayed: bool,
 }
 
 /// How a promise was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// What was confirmed is not there.
+    /// A confirmed event is missing.
     Lost,
-    /// What was confirmed once is there more than once.
+    /// A confirmed event counted more than once.
     Doubled,
-    /// An older event stands where a newer one was confirmed.
+    /// An older event won over a newer confirmed one.
     Reordered,
-    /// What nobody has sent is there.
+    /// Something is there that no user sent.
     Invented,
 }
 
 impl Class {
     pub const ALL: [Self; 4] = [Self::Lost, Self::Doubled, Self::Reordered, Self::Invented];
 
-    /// Of a number that is off.
+    /// The class of a wrong number.
     fn of(is: i64, should: i64) -> Self {
         if is < should { Self::Lost } else { Self::Doubled }
     }
@@ -119,14 +118,14 @@ impl fmt::Display for Class {
     }
 }
 
-/// What a violation is about: calls are chosen by it.
+/// The subject of a violation, by which calls are chosen.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
     Pair {
         target: u64,
         user: u64,
     },
-    /// All of a target's likes.
+    /// All likes of a target.
     Likes {
         target: u64,
     },
@@ -140,7 +139,7 @@ pub enum About {
     Gain {
         member: u64,
     },
-    /// What the daemon adds to the board of views.
+    /// The daemon's additions to the board of views.
     Views {
         target: u64,
     },
@@ -155,7 +154,7 @@ pub enum About {
 }
 
 impl About {
-    /// Whether the call may have to do with it.
+    /// Whether the call can have to do with it.
     pub fn concerns(&self, call: &Call) -> bool {
         match (self, &call.what) {
             (Self::Pair { target, user }, What::Like { target: of, user: by, .. }) => (target, user) == (of, by),
@@ -176,7 +175,6 @@ impl About {
     }
 }
 
-/// A promise that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub class: Class,
@@ -191,7 +189,7 @@ impl Violation {
     }
 }
 
-/// Everything that doesn't hold.
+/// All violations.
 pub fn check(history: &History, state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
     let aside = letters::Aside::of(history, state);

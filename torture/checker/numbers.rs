@@ -1,4 +1,4 @@
-//! Other numbers: each count once, and what was set.
+//! Checks the other numbers: each count is applied once, and each set value is the newest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,10 +9,10 @@ use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
 use crate::history::{Answer, History, Micros, What, event_id};
 
-/// The code of what the daemon counts, also on a board.
+/// The daemon counts this metric, also on a board.
 pub const VIEW: u8 = 2;
 
-/// A count that somebody has sent.
+/// A count that a user sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     pub target: u64,
@@ -21,15 +21,15 @@ pub struct Event {
     pub at: Micros,
     /// It must be there.
     is_confirmed: bool,
-    /// The first and the last instant at which somebody called for it.
+    /// The first and the last call that sent it.
     pub began: Micros,
     pub ended: Micros,
 }
 
-/// Which counts are in MySQL, by their number.
+/// The counts that are in MySQL, by number.
 pub type Applied = BTreeMap<u64, Event>;
 
-/// Gives what the ledger has.
+/// Returns the counts that are in the ledger.
 pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Violation>) -> Applied {
     let sent = sent(history, aside);
     let mut named: HashMap<(i64, [u8; 16]), u64> = HashMap::new();
@@ -40,13 +40,13 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         if state.ledger.contains(&key) {
             applied.insert(*event, *it);
         } else if it.is_confirmed {
-            let says = format!("the count {event} of target {} is confirmed, and not in the ledger", it.target);
+            let says = format!("the count {event} of target {} is confirmed, but it is not in the ledger", it.target);
             found.push(Violation::new(Class::Lost, About::Event { event: *event }, says));
         }
     }
     let unknown = state.ledger.iter().filter(|key| !named.contains_key(*key)).count();
     if unknown > 0 {
-        let says = format!("the ledger has {unknown} counts that nobody has sent");
+        let says = format!("the ledger has {unknown} counts that no user sent");
         found.push(Violation::new(Class::Invented, About::Nothing, says));
     }
     check_values(&sets(history, aside), state, &applied, found);
@@ -58,7 +58,7 @@ fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
     (it.at.div_euclid(1_000_000), EventId::of(target, Metric(it.metric), &event_id(event)).0)
 }
 
-/// All counts that a broker may have got.
+/// All counts that a broker can have.
 fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
     for call in &history.calls {
@@ -77,7 +77,7 @@ fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     sent
 }
 
-/// Sets that a broker may have got, of one number.
+/// All sets of one number that a broker can have.
 #[derive(Default)]
 struct Sets {
     confirmed: Option<(Micros, i64)>,
@@ -124,7 +124,7 @@ fn check_values(sets: &BTreeMap<(u64, u8), Sets>, state: &State, applied: &Appli
         let is = state.counters.get(&of).copied().unwrap_or(0);
         if is != should {
             let says =
-                format!("`counter` says {is} of metric {metric} of target {target}; what was applied makes {should}");
+                format!("`counter` says {is} of metric {metric} of target {target}; the applied events make {should}");
             found.push(Violation::new(Class::of(is, should), about, says));
         }
     }
@@ -132,22 +132,22 @@ fn check_values(sets: &BTreeMap<(u64, u8), Sets>, state: &State, applied: &Appli
 
 fn judge_set(sets: &Sets, row: Option<(Micros, i64)>) -> Option<(Class, String)> {
     match (row, sets.confirmed) {
-        (None, Some((at, value))) => Some((Class::Lost, format!("it was set to {value} at {at}, and no row says so"))),
+        (None, Some((at, value))) => Some((Class::Lost, format!("it was set to {value} at {at}, but there is no row"))),
         (Some((at, value)), _) if !sets.sent.contains(&(at, value)) => {
-            Some((Class::Invented, format!("its row says that it was set to {value} at {at}, which nobody has done")))
+            Some((Class::Invented, format!("its row says that it was set to {value} at {at}, but no user did that")))
         }
         (Some(row), Some(newest)) if row < newest => Some((
             Class::Reordered,
-            format!("its row says {} of {}, and {} of {} is confirmed", row.1, row.0, newest.1, newest.0),
+            format!("its row says {} of {}, but {} of {} is confirmed", row.1, row.0, newest.1, newest.0),
         )),
         _ => None,
     }
 }
 
-/// After a reconcile Redis has what MySQL has.
+/// After a reconcile Redis must have the same numbers as MySQL.
 pub fn compare_with_redis(state: &State, found: &mut Vec<Violation>) {
     if state.unloaded > 0 {
-        let says = format!("Redis has {} buckets that nobody has loaded", state.unloaded);
+        let says = format!("Redis has {} buckets that are not loaded", state.unloaded);
         found.push(Violation::new(Class::Lost, About::Nothing, says));
     }
     let all: BTreeSet<(u64, u8)> = state.counters.keys().chain(state.redis.keys()).copied().collect();
@@ -156,7 +156,7 @@ pub fn compare_with_redis(state: &State, found: &mut Vec<Violation>) {
         let (is, should) = (number(&state.redis), number(&state.counters));
         if is != should {
             let about = if metric == LIKE { About::Likes { target } } else { About::Number { target, metric } };
-            let says = format!("Redis says {is} of metric {metric} of target {target}, and `counter` {should}");
+            let says = format!("Redis says {is} of metric {metric} of target {target}, but `counter` says {should}");
             found.push(Violation::new(Class::of(is, should), about, says));
         }
     }

@@ -9,10 +9,9 @@ use crate::history::{Answer, Loses, Window, event_id, period};
 
 const UNREAD: u8 = 4;
 
-/// A second.
 const S: Micros = 1_000_000;
 
-/// Calls that were all confirmed, and what they leave.
+/// Calls that were all confirmed, and the state that follows from them.
 struct Story {
     history: History,
     state: State,
@@ -20,7 +19,7 @@ struct Story {
 }
 
 impl Story {
-    /// A quarter of an hour of an orderly site.
+    /// A quarter of an hour of a site without faults.
     fn new() -> Self {
         let mut story = Self { history: History::default(), state: State::default(), now: 1_795_000_000 * S };
         for round in 0..40_u64 {
@@ -94,7 +93,7 @@ impl Story {
         self.state.letters.push(letter);
     }
 
-    /// Counters, Redis and archives follow.
+    /// Sets counters, Redis and archives from the rest of the state.
     fn settle(&mut self) {
         for ((target, _), (_, liked)) in &self.state.rows {
             *self.state.counters.entry((*target, LIKE)).or_default() += i64::from(*liked);
@@ -159,7 +158,7 @@ fn a_row_that_nobody_has_sent_is_invented() {
     let mut story = Story::new();
     story.state.rows.insert((3, 77), (story.now, false));
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 3, user: 77 })]);
-    // Right but for its instant.
+    // Only the instant is wrong.
     let mut story = Story::new();
     story.state.rows.get_mut(&(1, 1)).unwrap().0 += 1;
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 1, user: 1 })]);
@@ -260,14 +259,14 @@ fn a_dead_letter_that_is_missing_twice_or_of_nobody_is_found() {
     let mut story = Story::new();
     story.state.letters.push(Letter { body: "{}".to_owned(), reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
-    // A clock that was wrong had it refused, which is why it was sent again.
+    // A wrong clock had it rejected, so it was sent again.
     story.state.letters.last_mut().unwrap().is_replayed = true;
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
     let window =
         Window { fault: "clock-stepped", begin: 0, end: 1, loses: Loses::Nothing, loses_since: 0, loses_until: 1 };
     story.history.windows.push(window);
     assert_eq!(story.verdict(), []);
-    // What came back from the broker did so because of something.
+    // The broker returns a letter only if something caused it.
     story.state.letters[3].reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: Some(3) })]);
     story.history.windows.push(Window { fault: "twenty-five-deaths", ..window });
@@ -334,7 +333,7 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
     assert_eq!(story.verdict(), []);
 }
 
-/// What the client publishes for a like, as a letter.
+/// The event that the client publishes for a like, as a letter.
 fn ahead_letter(target: u64, user: u64, at: Micros) -> Letter {
     let of = Target { kind: Kind(1), id: TargetId(target) };
     let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd_core::model::Micros(at) };
@@ -353,16 +352,16 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone())]);
     story.state.letters.push(ahead_letter(3, 50, at));
     assert_eq!(story.verdict(), []);
-    // It came back too often before it was judged.
+    // It was redelivered too often before a daemon judged it.
     story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), []);
-    // Another event than the one that was sent, or one that was sent before the clock was ahead.
+    // Another event than the sent one, or one that was sent before the clock was ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
     story.state.letters.pop();
     story.history.windows[0].begin = story.now + S;
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone()), stray.clone()]);
-    // One that is not ahead is set aside by nobody.
+    // The daemon dead-letters only an event that is ahead.
     let mut story = Story::new();
     story.window(Loses::Ahead);
     let at = story.now + S;
@@ -383,7 +382,7 @@ fn a_count_that_is_ahead_waits_as_a_letter_or_is_lost() {
     let body = String::from_utf8(body).unwrap();
     story.state.letters.push(Letter { body, reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), []);
-    // Another reason than the clock's is no excuse.
+    // Only the clock's reasons are an excuse.
     story.state.letters.last_mut().unwrap().reason = "unknown-metric".to_owned();
     assert_eq!(
         story.verdict(),
@@ -400,13 +399,13 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
     let (what, answer) =
         (What::Add { target: 1, metric: VIEW, delta: 2, event: 9_000 }, Answer::Done { at: story.now });
     assert!(story.state.ledger.remove(&key(1, VIEW, 9_000, story.now)));
-    // Redis has never had it.
+    // Redis never had it.
     *story.state.counters.get_mut(&(1, VIEW)).unwrap() -= 2;
     let at = story.now;
     assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));
     story.window(Loses::Tables);
     assert_eq!(story.verdict(), []);
-    // It is sent again, and is on the board twice; nothing is there three times.
+    // It is sent again and is on the board twice. Nothing can be there three times.
     story.history.calls.push(Call { begin: at + S, end: at + S, who: 1, what, answer });
     story.state.ledger.insert(key(1, VIEW, 9_000, at));
     for numbers in [&mut story.state.counters, &mut story.state.redis] {
@@ -424,7 +423,7 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
         story.verdict(),
         [(Class::Doubled, About::Views { target: 1 }), (Class::Doubled, About::Views { target: 1 })]
     );
-    // What was there before the copy.
+    // This was there before the copy.
     let mut story = Story::new();
     assert!(story.state.rows.remove(&(2, 2)).unwrap().1);
     story.now += 10 * S;

@@ -1,4 +1,4 @@
-//! Clocks that are stepped while those run who read them.
+//! Faults that step the clocks of running servers and daemons.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use super::{Allows, Fault, Server, daemon, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour, so that some events seem to be ahead by more than
-/// `future_max`.
+/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour. Some events then seem to be
+/// ahead by more than `future_max`.
 const STEP_MAX: u64 = 900;
 
-/// Hours that a server's clock is off, at least and at most.
+/// A server's clock is off by this many hours, at least and at most.
 const HOURS: (u64, u64) = (1, 6);
 
 const HOUR: i64 = 3_600;
 
-/// What daemons run every few seconds.
+/// Daemons run these every few seconds.
 const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
 
-/// How long these may take to come once the clock is right; another fault may last meanwhile.
+/// How long these runs can take to follow once the clock is right. Another fault may last meanwhile.
 const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {
@@ -31,8 +31,8 @@ pub fn all() -> Vec<Fault> {
         "a daemon's clock jumps back and forth by minutes",
         |site, dice, hold| Box::pin(stepped(site, dice, hold)),
     );
-    let ahead = "its clock goes ahead by hours, and comes back";
-    let back = "its clock goes back by hours, and comes again";
+    let ahead = "its clock goes ahead by hours, and is corrected";
+    let back = "its clock goes back by hours, and is corrected";
     vec![
         stepped.hold(10, 20),
         off("mysql-clock-ahead", ahead, Server::Mysql, 1),
@@ -68,7 +68,7 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
         let seconds = sign * hours.cast_signed() * HOUR;
         clock.step(seconds)?;
         let off = site.stack.clock_of(server).await? - crate::history::now() / 1_000_000;
-        ensure!((off - seconds).abs() < 60, "the clock of {} is off by {off} s, not {seconds} s", server.name());
+        ensure!((off - seconds).abs() < 60, "the clock of {} is off by {off} s instead of {seconds} s", server.name());
         sleep(hold).await;
         Ok(())
     };
@@ -79,17 +79,18 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
     then_undo(begun, right).await
 }
 
-/// Waits until each job has a run that began after now and is done: what a clock had said does not keep any from running.
+/// Waits until each job has a run that began after now and is done. A wrong clock in the past must not keep any job
+/// from running.
 async fn jobs_run(site: &Site) -> Result<()> {
     let last = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run";
     let last: u64 = sqlx::query_scalar(last).fetch_one(site.pool()).await?;
     let until = Instant::now() + JOBS_MAX;
     let mut missing = JOBS.to_vec();
     while !missing.is_empty() {
-        ensure!(Instant::now() < until, "{JOBS_MAX:?} after the clock was right again, no run was done of {missing:?}");
+        ensure!(Instant::now() < until, "{JOBS_MAX:?} after the clock was corrected, no run of {missing:?} was done");
         sleep(Duration::from_millis(200)).await;
         let done = "SELECT DISTINCT job FROM job_run WHERE outcome = 'done' AND run > ?";
-        // Another fault may keep MySQL from answering.
+        // Another fault can keep MySQL from answering.
         let Ok(done) = sqlx::query_scalar::<_, String>(done).bind(last).fetch_all(site.pool()).await else { continue };
         missing.retain(|job| !done.iter().any(|done| done == job));
     }

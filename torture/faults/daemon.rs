@@ -1,4 +1,4 @@
-//! Daemons that die, freeze, come and go, and are told of other settings.
+//! Faults of daemons: they crash, freeze, stop, start and reload.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, Site};
 
-/// What a reload may change while others keep what they have: it changes nothing in the end.
+/// Settings that a reload may change in one daemon and not in the others. They change nothing in the end.
 const CHANGES: [(&str, &str); 5] = [
     ("changed_cron = \"5,15,25,35,45,55 * * * * *\"", "changed_cron = \"*/7 * * * * *\""),
     ("snapshot_every = \"5s\"", "snapshot_every = \"3s\""),
@@ -39,7 +39,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Daemon,
             "daemons-leave",
-            "one daemon after the other leaves, until none is there; all come back",
+            "daemons leave one by one until none is left; then all come back",
             |site, dice, hold| Box::pin(leave(site, dice, hold)),
         ),
         Fault::new(Server::Daemon, "reloads", "SIGHUP with other settings, and with wrong ones", |site, dice, hold| {
@@ -48,7 +48,7 @@ pub fn all() -> Vec<Fault> {
     ]
 }
 
-/// One of them, by chance.
+/// A random daemon.
 pub fn any<'a>(site: &'a Site, dice: &mut Dice) -> &'a Daemon {
     let number = dice.below(site.daemons.len() as u64);
     &site.daemons[usize::try_from(number).unwrap()]
@@ -58,7 +58,7 @@ async fn killed(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
         let daemon = any(site, &mut dice);
-        // At any moment of its start, and of its work.
+        // At any moment of its start and of its work.
         sleep(Duration::from_millis(dice.below(2_500))).await;
         daemon.kill().await?;
     }
@@ -134,13 +134,13 @@ async fn reloads(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(changing, back).await
 }
 
-/// SIGHUP, and waits until the log says what came of it.
+/// Sends SIGHUP and waits until the log has the answer.
 pub async fn reload(daemon: &Daemon, answer: &str) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     let logged = daemon.logged();
     daemon.signal("HUP").await?;
     while !daemon.log_from(logged).contains(answer) {
-        ensure!(Instant::now() < until, "daemon {} doesn't say {answer} after SIGHUP", daemon.number);
+        ensure!(Instant::now() < until, "daemon {} did not log {answer} after SIGHUP", daemon.number);
         sleep(Duration::from_millis(20)).await;
     }
     Ok(())

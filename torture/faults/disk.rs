@@ -1,7 +1,7 @@
-//! The disk that MySQL's tables are on has no room.
+//! A fault that fills the disk of MySQL's tables.
 //!
-//! The run's database is moved to a small file system in a file, which is mounted for the server alone: in a mount namespace of its own,
-//! which ends with it, so that nothing stays mounted whatever becomes of the run.
+//! The run's database is moved to a small file system in a file. It is mounted only for the server, in a mount
+//! namespace that ends with it. So nothing stays mounted, however the run ends.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// What the file system has beside the tables, before the ballast takes it.
+/// The file system has this much space beside the tables, before the ballast fills it.
 const ROOM_MB: u64 = 64;
 
 pub fn all() -> Vec<Fault> {
@@ -38,7 +38,7 @@ fn needs(_: &Site) -> Option<String> {
         .stderr(Stdio::null())
         .status();
     let can = tried.is_ok_and(|status| status.success());
-    (!can).then(|| "it needs root, which may mount, mkfs.ext4 and loop devices".to_owned())
+    (!can).then(|| "it needs root with the right to mount, mkfs.ext4 and loop devices".to_owned())
 }
 
 async fn full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
@@ -63,13 +63,14 @@ async fn full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
 struct Place {
     tables: PathBuf,
     image: PathBuf,
-    /// Starts the server.
+    /// The script that starts servers.
     up: PathBuf,
 }
 
 impl Place {
-    /// Copies the tables into a new file system, and starts the server where it lies over them. InnoDB has room for a page before it writes
-    /// it, which a sparse copy would not keep: then a page could not be written back, and the table would be broken.
+    /// Copies the tables into a new file system, and starts the server with it mounted over them. InnoDB reserves space
+    /// for a page before it writes it. A sparse copy would not keep that space: the page could not be written back, and
+    /// the table would break.
     async fn move_in(&self) -> Result<()> {
         let script = format!(
             "used=$(du -sm --apparent-size \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
@@ -78,7 +79,8 @@ impl Place {
         self.run(&script).await
     }
 
-    /// Copies them back. What is there when the server has ended is whole: it was stopped in order, or comes to itself at its next start.
+    /// Copies the tables back. They are complete once the server has ended: it was stopped cleanly, or it recovers at
+    /// its next start.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
              mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a --sparse=never /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
@@ -93,7 +95,7 @@ impl Place {
     }
 }
 
-/// Takes all room that is left, as the server sees it.
+/// Takes all free space that the server sees.
 async fn fill(pid: u32, tables: &Path) -> Result<()> {
     let mut command = Command::new("nsenter");
     let script = "dd if=/dev/zero of=\"$1/ballast\" bs=64K; dd if=/dev/zero of=\"$1/ballast\" bs=512 oflag=append conv=notrunc; true";

@@ -1,4 +1,4 @@
-//! What can go wrong, one thing at a time: each fault begins, is held for a while, and is undone.
+//! The faults. Each one begins, is held for a while, and is undone.
 
 mod clock;
 mod daemon;
@@ -22,36 +22,36 @@ use crate::dice::Dice;
 pub use crate::site::Server;
 use crate::site::Site;
 
-/// What may be gone after a fault, by what docs/ says of it.
+/// The losses that docs/ allows after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allows {
     /// Nothing that was answered with success.
     Nothing,
-    /// Events that were published and not in MySQL yet.
+    /// Events that were published and are not in MySQL yet.
     WhatWasQueued,
-    /// What Redis alone had: points on boards since their last snapshot, and that a click was the user's last one. Its counters come back.
+    /// Data that only Redis had: points on boards since their last snapshot, and that a click was the user's last one.
+    /// Its counters are restored.
     WhatOnlyRedisKnew,
-    /// Nothing; but what got an `at` that is ahead waits as a dead letter until then.
+    /// Nothing, but events whose `at` is ahead wait as dead letters until then.
     WhatIsAhead,
-    /// What was written to MySQL and confirmed since its copy was taken.
+    /// Rows that were written to MySQL and confirmed after its copy was taken.
     WhatMysqlKnew,
 }
 
 type Inject = dyn for<'a> Fn(&'a Site, Dice, Duration) -> BoxFuture<'a, Result<()>> + Send + Sync;
 
-/// One thing that can go wrong.
 #[derive(Clone)]
 pub struct Fault {
     /// As in `--faults`.
     pub name: &'static str,
-    /// What is done, in a few words.
+    /// A short description.
     pub about: &'static str,
-    /// Two faults of one server are never injected at once: each undoes what it knows of.
+    /// Two faults of one server are never injected together, because each undoes only its own changes.
     pub hits: Server,
-    /// Why it can't be done here, if so.
+    /// The reason why this machine can't run it, if any.
     pub needs: fn(&Site) -> Option<String>,
     pub allows: Allows,
-    /// The seconds that it is held: at least, and at most.
+    /// It is held for this many seconds, at least and at most.
     pub hold: (u64, u64),
     inject: Arc<Inject>,
 }
@@ -76,10 +76,10 @@ impl Fault {
         Self { hold: (least_s, most_s), ..self }
     }
 
-    /// Begins it, holds it for about that long, and undoes it. Longer where a server takes its time to come back.
+    /// Begins it, holds it for about that long, and undoes it. This takes longer where a server is slow to restart.
     ///
     /// # Errors
-    /// It could not be begun or undone: the run's own failure, not tallyd's.
+    /// Fails if the fault could not be begun or undone, which is a failure of the run, not of tallyd.
     pub async fn run(&self, site: &Site, dice: Dice, hold: Duration) -> Result<()> {
         site.disturb(self.name);
         let done = (self.inject)(site, dice, hold).await;
@@ -88,7 +88,7 @@ impl Fault {
     }
 }
 
-/// Everything that can be injected.
+/// All faults.
 pub fn all() -> Vec<Fault> {
     [
         daemon::all(),
@@ -104,14 +104,14 @@ pub fn all() -> Vec<Fault> {
     .concat()
 }
 
-/// Undoes what was begun, also when that has failed.
+/// Undoes the fault, also when its begin failed.
 async fn then_undo(begun: impl Future<Output = Result<()>>, undo: impl Future<Output = Result<()>>) -> Result<()> {
     let begun = begun.await;
     let undone = undo.await;
     begun.and(undone)
 }
 
-/// SIGKILL, and a start after that time.
+/// Sends SIGKILL, and starts the server after that time.
 async fn killed(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<()> {
     let begun = async {
         site.stack.kill(server).await?;
@@ -121,7 +121,7 @@ async fn killed(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<
     then_undo(begun, site.stack.start(&[server])).await
 }
 
-/// SIGSTOP, and SIGCONT after that time.
+/// Sends SIGSTOP, and SIGCONT after that time.
 async fn frozen(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<()> {
     let begun = async {
         site.stack.signal(server, "STOP").await?;

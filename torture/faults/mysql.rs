@@ -1,4 +1,4 @@
-//! MySQL dies, freezes, refuses, and is used by others.
+//! Faults of MySQL: it crashes, freezes, rejects, and is used by others.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// The least that MariaDB takes.
+/// MariaDB takes no lower value.
 const CONNECTIONS_LEAST: u64 = 10;
 
-/// Rivals that lock rows at once.
+/// Rivals that lock rows at the same time.
 const RIVALS: u64 = 3;
 
 pub fn all() -> Vec<Fault> {
@@ -25,31 +25,31 @@ pub fn all() -> Vec<Fault> {
             Box::pin(super::frozen(site, dice, hold, Server::Mysql))
         })
         .hold(8, 20),
-        Fault::new(Server::Mysql, "mysql-read-only", "MySQL may not be written", |site, dice, hold| {
+        Fault::new(Server::Mysql, "mysql-read-only", "MySQL is read-only", |site, dice, hold| {
             Box::pin(read_only(site, dice, hold))
         }),
         Fault::new(
             Server::Mysql,
             "mysql-connections-full",
-            "others have all connections of MySQL",
+            "other clients use all connections of MySQL",
             |site, dice, hold| Box::pin(connections_full(site, dice, hold)),
         ),
         Fault::new(
             Server::Mysql,
             "mysql-connections-killed",
-            "KILL of all connections but the own one, every second",
+            "KILL of all other connections, every second",
             |site, dice, hold| Box::pin(connections_killed(site, dice, hold)),
         ),
         Fault::new(
             Server::Mysql,
             "mysql-rivals",
-            "others lock rows of counters and likes: deadlocks, lock waits",
+            "other clients lock rows of counters and likes: deadlocks, lock waits",
             |site, dice, hold| Box::pin(rivals(site, dice, hold)),
         ),
         Fault::new(
             Server::Mysql,
             "mysql-partitions-locked",
-            "another one holds the partitions' rows for seconds",
+            "another client holds the partitions' rows for seconds",
             |site, dice, hold| Box::pin(partitions_locked(site, dice, hold)),
         ),
     ]
@@ -70,7 +70,7 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut root = site.stack.mysql().await?;
         root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
         let mut rivals = Vec::new();
-        // What daemons and users had, they lose; what they get before the rivals have all of it, too.
+        // Daemons and users lose their connections, and also those that they get before the rivals have all.
         while Instant::now() < until {
             if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);
@@ -79,7 +79,7 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
             }
             sleep(Duration::from_millis(50)).await;
         }
-        // The undoing needs a connection, for which daemons and users wait, too.
+        // To undo it, the run needs a connection, and daemons and users wait for one, too.
         let usual = format!("SET GLOBAL max_connections = {}", crate::site::CONNECTIONS);
         let _ = root.execute(AssertSqlSafe(usual)).await;
         for rival in rivals {
@@ -100,7 +100,7 @@ async fn connections_killed(site: &Site, _: Dice, hold: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Ends all connections to the run's database, but not those of rivals and of who may do all.
+/// Ends all connections to the run's database but those of rivals and of root.
 async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySqlConnection]) -> Result<()> {
     let mut spared = Vec::new();
     for rival in rivals {
@@ -111,7 +111,7 @@ async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySql
         WHERE db = ? AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
     let ids: Vec<u64> = sqlx::query_scalar(sql).bind(name).fetch_all(&mut *root).await?;
     for id in ids.into_iter().filter(|id| !spared.contains(id)) {
-        // It may have gone by itself.
+        // It may have ended already.
         let _ = root.execute(AssertSqlSafe(format!("KILL {id}"))).await;
     }
     Ok(())
@@ -124,7 +124,7 @@ async fn rivals(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Locks rows in any order. What fails for a deadlock begins anew.
+/// Locks rows in any order. Retries after a deadlock.
 async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
     let mut connection = site.stack.rival().await?;
     connection.execute("SET SESSION innodb_lock_wait_timeout = 2").await?;
@@ -153,7 +153,7 @@ async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
 async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
-        // Now shorter than a batch may take, now longer.
+        // Sometimes shorter than a batch can take, sometimes longer.
         let held = Duration::from_millis(500 + dice.below(8_000));
         site.stack.lock_partitions(Instant::now() + held).await?;
         sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;

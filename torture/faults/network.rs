@@ -1,4 +1,5 @@
-//! Lines between users, daemons and servers that are cut, slow, silent, or break off in the middle of an answer.
+//! Faults of the connections between users, daemons and servers: they are cut, slow, silent, or end in the middle of an
+//! answer.
 
 use std::time::Duration;
 
@@ -10,34 +11,34 @@ use crate::dice::Dice;
 use crate::proxy::Proxy;
 use crate::site::Site;
 
-/// What is done to lines.
+/// How a connection fails.
 #[derive(Clone, Copy)]
 enum Harm {
-    /// All connections, once.
+    /// All connections close once.
     Cut,
-    /// All connections, every two seconds.
+    /// All connections close every two seconds.
     CutAgain,
     /// Each piece takes 50 to 300 ms.
     Delayed,
-    /// Connections are taken and stay open, and nothing goes through.
+    /// Connections are accepted and stay open, but transfer nothing.
     Silent,
     /// Each connection ends within an answer.
     Truncated,
 }
 
-/// A harm with the server of the line, the fault's name and what it is.
+/// A harm with the server, the fault's name and its description.
 type Row = (Harm, Server, &'static str, &'static str);
 
 const ROWS: [Row; 15] = [
     (Harm::Cut, Server::Mysql, "mysql-line-cut", "connections to MySQL are closed once"),
     (Harm::CutAgain, Server::Mysql, "mysql-line-cut-again", "connections to MySQL are closed every two seconds"),
     (Harm::Delayed, Server::Mysql, "mysql-line-delayed", "each piece to and from MySQL takes 50 to 300 ms"),
-    (Harm::Silent, Server::Mysql, "mysql-line-half-open", "connections to MySQL are taken, and nothing goes through"),
+    (Harm::Silent, Server::Mysql, "mysql-line-half-open", "connections to MySQL are accepted, but transfer nothing"),
     (Harm::Truncated, Server::Mysql, "mysql-line-truncated", "connections to MySQL end in the middle of an answer"),
     (Harm::Cut, Server::Redis, "redis-line-cut", "connections to Redis are closed once"),
     (Harm::CutAgain, Server::Redis, "redis-line-cut-again", "connections to Redis are closed every two seconds"),
     (Harm::Delayed, Server::Redis, "redis-line-delayed", "each piece to and from Redis takes 50 to 300 ms"),
-    (Harm::Silent, Server::Redis, "redis-line-half-open", "connections to Redis are taken, and nothing goes through"),
+    (Harm::Silent, Server::Redis, "redis-line-half-open", "connections to Redis are accepted, but transfer nothing"),
     (Harm::Truncated, Server::Redis, "redis-line-truncated", "connections to Redis end in the middle of an answer"),
     (Harm::Cut, Server::Rabbitmq, "rabbitmq-line-cut", "connections to RabbitMQ are closed once"),
     (
@@ -51,7 +52,7 @@ const ROWS: [Row; 15] = [
         Harm::Silent,
         Server::Rabbitmq,
         "rabbitmq-line-half-open",
-        "connections to RabbitMQ are taken, and nothing goes through",
+        "connections to RabbitMQ are accepted, but transfer nothing",
     ),
     (
         Harm::Truncated,
@@ -61,12 +62,12 @@ const ROWS: [Row; 15] = [
     ),
 ];
 
-/// Each is done to the users' line, to one daemon's or to all lines, by chance.
+/// Each hits the users' proxy, one daemon's proxy or all proxies, at random.
 pub fn all() -> Vec<Fault> {
     let fault = |(harm, server, name, about): Row| {
         let fault =
             Fault::new(server, name, about, move |site, dice, hold| Box::pin(inject(site, dice, hold, server, harm)));
-        // Longer than two heartbeats, and than a transaction may take.
+        // Longer than two heartbeats, and longer than a transaction can take.
         if matches!(harm, Harm::Silent) { fault.hold(8, 20) } else { fault }
     };
     ROWS.into_iter().map(fault).collect()
@@ -76,7 +77,7 @@ async fn inject(site: &Site, mut dice: Dice, hold: Duration, server: Server, har
     let all = site.all_lines(server);
     let one = usize::try_from(dice.below(all.len() as u64)).unwrap();
     let lines = match dice.below(3) {
-        // The users' one.
+        // The users' proxy.
         0 => &all[..1],
         1 => &all[one..=one],
         _ => &all[..],

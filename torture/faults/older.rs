@@ -1,4 +1,4 @@
-//! Servers that come back as they were some time ago.
+//! Faults that restore a server from an older copy.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -19,20 +19,20 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Nobody else clicks on targets from here on, or as this user.
+/// Only this file clicks on targets from here on, or as this user.
 const COLD: u64 = 3_000_000;
 const USER: u64 = 3_000_000;
 
-/// Targets that are liked once the copy is taken.
+/// Targets that are liked after the copy was taken.
 const COLD_TARGETS: u64 = 20;
 
-/// How long it may take until they are right in Redis, though no full reconcile is due.
+/// How long the repair in Redis can take when no full reconcile is due.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
-/// How long it may take until the boards that MySQL has lost are archived again: runs are due every 15 seconds.
+/// How long it can take until the boards that MySQL lost are archived again. Runs are due every 15 seconds.
 const ARCHIVED_MAX: Duration = Duration::from_secs(60);
 
-/// When full reconciles run, in the site's configuration; and never.
+/// When full reconciles run: as in the site's configuration, and never.
 const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
 
 pub fn all() -> Vec<Fault> {
@@ -40,7 +40,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-older",
-            "Redis starts from a copy that is older than `[reconcile] overlap`",
+            "Redis restarts from a copy that is older than `[reconcile] overlap`",
             |site, dice, hold| Box::pin(redis(site, dice, hold)),
         )
         .allows(Allows::WhatOnlyRedisKnew)
@@ -72,7 +72,7 @@ async fn redis(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Has the daemons run full reconciles then.
+/// Sets when the daemons run full reconciles.
 async fn fulls(site: &Site, when: &str) -> Result<()> {
     for daemon in &site.daemons {
         site.configure(daemon, |text| text.replace(FULL.0, when))?;
@@ -81,17 +81,18 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Likes what nobody likes again: only who compares what is older than the overlap finds it missing.
+/// Likes targets that are not liked again later. Only a comparison of data older than the overlap finds these likes
+/// missing.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
-    // Another user each time that the fault comes.
+    // Another user each time this fault is injected.
     let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
     for target in COLD..COLD + COLD_TARGETS {
         let begin = now();
         let clicked = client.like(Target { kind: VIDEO, id: TargetId(target) }, UserId(user), &[]).await?;
         let event = match clicked {
             Clicked::Published(event) => event,
-            clicked => clicked.counted().context("nobody has liked it before")?.event,
+            clicked => clicked.counted().context("a new user's like must count")?.event,
         };
         let (what, answer) = (What::Like { target, user, liked: true }, Answer::Done { at: event.at.0 });
         site.recorder.call(Call { begin, end: now(), who: u32::MAX, what, answer });
@@ -99,7 +100,7 @@ async fn like_cold(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Waits until Redis has of them what MySQL has, as far as it knows them.
+/// Waits until Redis and MySQL agree on those of these targets that Redis knows.
 async fn cold_is_right(site: &Site) -> Result<()> {
     let config = site.admin_config();
     let keys = Cache::new(&config.redis, &config.metrics)?.keys;
@@ -114,7 +115,7 @@ async fn cold_is_right(site: &Site) -> Result<()> {
             let key = keys.counters("video", bucket);
             let (loaded, number): (Option<String>, Option<String>) =
                 redis::cmd("HMGET").arg(key).arg(LOADED).arg(id).query_async(&mut redis).await?;
-            // Clients read MySQL until the bucket is loaded, which happens three times an hour at most.
+            // Clients read MySQL until the bucket is loaded, which happens at most three times an hour.
             if loaded.is_none() {
                 continue;
             }
@@ -143,7 +144,7 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         take(&data, &copy).await?;
         site.stack.start(&[Server::Mysql]).await?;
         sleep(hold).await;
-        // As a restore is done: while no daemon runs. What follows is the daemons' own work.
+        // As in a real restore, no daemon runs. The daemons do the rest.
         for daemon in &site.daemons {
             daemon.stop().await?;
         }
@@ -164,8 +165,8 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     archived_again(site).await
 }
 
-/// Waits for a run of the archive after the restore. Until then Redis alone has what was archived since the copy, and a Redis that is emptied
-/// meanwhile loses it: a second loss that nothing can make good.
+/// Waits for a run of the archive after the restore. Until then only Redis has what was archived since the copy. If
+/// Redis were emptied meanwhile, that would be a second loss, which nothing can repair.
 async fn archived_again(site: &Site) -> Result<()> {
     const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
     const DONE: &str =
@@ -179,7 +180,7 @@ async fn archived_again(site: &Site) -> Result<()> {
         }
         ensure!(
             Instant::now() < until,
-            "{ARCHIVED_MAX:?} after MySQL came back, no archive is done after run {restored}"
+            "{ARCHIVED_MAX:?} after MySQL came back, no archive run after run {restored} is done"
         );
         sleep(Duration::from_millis(500)).await;
     }
@@ -187,7 +188,7 @@ async fn archived_again(site: &Site) -> Result<()> {
 
 async fn take(data: &Path, copy: &Path) -> Result<()> {
     if copy.exists() {
-        // A fault that failed has left it.
+        // A failed fault left it.
         std::fs::remove_dir_all(copy)?;
     }
     let copied = Command::new("cp").args(["-a", "--sparse=always"]).arg(data).arg(copy).output().await?;

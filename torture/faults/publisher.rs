@@ -1,4 +1,4 @@
-//! A publisher that sends good events with what it has copied from others: headers of the broker, and any priority.
+//! A fault in which a publisher sends valid events with copied headers of the broker and any priority.
 
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Nobody else clicks on targets from here on.
+/// Only this publisher clicks on targets from here on.
 const FIRST: u64 = 2_000_000;
 
 const TARGETS: u64 = 50;
 const USERS: u64 = 20;
 
-/// Longer than a column of MySQL takes.
+/// Longer than the column in MySQL.
 const LONG: usize = 70_000;
 
 /// Between two messages.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// No other letter has a number as high.
+/// No other letter has such a high number.
 const LETTERS: u64 = 1 << 60;
 
 pub fn all() -> Vec<Fault> {
@@ -63,7 +63,7 @@ async fn copied(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A like or an unlike, and now and then what nobody can read.
+/// A like or an unlike, and now and then a message that can't be parsed.
 fn message(dice: &mut Dice, at: i64) -> (What, Vec<u8>) {
     if dice.percent(5) {
         let letter = LETTERS | at.unsigned_abs();
@@ -108,6 +108,6 @@ async fn publish(
         link.channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
     };
     let confirmed = link.call("publish", sent).await?;
-    ensure!(matches!(confirmed, lapin::Confirmation::Ack(None)), "RabbitMQ has not taken a message: {confirmed:?}");
+    ensure!(matches!(confirmed, lapin::Confirmation::Ack(None)), "RabbitMQ did not confirm a message: {confirmed:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! RabbitMQ dies, freezes, takes nothing, closes what it has, and loses a queue.
+//! Faults of RabbitMQ: it crashes, freezes, blocks publishers, closes connections and channels, and loses a queue.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::site::{Daemon, PARTITIONS, Site};
 /// More than any queue's delivery limit.
 const DEATHS: usize = 25;
 
-/// All of them together.
+/// For all of them together.
 const DYING_MAX: Duration = Duration::from_secs(300);
 
-/// Until a daemon that has just died is there again.
+/// Until a daemon that was killed runs again.
 const LISTENING_MAX: Duration = Duration::from_secs(10);
 
 pub fn all() -> Vec<Fault> {
@@ -31,19 +31,19 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-stopped",
-            "stop_app: all is closed in order; start_app",
+            "stop_app, which closes all connections, then start_app",
             |site, dice, hold| Box::pin(stopped(site, dice, hold)),
         ),
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-memory-alarm",
-            "RabbitMQ's memory alarm: who publishes is blocked",
+            "RabbitMQ's memory alarm: publishers are blocked",
             |site, dice, hold| Box::pin(memory_alarm(site, dice, hold)),
         ),
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-disk-alarm",
-            "RabbitMQ's disk alarm: who publishes is blocked",
+            "RabbitMQ's disk alarm: publishers are blocked",
             |site, dice, hold| Box::pin(disk_alarm(site, dice, hold)),
         ),
         Fault::new(
@@ -55,21 +55,21 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-ack-timeout",
-            "RabbitMQ closes the channels of those that keep messages for a second",
+            "RabbitMQ closes the channels of consumers that keep messages for a second",
             |site, dice, hold| Box::pin(ack_timeout(site, dice, hold)),
         )
         .hold(10, 20),
         Fault::new(
             Server::Rabbitmq,
             "rabbitmq-queue-deleted",
-            "queues are deleted with what is in them",
+            "queues are deleted with their messages",
             |site, dice, hold| Box::pin(queue_deleted(site, dice, hold)),
         )
         .allows(Allows::WhatWasQueued),
         Fault::new(
             Server::Rabbitmq,
             "twenty-five-deaths",
-            "all daemons die 25 times with all that they may have in hand",
+            "all daemons are killed 25 times, each with as many messages in flight as allowed",
             |site, dice, hold| Box::pin(deaths(site, dice, hold)),
         )
         .hold(60, 90),
@@ -133,7 +133,7 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         patience(site, 1_000, 500).await?;
         while Instant::now() < until {
             sleep(Duration::from_secs(1)).await;
-            // Batches wait for it, and their messages with them. With MySQL away they do so anyway.
+            // Batches wait for the lock, and their messages with them. If MySQL is unreachable, they wait anyway.
             let locked = site.stack.lock_partitions(Instant::now() + Duration::from_secs(3)).await;
             if locked.is_err() {
                 sleep(Duration::from_secs(1)).await;
@@ -157,7 +157,7 @@ async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()
     Ok(())
 }
 
-/// Nothing is written meanwhile, so that each has as much in hand as it may.
+/// Nothing is written meanwhile, so each daemon has as many messages in flight as it can.
 async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     let dying = async {
         for _ in 0..DEATHS {
@@ -166,14 +166,14 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
                 daemon.kill().await?;
             }
             listening(site, &logged).await;
-            // Time for the broker to send what it has.
+            // Time for the broker to send its messages.
             sleep(Duration::from_millis(500)).await;
         }
         anyhow::Ok(())
     };
     let lock = async {
         loop {
-            // Where MySQL is away nothing is written, either.
+            // If MySQL is unreachable, nothing is written either.
             let _ = site.stack.lock_partitions(Instant::now() + DYING_MAX).await;
             sleep(Duration::from_millis(100)).await;
         }
@@ -184,7 +184,8 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     }
 }
 
-/// Waits until a daemon listens to all partitions, as its log behind these lengths says; not for ever, for the broker may be away.
+/// Waits until a daemon listens to all partitions, as its log says after these lengths. The wait has a limit, because
+/// the broker can be unreachable.
 async fn listening(site: &Site, logged: &[usize]) {
     let until = Instant::now() + LISTENING_MAX;
     let all = usize::from(PARTITIONS);

@@ -1,4 +1,4 @@
-//! Redis dies, freezes, forgets, has no room, fails over, and does late what it was told.
+//! Faults of Redis: it crashes, freezes, loses data, has no memory left, fails over, and runs a command late.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,19 +14,19 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Site, redis_at};
 
-/// What adds a measured drift.
+/// The script that adds a measured drift.
 const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 
-/// Of the run's free ports.
+/// One of the run's free ports.
 const REPLICA_PORT: u16 = 30;
 
-/// Until a daemon repairs: several runs, where each waits for events on the way.
+/// Until a daemon repairs. It can take several runs, because each waits for events in flight.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
-/// Until there is something more to be repaired.
+/// Until there is something more to repair.
 const DRIFT_EVERY: Duration = Duration::from_secs(10);
 
-/// How long a replica may take to follow.
+/// How long a replica can take to follow.
 const SYNC_MAX: Duration = Duration::from_secs(20);
 
 pub fn all() -> Vec<Fault> {
@@ -34,10 +34,10 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-killed",
-            "SIGKILL of Redis, and a start on what it had written",
+            "SIGKILL of Redis, and a start with the data that it had written",
             |site, dice, hold| Box::pin(super::killed(site, dice, hold, Server::Redis)),
         ),
-        Fault::new(Server::Redis, "redis-emptied", "SIGKILL of Redis, and a start with nothing", |site, dice, hold| {
+        Fault::new(Server::Redis, "redis-emptied", "SIGKILL of Redis, and a start without data", |site, dice, hold| {
             Box::pin(emptied(site, dice, hold))
         })
         .allows(Allows::WhatOnlyRedisKnew),
@@ -49,32 +49,35 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-memory-full",
-            "Redis has no room, and refuses to write",
+            "Redis has no memory left, and rejects writes",
             |site, dice, hold| Box::pin(memory_full(site, dice, hold)),
         ),
         Fault::new(Server::Redis, "redis-scripts-flushed", "SCRIPT FLUSH, twice a second", |site, dice, hold| {
             Box::pin(again(site, dice, hold, &["SCRIPT", "FLUSH"]))
         }),
-        Fault::new(Server::Redis, "redis-clients-killed", "CLIENT KILL of all, twice a second", |site, dice, hold| {
-            Box::pin(again(site, dice, hold, &["CLIENT", "KILL", "TYPE", "normal"]))
-        }),
+        Fault::new(
+            Server::Redis,
+            "redis-clients-killed",
+            "CLIENT KILL of all clients, twice a second",
+            |site, dice, hold| Box::pin(again(site, dice, hold, &["CLIENT", "KILL", "TYPE", "normal"])),
+        ),
         Fault::new(
             Server::Redis,
             "redis-repair-late",
-            "a repair reaches Redis long after the daemon has given it up",
+            "a repair reaches Redis long after the daemon gave up waiting",
             |site, dice, hold| Box::pin(repair_late(site, dice, hold)),
         )
         .hold(6, 20),
         Fault::new(
             Server::Redis,
             "redis-other-type",
-            "keys of other types stand where counters were, until somebody deletes them",
+            "keys of other types replace counters, until they are deleted",
             |site, dice, hold| Box::pin(other_type(site, dice, hold)),
         ),
         Fault::new(
             Server::Redis,
             "redis-failover",
-            "a replica that is behind becomes the master, and later the former one again",
+            "a replica that is behind becomes the master; later the former master takes over again",
             |site, dice, hold| Box::pin(failover(site, dice, hold)),
         )
         .allows(Allows::WhatOnlyRedisKnew),
@@ -120,7 +123,7 @@ async fn again(site: &Site, _: Dice, hold: Duration, command: &[&str]) -> Result
     Ok(())
 }
 
-/// Of some buckets.
+/// Replaces some buckets by keys of another type.
 async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     const DELETE: &str = "if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end";
     let config = site.admin_config();
@@ -147,7 +150,8 @@ async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Has something to be repaired; the repair is held on its way, the run that sent it fails, others repair, and then it arrives.
+/// Makes a drift and holds the repair in flight. The run that sent it fails, others repair, and then the held repair
+/// arrives.
 async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let script = redis::Script::new(REPAIR);
     let lines = &site.all_lines(Server::Redis)[1..];
@@ -166,7 +170,7 @@ async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> 
     let held = lines.iter().filter(|line| line.holds()).count();
     sleep(hold).await;
     for line in lines {
-        // What was held arrives now. Whoever said it has long gone.
+        // The held repair arrives now. Its sender has long ended.
         line.release();
     }
     sleep(Duration::from_millis(500)).await;
@@ -175,7 +179,7 @@ async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Changes the number of likes of one target that is there, in Redis alone.
+/// Changes the number of likes of one existing target, in Redis only.
 async fn drift(site: &Site, redis: &mut MultiplexedConnection, dice: &mut Dice) -> Result<()> {
     const CHANGE: &str = r"
         local fields = redis.call('HKEYS', KEYS[1])
@@ -205,7 +209,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     let begun = async {
         let mut new = answering(&url).await?;
         follow(&mut new, &master).await?;
-        // From here on it hears nothing more of the master.
+        // From here on it gets nothing more from the master.
         replicaof(&mut new, "NO", "ONE").await?;
         sleep(hold / 2).await;
         lead(site, &address);
@@ -216,7 +220,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     let undo = async {
-        // The former one has all that the new one had, but for what comes in this moment: it is kept from coming.
+        // The former master has all data of the new one except writes of this moment, so these are blocked.
         if let Ok(mut new) = redis_at(&url).await {
             let _: Result<(), _> =
                 redis::cmd("CLIENT").arg("PAUSE").arg(1_000).arg("WRITE").query_async(&mut new).await;
@@ -239,7 +243,7 @@ fn lead(site: &Site, address: &str) {
     }
 }
 
-/// `accounts` are the master's, which a replica doesn't get from it.
+/// `accounts` are the master's. A replica doesn't get them from it.
 fn start_replica(port: u16, accounts: &Path) -> Result<Child> {
     let program = ["redis-server", "valkey-server"]
         .into_iter()
@@ -261,7 +265,7 @@ async fn answering(url: &str) -> Result<MultiplexedConnection> {
     loop {
         match redis_at(url).await {
             Ok(connection) => return Ok(connection),
-            Err(error) => ensure!(Instant::now() < until, "the replica doesn't start: {error:#}"),
+            Err(error) => ensure!(Instant::now() < until, "the replica did not start: {error:#}"),
         }
         sleep(Duration::from_millis(50)).await;
     }
@@ -288,7 +292,7 @@ async fn synced(replica: &mut MultiplexedConnection) -> Result<()> {
         if info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0") {
             return Ok(());
         }
-        ensure!(Instant::now() < until, "the replica doesn't follow: {info}");
+        ensure!(Instant::now() < until, "the replica did not follow the master: {info}");
         sleep(Duration::from_millis(50)).await;
     }
 }

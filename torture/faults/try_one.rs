@@ -1,4 +1,4 @@
-//! Tries faults alone: a trickle of likes, one fault after the other, and what has become of the likes.
+//! Tries faults one by one: a trickle of likes, a fault, and a check of the likes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::site::{Options, Site};
 
 const CLICKERS: u64 = 4;
 
-/// Seconds that a fault is held, where it may be.
+/// Seconds that a fault is held, if its range allows it.
 const HOLD_S: u64 = 8;
 
-/// How long all may take to be well again.
+/// How long it can take until everything works again.
 const SETTLE_MAX: Duration = Duration::from_secs(90);
 
 /// Fences are never sent again.
 const NOT_REPLAYED: &str = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL AND body NOT LIKE '%\"fence\"%'";
 
-/// Whether somebody likes something, by the newest answer; none once an answer was an error.
+/// Whether a user likes a target, by the newest answer. `None` once an answer was an error.
 type Clicks = HashMap<(u64, u64), Option<(Micros, bool)>>;
 
-/// Those of that name, `all`, or all whose names begin so.
+/// Faults by name, by beginning of the name, or `all`.
 fn chosen(names: &str) -> Result<Vec<Fault>> {
     let mut chosen = Vec::new();
     for name in names.split(',') {
@@ -43,10 +43,10 @@ fn chosen(names: &str) -> Result<Vec<Fault>> {
     Ok(chosen)
 }
 
-/// Tries these, each by itself.
+/// Tries each of these alone.
 ///
 /// # Errors
-/// The site doesn't start or doesn't settle, or something is wrong in the end.
+/// Fails if the site doesn't start or doesn't settle, or if something is wrong in the end.
 pub async fn run(names: &str) -> Result<()> {
     let faults = chosen(names)?;
     let seed = std::env::var("TALLYD_TORTURE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
@@ -74,7 +74,7 @@ pub async fn run(names: &str) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("wrong: {wrong:?}") }
 }
 
-/// `number` gives it users of its own.
+/// `number` makes its users unique.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let client = Arc::new(client_of(&site.config()));
@@ -111,7 +111,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
     compare(site, fault, &all).await
 }
 
-/// One who plays users of its own until told to stop.
+/// Clicks as users that no other task plays, until stopped.
 async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
     let (mut dice, mut clicks) = (Dice::new(clicker + 1), Clicks::new());
     while !stop.load(Ordering::Relaxed) {
@@ -127,7 +127,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
         match answer {
             Ok(Clicked::Published(event)) => *click = click.map(|_| (event.at, likes)),
             Ok(Clicked::Counted(counted)) => *click = click.map(|_| (counted.event.at, likes)),
-            // Of one that was so already the event was published once more.
+            // The state was the same already, so the event was published once more.
             Ok(Clicked::Same { at, .. }) => *click = click.map(|_| (at, likes)),
             Ok(Clicked::Limited { .. }) => {}
             Err(_) => *click = None,
@@ -138,7 +138,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
     clicks
 }
 
-/// As an operator would: what was set aside for a fault's sake is sent again.
+/// Sends dead letters of a fault again, as an operator would.
 async fn replay(site: &Site, fault: &Fault) -> Result<()> {
     site.tallyd(&["dead", "list"]).await?;
     let letters: Vec<(String, i64)> =
@@ -149,7 +149,7 @@ async fn replay(site: &Site, fault: &Fault) -> Result<()> {
         return Ok(());
     }
     println!("{:32} dead letters: {letters:?}", fault.name);
-    // It leaves the fences of runs that are over, and ends with 1 for these.
+    // It leaves fences of finished runs and exits with 1 because of them.
     site.tallyd(&["dead", "replay", "--all"]).await?;
     site.tallyd(&["dead", "list"]).await?;
     site.settle(SETTLE_MAX).await
@@ -172,7 +172,7 @@ async fn compare(site: &Site, fault: &Fault, clicks: &Clicks) -> Result<()> {
     );
     let last = &reports[2];
     for name in ["drifted", "left", "counters_off", "unknown"] {
-        anyhow::ensure!(last[name] == 0, "the third reconcile says {name}: {}", last[name]);
+        anyhow::ensure!(last[name] == 0, "the third reconcile reports {name}: {}", last[name]);
     }
     anyhow::ensure!(first["counters_off"] == 0, "numbers in `counter` differed from their rows");
     if fault.allows != Allows::Nothing {

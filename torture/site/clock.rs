@@ -1,4 +1,4 @@
-//! A clock that a fault steps: the file that `torture/clock.c` adds to the time of day of a server or a daemon.
+//! A clock that a fault steps. `torture/clock.c` adds the number in a file to the time of day of a server or a daemon.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The library that is preloaded; `dev/torture` builds it.
+/// The preloaded library, which `dev/torture` builds.
 const LIBRARY: &str = "TALLYD_STACK_CLOCK";
 
-/// What a process reads its clock's file from.
+/// The variable with the path of a process's clock file.
 const FILE: &str = "TALLYD_CLOCK";
 
 pub struct Clock(PathBuf);
@@ -19,10 +19,7 @@ impl Clock {
         Self(file)
     }
 
-    /// Sets the clock ahead by so many seconds, or back where there are fewer than none. Zero is right.
-    ///
-    /// # Errors
-    /// The file can't be written.
+    /// Sets the clock ahead by this many seconds. A negative number sets it back, and 0 corrects it.
     pub fn step(&self, seconds: i64) -> Result<()> {
         // In place: the process has mapped the file.
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&self.0);
@@ -30,7 +27,7 @@ impl Clock {
         Ok(file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), 0)?)
     }
 
-    /// What makes a process read it.
+    /// The environment that makes a process use it.
     pub fn environment(&self) -> Vec<(&'static str, PathBuf)> {
         let library = std::env::var_os(LIBRARY).map(|library| ("LD_PRELOAD", PathBuf::from(library)));
         library.into_iter().chain([(FILE, self.file().to_owned())]).collect()

@@ -1,4 +1,4 @@
-//! A daemon as systemd would run it: started again when it ends, unless a restart would not help.
+//! A daemon that is restarted as systemd does it: always, unless a restart would not help.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::ExitStatusExt;
@@ -15,22 +15,21 @@ use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
-/// The unit's RestartSec= is longer, but the less time a daemon is away, the more can go wrong.
+/// The unit's `RestartSec=` is longer. A shorter pause can break more.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Longer than drain_max_s.
+/// Longer than `drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 const SIGTERM: i32 = 15;
 
-/// RestartPreventExitStatus= of the unit.
+/// `RestartPreventExitStatus=` of the unit.
 const FINAL: [i32; 2] = [64, 78];
 
-/// What a daemon must not do.
+/// Something that a daemon must not do.
 #[derive(Clone, Debug)]
 pub struct Surprise {
     pub at: SystemTime,
-    /// Its number.
     pub daemon: usize,
     pub what: String,
 }
@@ -49,7 +48,7 @@ pub struct Daemon {
 
 #[derive(Default)]
 struct State {
-    /// A fault is about to kill it, or has.
+    /// A fault is about to kill it, or did.
     killed: bool,
     surprises: Vec<Surprise>,
 }
@@ -73,25 +72,19 @@ impl Daemon {
         let _ = self.running.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// SIGTERM, and waits for its end. It stays away.
-    ///
-    /// # Errors
-    /// It takes too long.
+    /// Sends SIGTERM and waits for its end. It is not restarted. Fails if that takes too long.
     pub async fn stop(&self) -> Result<()> {
         self.wanted.send_replace(false);
         let mut running = self.running.subscribe();
         let gone = running.wait_for(Option::is_none);
         let Ok(ended) = tokio::time::timeout(STOP_MAX, gone).await else {
-            bail!("daemon {} does not end {STOP_MAX:?} after SIGTERM", self.number);
+            bail!("daemon {} did not end within {STOP_MAX:?} after SIGTERM", self.number);
         };
         ended?;
         Ok(())
     }
 
-    /// SIGKILL. It is started again a second later.
-    ///
-    /// # Errors
-    /// It could not be sent.
+    /// Sends SIGKILL. It is restarted a second later.
     pub async fn kill(&self) -> Result<()> {
         let Some(pid) = self.pid() else { return Ok(()) };
         self.with(|state| state.killed = true);
@@ -101,24 +94,22 @@ impl Daemon {
         Ok(())
     }
 
-    /// # Errors
-    /// There is no process.
     pub async fn signal(&self, name: &str) -> Result<()> {
         let Some(pid) = self.pid() else { bail!("daemon {} does not run", self.number) };
         signal(pid, name).await
     }
 
-    /// Ends in which nobody had a hand.
+    /// Ends that neither a fault nor the run caused.
     pub fn surprises(&self) -> Vec<Surprise> {
         self.with(|state| state.surprises.clone())
     }
 
-    /// How long the log is.
+    /// The length of the log.
     pub fn logged(&self) -> usize {
         std::fs::metadata(&self.log).map_or(0, |log| usize::try_from(log.len()).unwrap_or(usize::MAX))
     }
 
-    /// What the log says behind its first so many bytes.
+    /// The log after its first `logged` bytes.
     pub fn log_from(&self, logged: usize) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(logged..).unwrap_or_default()).into_owned()
@@ -168,22 +159,22 @@ impl Daemon {
 
     async fn end(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
         if let Some(pid) = child.id() {
-            // One that is frozen sees SIGTERM when it goes on. It may have ended this instant.
+            // A frozen daemon sees SIGTERM when it is resumed. It may have ended this instant.
             let _ = signal(pid, "TERM").await;
             let _ = signal(pid, "CONT").await;
         }
         child.wait().await
     }
 
-    /// `logged` is how long the log was when it began.
+    /// `logged` is the length of the log when it began.
     fn note(&self, logged: usize, was_asked: bool, status: ExitStatus) {
         let was_killed = self.with(|state| state.killed);
-        // Who has not begun to listen to signals ends of one at once.
+        // Before it listens to signals, SIGTERM ends it immediately.
         let was_early = status.signal() == Some(SIGTERM) && !self.log_from(logged).contains(r#""event":"started""#);
         if was_killed || (was_asked && (status.success() || was_early)) {
             return;
         }
-        let what = if was_asked { "did not end in order when asked" } else { "ended by itself" };
+        let what = if was_asked { "did not exit cleanly after SIGTERM" } else { "exited without a request" };
         let surprise = Surprise { at: SystemTime::now(), daemon: self.number, what: format!("{what}: {status}") };
         self.with(|state| state.surprises.push(surprise));
         if status.code().is_some_and(|code| FINAL.contains(&code)) {

@@ -8,7 +8,7 @@ pub struct Lines {
     mysql: Proxy,
     redis: Proxy,
     rabbitmq: Proxy,
-    /// Of the proxies, in place of the servers.
+    /// The addresses of the proxies, in place of the servers'.
     pub addresses: Addresses,
 }
 
@@ -21,13 +21,13 @@ impl Lines {
         Self { mysql, redis, rabbitmq, addresses }
     }
 
-    /// The line to a server of the stack.
+    /// The proxy before a server of the stack.
     pub fn to(&self, server: Server) -> &Proxy {
         match server {
             Server::Mysql => &self.mysql,
             Server::Redis => &self.redis,
             Server::Rabbitmq => &self.rabbitmq,
-            Server::Daemon => unreachable!("nobody calls a daemon through a line"),
+            Server::Daemon => unreachable!("no proxy leads to a daemon"),
         }
     }
 }

@@ -1,33 +1,33 @@
-//! What the daemons' logs say that they should not.
+//! Finds lines in the daemons' logs that must not be there.
 
 use std::time::{Duration, SystemTime};
 
 use super::daemon::Surprise;
 
-/// Errors that say no more than that a server was away: a run that fails stays due.
+/// Errors that only say that a server was unreachable. A failed run stays due.
 const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 
-/// How MySQL, Redis and RabbitMQ say that an account may not do something. No fault takes a right away. "Access to vhost ... refused" is not
-/// among them: so RabbitMQ says that it is about to start or to stop.
+/// How MySQL, Redis and RabbitMQ report missing rights of an account. No fault takes a right away. "Access to vhost ...
+/// refused" is not among them, because RabbitMQ reports it while it starts or stops.
 const MAY_NOT: [&str; 5] = ["command denied", "Access denied", "NOPERM", "access to queue", "access to exchange"];
 
-/// A time in which something was broken, with as much after it as an error may take to be said.
+/// A time in which something was broken, and as long after it as an error can be logged.
 #[derive(Clone, Debug)]
 pub struct Disturbance {
     pub what: &'static str,
     pub from: SystemTime,
-    /// None while it lasts.
+    /// `None` while it lasts.
     pub until: Option<SystemTime>,
 }
 
 impl Disturbance {
-    /// Whether an error at that instant may come of it.
+    /// Whether the fault can have caused an error at that instant.
     fn explains(&self, at: SystemTime, after: Duration) -> bool {
         self.from <= at && self.until.is_none_or(|until| at <= until + after)
     }
 }
 
-/// Panics, what an account may not do, and lines at level error that no disturbance explains.
+/// Panics, missing rights, and lines at level error that no disturbance explains.
 pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: Duration) -> Vec<Surprise> {
     let surprise = |line: &str| {
         let surprise = |at, what: &str| Surprise { at, daemon, what: what.to_owned() };
@@ -43,7 +43,7 @@ pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: 
             return None;
         }
         let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
-        // A backlog that takes its time. Should it never end, the site doesn't settle.
+        // A slow backlog. If it never ends, the site doesn't settle.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
         let is_explained = is_backlog || disturbances.iter().any(|disturbance| disturbance.explains(at, after));
         (!(is_of_an_outage && is_explained)).then(|| surprise(at, line))

@@ -1,4 +1,4 @@
-//! The servers of a run, proxies before them, and the daemons on them.
+//! The servers of a run, proxies before them, and the daemons that use them.
 
 mod clock;
 mod daemon;
@@ -33,22 +33,22 @@ use settings::{Addresses, Who, text};
 pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
-/// How long after a fault an error may still be said that it explains. After many deaths messages are taken one by one, and a run waits in
-/// vain for all of them.
+/// How long after a fault an error can still be its result. After many crashes messages are taken one by one, and a run
+/// waits in vain for all of them.
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
 
 /// The configuration of one-shot commands.
 const OPERATOR: &str = "operator.toml";
 
-/// What a site is made of.
+/// The parts of a site.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub daemons: usize,
-    /// Who counts likes in Redis.
+    /// Whether daemons or API servers count likes in Redis.
     pub likes_by: Writes,
     /// For configurations and logs.
     pub folder: PathBuf,
-    /// The program.
+    /// Path of tallyd.
     pub tallyd: PathBuf,
 }
 
@@ -60,13 +60,13 @@ impl Default for Options {
     }
 }
 
-/// Everything that a fault may harm.
+/// Everything that a fault can harm.
 pub struct Site {
-    /// Its own on each server.
+    /// The prefix of its keys, queues and database.
     pub name: String,
     likes_by: Writes,
     pub stack: Stack,
-    /// What the users go through.
+    /// The proxies of the users.
     pub lines: Lines,
     pub daemons: Vec<Arc<Daemon>>,
     folder: PathBuf,
@@ -76,19 +76,19 @@ pub struct Site {
     admin_config: Config,
     pool: MySqlPool,
     disturbances: Mutex<Vec<Disturbance>>,
-    /// What everybody did, and faults that act as users among them.
+    /// Records the calls of all users, and of faults that act as users.
     pub recorder: Arc<Recorder>,
-    /// Until when what MySQL had got is lost with it, where a fault restores it; 0 before that.
+    /// If a fault restores MySQL, everything that MySQL got up to here is lost. 0 before that.
     pub lost_at: AtomicI64,
 }
 
 impl Site {
-    /// Servers that answer, tables, and daemons that run.
+    /// Starts servers, tables and daemons.
     ///
     /// # Errors
-    /// A server or a daemon doesn't start.
+    /// Fails if a server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
-        // As the names of tests begin, which the accounts on the broker are for.
+        // Tests begin their names in the same way, and the broker's accounts depend on it.
         let (name, likes_by) = (format!("t_torture_{}", std::process::id()), options.likes_by);
         let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;
@@ -107,7 +107,7 @@ impl Site {
         let direct_config = configuration("watchers.toml", &stack.addresses, Who::ApiServer)?;
         let admin_config = configuration("admin.toml", &stack.addresses, Who::Admin)?;
         configuration(OPERATOR, &stack.addresses, Who::Daemon)?;
-        // As root, who gets in where no one else does.
+        // As root, because other accounts have no access to it.
         let pool = MySqlPoolOptions::new()
             .max_connections(8)
             .acquire_timeout(Duration::from_secs(20))
@@ -140,34 +140,31 @@ impl Site {
         for daemon in &site.daemons {
             daemon.start().await;
         }
-        site.settle(Duration::from_secs(60)).await.context("daemons that have just been started")?;
+        site.settle(Duration::from_secs(60)).await.context("daemons that were just started")?;
         Ok(Arc::new(site))
     }
 
-    /// An API server's: through the proxies that faults harm.
+    /// The configuration of an API server, through the proxies that faults harm.
     pub fn config(&self) -> Config {
         self.config.clone()
     }
 
-    /// An API server's, past all proxies.
+    /// The configuration of an API server that bypasses all proxies.
     pub fn direct_config(&self) -> Config {
         self.direct_config.clone()
     }
 
-    /// Of who may do all, past all proxies.
+    /// The administrator's configuration, which bypasses all proxies.
     pub fn admin_config(&self) -> Config {
         self.admin_config.clone()
     }
 
-    /// Past all proxies, as who may do all.
+    /// A pool of the administrator that bypasses all proxies.
     pub fn pool(&self) -> &MySqlPool {
         &self.pool
     }
 
-    /// Runs the program to its end, past all proxies, with the daemons' accounts.
-    ///
-    /// # Errors
-    /// It could not be started.
+    /// Runs a command of tallyd to its end. It bypasses all proxies and has the daemons' accounts.
     pub async fn tallyd(&self, arguments: &[&str]) -> Result<Output> {
         Ok(self.command(arguments).output().await?)
     }
@@ -179,28 +176,25 @@ impl Site {
         command
     }
 
-    /// The lines to a server: first the users' one, then those of the daemons.
+    /// The proxies of a server: first the users', then the daemons'.
     pub fn all_lines(&self, server: Server) -> Vec<&Proxy> {
         let daemons = self.daemons.iter().map(|daemon| &daemon.lines);
         [&self.lines].into_iter().chain(daemons).map(|lines| lines.to(server)).collect()
     }
 
-    /// The processes of the daemons that run.
+    /// The processes of the running daemons.
     pub fn pids(&self) -> Vec<u32> {
         self.daemons.iter().filter_map(|daemon| daemon.pid()).collect()
     }
 
-    /// Writes a daemon's configuration, changed, for its next start or reload.
-    ///
-    /// # Errors
-    /// The file can't be written.
+    /// Changes a daemon's configuration and writes it, for its next start or reload.
     pub fn configure(&self, daemon: &Daemon, change: impl FnOnce(String) -> String) -> Result<()> {
         let addresses = daemon.lines.addresses.of(Who::Daemon, &self.stack.accounts);
         let text = text(&self.name, self.likes_by, &addresses, &self.admin(daemon.number));
         Ok(std::fs::write(&daemon.config, change(text))?)
     }
 
-    /// Where the daemon's admin port is.
+    /// The address of the daemon's admin port.
     pub fn admin(&self, daemon: usize) -> String {
         format!("127.0.0.1:{}", usize::from(self.stack.port_base) + 10 + daemon)
     }
@@ -211,7 +205,7 @@ impl Site {
         self.disturbances.lock().unwrap().push(disturbance);
     }
 
-    /// What was broken no longer is.
+    /// Notes that it is no longer broken.
     pub fn mend(&self, what: &'static str) {
         let mut disturbances = self.disturbances.lock().unwrap();
         let open = disturbances.iter_mut().find(|disturbance| disturbance.what == what && disturbance.until.is_none());
@@ -220,7 +214,7 @@ impl Site {
         }
     }
 
-    /// What daemons did that no fault explains: ends, panics, errors.
+    /// Exits, panics and errors of daemons that no fault explains.
     pub fn surprises(&self) -> Vec<Surprise> {
         let disturbances = self.disturbances.lock().unwrap().clone();
         let of = |daemon: &Arc<Daemon>| {
@@ -231,10 +225,7 @@ impl Site {
         self.daemons.iter().flat_map(of).collect()
     }
 
-    /// Stops the daemons in order. The servers stay.
-    ///
-    /// # Errors
-    /// A daemon doesn't end.
+    /// Stops the daemons cleanly. The servers keep running.
     pub async fn end(&self) -> Result<()> {
         for daemon in &self.daemons {
             daemon.stop().await?;

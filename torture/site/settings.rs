@@ -1,10 +1,10 @@
-//! The configuration of a run: everything that tallyd does, often, with short waits.
+//! The configuration of a run: everything that tallyd does, often and with short waits.
 
 use tallyd_core::rules::Writes;
 
 use crate::accounts::Accounts;
 
-/// Where the three servers are, or the proxies before them.
+/// Addresses of the three servers, or of the proxies before them.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     pub mysql: String,
@@ -12,10 +12,11 @@ pub struct Addresses {
     pub amqp: String,
 }
 
-/// Queues that the events are spread over.
+/// The events are spread over this many queues.
 pub const PARTITIONS: u16 = 3;
 
-/// What every configuration of the run has. `name` is its own on each server; `admin` is empty where no port is wanted.
+/// The configuration that all parts of a run share. `name` is unique on each server. `admin` is empty if no port is
+/// wanted.
 pub fn text(name: &str, likes_by: Writes, addresses: &Addresses, admin: &str) -> String {
     let Addresses { mysql, redis, amqp } = addresses;
     let servers = format!(
@@ -50,22 +51,22 @@ timeout_ms = 2000
     [&servers, WORK, METRICS, &likes, BOARDS].concat()
 }
 
-/// Who somebody is to the servers.
+/// An account on the servers.
 #[derive(Clone, Copy, Debug)]
 pub enum Who {
-    /// Who may do all.
+    /// The administrator.
     Admin,
     Daemon,
     ApiServer,
 }
 
 impl Addresses {
-    /// The run's database in place of all of them.
+    /// The run's database instead of all databases.
     pub fn with_database(&self, name: &str) -> Self {
         Self { mysql: format!("{}{name}", self.mysql), ..self.clone() }
     }
 
-    /// With the accounts of ops/.
+    /// With the accounts of `ops/`.
     pub fn of(&self, who: Who, accounts: &Accounts) -> Self {
         let of = |url: &str| match who {
             Who::Admin => url.to_owned(),
@@ -76,7 +77,7 @@ impl Addresses {
     }
 }
 
-/// All dead letters are kept, also those of hours: each is looked for in the end.
+/// Dead letters are kept for hours, because each is checked in the end.
 const WORK: &str = r#"[consumer]
 batch_events_max = 300
 database_away_max = "10s"
@@ -120,7 +121,7 @@ metric = "unread"
 settable = true
 "#;
 
-/// Periods of `past` are closed whenever something is added to them: users say a day that is over.
+/// Periods of `past` are closed when something is added to them, because users name a day that is over.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"

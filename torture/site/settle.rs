@@ -1,4 +1,4 @@
-//! Brings everything back to how it began, and waits until nothing is on its way any more.
+//! Undoes all faults, and waits until nothing is in flight any more.
 
 use std::time::{Duration, Instant};
 
@@ -8,29 +8,29 @@ use tallyd_rabbitmq::Broker;
 
 use super::{PARTITIONS, Server, Site};
 
-/// Between two looks.
+/// Between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Of MySQL, as `dev/up` starts it.
+/// MySQL's value, as `dev/up` sets it.
 pub const CONNECTIONS: u32 = 300;
 
-/// For a connection to be free again.
+/// Until a connection is free again.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
-/// What the broker says of messages that are not acknowledged is some seconds old.
+/// The broker's number of unacknowledged messages is some seconds old.
 const CALM: Duration = Duration::from_secs(6);
 
 impl Site {
-    /// Undoes whatever faults have left, then waits until every server answers, daemons hold all partitions, the queues are empty, and
-    /// what the daemons add to Redis is there.
+    /// Undoes all faults. Then it waits until every server answers, daemons hold all partitions, the queues are empty,
+    /// and the daemons' additions are in Redis.
     ///
     /// # Errors
-    /// It is not so at the deadline: what was still missing.
+    /// Fails at the deadline and says what was still missing.
     pub async fn settle(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         let mut calm_since = None;
         let mut missing = match self.undo_all().await {
-            Ok(()) => "nothing was looked at".to_owned(),
+            Ok(()) => "nothing was checked".to_owned(),
             Err(error) => format!("{error:#}"),
         };
         while Instant::now() < until {
@@ -54,10 +54,10 @@ impl Site {
         bail!("not settled after {deadline:?}: {missing}");
     }
 
-    /// Undoes what may be undone more than once.
+    /// Undoes everything that can be undone more than once.
     async fn undo_all(&self) -> Result<()> {
         for server in Server::STACK {
-            // One that is dead needs no waking.
+            // A dead process needs no SIGCONT.
             let _ = self.stack.signal(server, "CONT").await;
             self.mend_lines(server);
         }
@@ -77,7 +77,7 @@ impl Site {
         Ok(())
     }
 
-    /// All lines to a server lead there again, and let everything through.
+    /// All proxies lead to their servers again and let everything through.
     pub fn mend_lines(&self, server: Server) {
         let address = self.stack.host_port(server);
         for proxy in self.all_lines(server) {
@@ -86,15 +86,15 @@ impl Site {
         }
     }
 
-    /// MySQL may be written, by as many as usual.
+    /// MySQL accepts writes again, and the usual number of connections.
     ///
     /// # Errors
-    /// It doesn't answer, or has no connection for root for long.
+    /// Fails if MySQL doesn't answer, or if root gets no connection for long.
     pub async fn reset_mysql(&self) -> Result<()> {
         let until = Instant::now() + ROOM_MAX;
         let mut mysql = loop {
             match self.stack.mysql().await {
-                // Others were quicker to take what was free.
+                // Other clients took the free connections first.
                 Err(_) if Instant::now() < until => tokio::time::sleep(PAUSE).await,
                 tried => break tried?,
             }
@@ -104,10 +104,7 @@ impl Site {
         Ok(())
     }
 
-    /// Redis is a master with room.
-    ///
-    /// # Errors
-    /// It doesn't answer.
+    /// Redis is a master with free memory again.
     pub async fn reset_redis(&self) -> Result<()> {
         let mut redis = self.stack.redis().await?;
         let () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).query_async(&mut redis).await?;
@@ -115,7 +112,7 @@ impl Site {
         Ok(())
     }
 
-    /// What keeps the site from being settled.
+    /// The reason why the site is not settled yet.
     async fn missing(&self) -> Result<Option<String>> {
         let owners: Vec<(u16, Option<String>)> =
             sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
@@ -125,7 +122,7 @@ impl Site {
         let lives = |owner: &str| pids.iter().any(|pid| owner.ends_with(&format!(":{pid}")));
         let held = owners.iter().filter(|(_, owner)| owner.as_deref().is_some_and(lives)).count();
         if held != usize::from(PARTITIONS) {
-            return Ok(Some(format!("living daemons hold {held} of {PARTITIONS} partitions: {owners:?}")));
+            return Ok(Some(format!("running daemons hold {held} of {PARTITIONS} partitions: {owners:?}")));
         }
         if let Some(missing) = self.on_the_way().await? {
             return Ok(Some(missing));
@@ -136,7 +133,7 @@ impl Site {
         Ok((behind > 0).then(|| format!("{behind} outboxes are not in Redis")))
     }
 
-    /// Messages that queues hold or have delivered.
+    /// Messages that are in queues or unacknowledged.
     async fn unacknowledged(&self) -> Result<u64> {
         let list = self.stack.rabbitmqctl(&["-q", "list_queues", "name", "messages", "--no-table-headers"]).await?;
         let of_ours = |line: &str| -> Option<u64> {
@@ -157,7 +154,7 @@ impl Site {
                 return Ok(Some(format!("{queue} has {} messages", depth.messages)));
             }
             if depth.consumers == 0 {
-                return Ok(Some(format!("nobody consumes {queue}")));
+                return Ok(Some(format!("no consumer on {queue}")));
             }
         }
         Ok(None)

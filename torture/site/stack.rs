@@ -1,4 +1,4 @@
-//! The servers of `dev/up`, which are this run's own: started, killed and frozen.
+//! The servers of `dev/up` for this run: it starts, kills and freezes them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use super::clock::Clock;
 use super::settings::{Addresses, Who, text};
 use crate::accounts::Accounts;
 
-/// How long a server may take to answer a fault.
+/// How long a server can take to answer a fault.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// What a fault is done to.
+/// The target of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Server {
     Daemon,
@@ -27,10 +27,10 @@ pub enum Server {
 }
 
 impl Server {
-    /// Those that are servers of the stack.
+    /// The servers of the stack.
     pub const STACK: [Self; 3] = [Self::Mysql, Self::Redis, Self::Rabbitmq];
 
-    /// As in `dev/up`.
+    /// The name in `dev/up`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Daemon => "daemon",
@@ -43,13 +43,13 @@ impl Server {
 
 pub struct Stack {
     folder: PathBuf,
-    /// The first of its ports; those from 10 on are free for others of the run.
+    /// The first of its ports. The ports from 10 on are free for other uses of the run.
     pub port_base: u16,
-    /// Of who may do all, with the run's database.
+    /// The administrator's URL, with the run's database.
     pub addresses: Addresses,
     /// Up to the database's name.
     mysql: String,
-    /// Those that daemons and API servers have.
+    /// The accounts of daemons and API servers.
     pub accounts: Accounts,
 }
 
@@ -58,10 +58,10 @@ fn variable(name: &str) -> String {
 }
 
 impl Stack {
-    /// `name` is the run's own on each server.
+    /// `name` is unique on each server.
     ///
     /// # Errors
-    /// The environment lacks what `dev/up --print-env` prints.
+    /// Fails if the environment lacks the output of `dev/up --print-env`.
     pub fn from_environment(name: &str) -> Result<Self> {
         let of = |name: &str| {
             let name = variable(name);
@@ -75,10 +75,7 @@ impl Stack {
         Ok(Self { folder, port_base, addresses, mysql, accounts: Accounts::new(name, 0) })
     }
 
-    /// A database, accounts, and a Redis that has lost nothing when it is killed.
-    ///
-    /// # Errors
-    /// A server refuses it.
+    /// Makes a database, accounts, and a Redis that loses nothing when it is killed.
     pub async fn prepare(&self, name: &str) -> Result<()> {
         self.mysql().await?.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
         let admin = MySqlPool::connect(&self.addresses.mysql).await?;
@@ -93,18 +90,12 @@ impl Stack {
         Ok(())
     }
 
-    /// SIGKILL, and waits for its end.
-    ///
-    /// # Errors
-    /// It could not be done.
+    /// Sends SIGKILL and waits for the end.
     pub async fn kill(&self, server: Server) -> Result<()> {
         self.script("dev/down", &["--kill", server.name()]).await.map(drop)
     }
 
-    /// SIGTERM, and waits for its end.
-    ///
-    /// # Errors
-    /// It could not be done.
+    /// Sends SIGTERM and waits for the end.
     pub async fn stop(&self, server: Server) -> Result<()> {
         self.script("dev/down", &[server.name()]).await.map(drop)
     }
@@ -114,42 +105,35 @@ impl Stack {
         script("dev/up")
     }
 
-    /// Starts what doesn't run, and waits until it answers.
-    ///
-    /// # Errors
-    /// It doesn't start.
+    /// Starts servers that don't run, and waits until they answer.
     pub async fn start(&self, servers: &[Server]) -> Result<()> {
         let names: Vec<&str> = servers.iter().map(|server| server.name()).collect();
         self.script("dev/up", &names).await.map(drop)
     }
 
-    /// # Errors
-    /// There is no such process.
     pub async fn signal(&self, server: Server, name: &str) -> Result<()> {
         signal(self.pid(server)?, name).await
     }
 
-    /// # Errors
-    /// It was never started.
     pub fn pid(&self, server: Server) -> Result<u32> {
         let file = self.folder(server).join("pid");
         let pid = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
         Ok(pid.trim().parse()?)
     }
 
-    /// Where it listens.
+    /// The server's address.
     pub fn host_port(&self, server: Server) -> String {
         let url = match server {
             Server::Mysql => &self.addresses.mysql,
             Server::Redis => &self.addresses.redis,
             Server::Rabbitmq => &self.addresses.amqp,
-            Server::Daemon => unreachable!("daemons are not of the stack"),
+            Server::Daemon => unreachable!("daemons are not part of the stack"),
         };
         let url = url::Url::parse(url).unwrap();
         format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())
     }
 
-    /// With its data and logs.
+    /// The folder with its data and logs.
     pub fn folder(&self, server: Server) -> PathBuf {
         self.folder.join(server.name())
     }
@@ -159,10 +143,7 @@ impl Stack {
         Clock::new(self.folder(server).join("clock"))
     }
 
-    /// What a server says the time is: seconds since 1970.
-    ///
-    /// # Errors
-    /// It doesn't answer.
+    /// The server's time in seconds since 1970.
     pub async fn clock_of(&self, server: Server) -> Result<i64> {
         if server == Server::Redis {
             let (seconds, _): (i64, i64) = redis::cmd("TIME").query_async(&mut self.redis().await?).await?;
@@ -171,37 +152,25 @@ impl Stack {
         Ok(sqlx::query_scalar("SELECT CAST(UNIX_TIMESTAMP() AS SIGNED)").fetch_one(&mut self.mysql().await?).await?)
     }
 
-    /// What it prints.
-    ///
-    /// # Errors
-    /// It fails.
+    /// Returns the output of a command.
     pub async fn rabbitmqctl(&self, arguments: &[&str]) -> Result<String> {
         let output = self.script("dev/rabbitmqctl", arguments).await?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// As root, past the database.
-    ///
-    /// # Errors
-    /// It doesn't answer.
+    /// As root, to the server without a database.
     pub async fn mysql(&self) -> Result<MySqlConnection> {
         let url = format!("{}mysql", self.mysql);
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// As a daemon, which is refused what others are refused.
-    ///
-    /// # Errors
-    /// It doesn't answer, or takes no more connections.
+    /// As a daemon, with the same rights.
     pub async fn rival(&self) -> Result<MySqlConnection> {
         let url = self.addresses.of(Who::Daemon, &self.accounts).mysql;
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
     /// Holds the rows that each batch writes first, until then.
-    ///
-    /// # Errors
-    /// MySQL doesn't answer.
     pub async fn lock_partitions(&self, until: tokio::time::Instant) -> Result<()> {
         let mut connection = self.rival().await?;
         connection.execute("START TRANSACTION").await?;
@@ -211,23 +180,18 @@ impl Stack {
         Ok(())
     }
 
-    /// # Errors
-    /// It doesn't answer.
     pub async fn redis(&self) -> Result<redis::aio::MultiplexedConnection> {
         redis_at(&self.addresses.redis).await
     }
 
-    /// Since Redis was started last.
-    ///
-    /// # Errors
-    /// An account wanted to do in Redis what it may not.
+    /// Fails if Redis rejected a command for missing rights since its last start.
     pub async fn nobody_was_refused(&self) -> Result<()> {
         let mut log: Vec<HashMap<String, redis::Value>> =
             redis::cmd("ACL").arg("LOG").query_async(&mut self.redis().await?).await?;
         let of = |entry: &HashMap<String, redis::Value>, name: &str| -> Option<String> {
             redis::FromRedisValue::from_redis_value(entry.get(name)?.clone()).ok()
         };
-        // Whoever connects tries these, and goes on without them.
+        // Clients try these when they connect, and continue without them.
         log.retain(|entry| !["info", "client|setinfo"].map(Some).contains(&of(entry, "object").as_deref()));
         let refused: Vec<String> = log
             .iter()
@@ -235,7 +199,7 @@ impl Stack {
             .map(|said| said.join(" "))
             .collect();
         if !refused.is_empty() {
-            bail!("Redis has refused what an account may not do: {}", refused.join("; "));
+            bail!("Redis rejected what an account has no right to: {}", refused.join("; "));
         }
         Ok(())
     }
@@ -258,10 +222,7 @@ fn script(name: &str) -> PathBuf {
     tallyd_testkit::root().join(name)
 }
 
-/// A connection whose calls may take a while.
-///
-/// # Errors
-/// Nobody answers there.
+/// A connection whose calls can take a while.
 pub async fn redis_at(url: &str) -> Result<redis::aio::MultiplexedConnection> {
     let config = redis::AsyncConnectionConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(5)))
@@ -269,8 +230,6 @@ pub async fn redis_at(url: &str) -> Result<redis::aio::MultiplexedConnection> {
     Ok(redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-/// # Errors
-/// There is no such process.
 pub async fn signal(pid: u32, name: &str) -> Result<()> {
     let output = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).output().await?;
     if !output.status.success() {

@@ -1,6 +1,6 @@
-//! Those who use the site: through `tallyd-client`, by chance that can be had again, each writing down what it did and what was answered.
+//! Users of the site. They use `tallyd-client`, choose at random from the seed, and record each call with its answer.
 //!
-//! Many share few targets and few users: two devices of one user click at the same time.
+//! Many users share few targets, and some share an account: two devices of one user click at the same time.
 
 mod others;
 mod seat;
@@ -24,7 +24,7 @@ use seat::Seat;
 const TARGETS: u64 = 60;
 const USERS: u64 = 400;
 
-/// The kind of all of them.
+/// The kind of all targets.
 pub const VIDEO: Kind = Kind(1);
 
 /// The codes in the site's `[metrics]`.
@@ -38,26 +38,26 @@ const TASKS: u32 = 4;
 /// Between two calls of a task, at most.
 const PAUSE_MS_MAX: u64 = 60;
 
-/// Whoever gets an error waits at least so long.
+/// A user waits at least this long after an error.
 const AFTER_ERROR: Duration = Duration::from_millis(150);
 
-/// How often a count that was not confirmed is sent again.
+/// How often an unconfirmed count is sent again.
 const SENT_AGAIN_MAX: usize = 8;
 
-/// Old events that a task keeps, to send one of them once more now and then.
+/// Old events that a task keeps, to send one of them again now and then.
 const KEPT: usize = 40;
 
-/// Everybody.
+/// All users.
 pub struct Crowd {
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
 impl Crowd {
-    /// `clients` connections to each server, and four users at a time behind each.
+    /// Starts `clients` connections to each server, with four concurrent users each.
     ///
     /// # Errors
-    /// The configuration can't be used.
+    /// Fails if the configuration can't be used.
     pub fn start(config: &Config, clients: u32, seed: u64, recorder: &Arc<Recorder>) -> Result<Self> {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         for number in 0..clients {
@@ -77,10 +77,10 @@ impl Crowd {
         Ok(Self { stop, tasks })
     }
 
-    /// Tells all to end, and waits until the last answer is there: a call that was given up half way could still do something.
+    /// Ends all users, and waits for their last answers. A call that is aborted could still have an effect.
     ///
     /// # Errors
-    /// Somebody panicked, or doesn't end.
+    /// Fails if a user panicked or doesn't end.
     pub async fn end(mut self, deadline: Duration) -> Result<()> {
         self.stop.cancel();
         let ended = tokio::time::timeout(deadline, async {
@@ -91,7 +91,9 @@ impl Crowd {
         });
         match ended.await {
             Ok(ended) => ended,
-            Err(_) => bail!("{} users wait for an answer {} s after the end", self.tasks.len(), deadline.as_secs()),
+            Err(_) => {
+                bail!("{} users still wait for an answer {} s after the end", self.tasks.len(), deadline.as_secs())
+            }
         }
     }
 }
@@ -106,7 +108,7 @@ struct User {
     seat: Arc<Seat>,
     who: u32,
     dice: Dice,
-    /// How many things it has given a number to.
+    /// How many things it has numbered.
     numbered: u64,
     old: Vec<Old>,
 }
@@ -131,13 +133,13 @@ impl User {
         }
     }
 
-    /// The lower ones are liked more.
+    /// Lower numbers are liked more often.
     fn target(&mut self) -> Target {
         let id = 1 + self.dice.below(TARGETS).min(self.dice.below(TARGETS));
         Target { kind: VIDEO, id: TargetId(id) }
     }
 
-    /// Another one for each.
+    /// A different id for each.
     fn next_number(&mut self) -> u64 {
         self.numbered += 1;
         u64::from(self.who) << 40 | self.numbered
@@ -147,7 +149,7 @@ impl User {
         let (target, user, liked) = (self.target(), UserId(1 + self.dice.below(USERS)), self.dice.percent(60));
         let answer = self.click_once(target, user, liked).await;
         if matches!(answer, Answer::NotConfirmed { .. } | Answer::NotCounted) && self.dice.percent(50) {
-            // What was taken back is clicked anew by who sees the error.
+            // A user who sees an error clicks again, because the click was undone.
             tokio::time::sleep(AFTER_ERROR).await;
             self.click_once(target, user, liked).await;
         }
@@ -200,7 +202,7 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// What was not confirmed is sent again as it is by most, as docs/clients-counting-at-once.md says; some give up.
+    /// Most users send an unconfirmed count again unchanged, as docs/clients-counting-at-once.md says. Some give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {
@@ -259,7 +261,7 @@ impl User {
         }
     }
 
-    /// An event that was published before comes once more, and late: it must change nothing.
+    /// An old event is sent again late. It must change nothing.
     async fn send_an_old_one(&mut self) -> bool {
         if self.old.is_empty() {
             return true;

@@ -1,4 +1,4 @@
-//! What users do beside clicking and counting: boards, pages, and messages that nobody can apply.
+//! Users' calls beside clicks and counts: boards, pages, and messages that can't be applied.
 
 use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};
@@ -10,7 +10,8 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// So long a day that is over is written to; then the one before it. With 400 days that the archiver looks back, this lasts for hours.
+/// Users write to one past day for this long, then to the day before it. The archiver looks back 400 days, so this is
+/// enough for hours.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.
@@ -19,7 +20,7 @@ const DAY: i64 = 86_400_000_000;
 /// Targets of a page.
 const PAGE: u64 = 20;
 
-/// What is wrong with a message, and its body; `@` is where its number stands.
+/// The reason why a message is invalid, and its body. `@` is replaced by its number.
 const LETTERS: [(&str, &str); 8] = [
     ("malformed-json", r#"{"type": "like", "kind": "video", @"#),
     ("malformed-json", r#"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["@""#),
@@ -52,12 +53,12 @@ impl User {
         is_done
     }
 
-    /// To a board whose period is over, as an API server that was slow.
+    /// To a board whose period is over, like a slow API server.
     pub(super) async fn late(&mut self) -> bool {
         let begin = crate::history::now();
         let elapsed_s = (begin - self.seat.began) / 1_000_000;
         let today = self.seat.began.div_euclid(DAY);
-        // Now and then to the day that nobody writes to any more: it may be archived by then.
+        // Sometimes to a day that the others no longer write to: it may be archived by then.
         let later = i64::from(self.dice.percent(15) && elapsed_s > DAY_LASTS_S);
         let day = i32::try_from(today - 2 - elapsed_s / DAY_LASTS_S + later).unwrap();
         let (member, delta) = (1 + self.dice.below(MEMBERS), 1 + self.dice.below(3).cast_signed());
@@ -70,7 +71,7 @@ impl User {
     async fn add_late(&self, day: i32, member: u64, delta: i64) -> anyhow::Result<()> {
         let mut redis = self.seat.redis().await?;
         let key = self.seat.keys.board(PAST, &period(day));
-        // Whole: who loads scripts needs a right more than an API server has.
+        // EVAL, because SCRIPT LOAD needs a right that an API server doesn't have.
         let mut script = redis::cmd("EVAL");
         script.arg(include_str!("../../lua/board.lua")).arg(1).arg(key).arg(member).arg(delta);
         let added: redis::RedisResult<Vec<String>> = script.query_async(&mut redis).await;

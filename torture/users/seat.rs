@@ -1,4 +1,4 @@
-//! What the users of one API server share: its connections, and the history.
+//! The users of one API server share its connections and the history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};
 
-/// How long Redis may take to answer what is not asked through the client.
+/// How long Redis can take to answer calls outside the client.
 const REDIS_MAX: Duration = Duration::from_secs(2);
 
 pub struct Seat {
@@ -50,7 +50,7 @@ impl Seat {
         self.recorder.call(Call { begin, end: crate::history::now(), who, what, answer });
     }
 
-    /// Publishes any bytes, as a producer in any language does.
+    /// Publishes any bytes, as producers in other languages can.
     pub async fn publish(&self, routing_key: &str, body: &[u8]) -> Result<()> {
         let publisher = {
             let mut shared = self.publisher.lock().await;
@@ -66,7 +66,7 @@ impl Seat {
         Ok(published?)
     }
 
-    /// A connection that is given back with [`Seat::drop_redis`] after an error.
+    /// A connection. After an error, drop it with [`Seat::drop_redis`].
     pub async fn redis(&self) -> Result<MultiplexedConnection> {
         let mut shared = self.redis.lock().await;
         if let Some(redis) = shared.as_ref() {

@@ -1,5 +1,5 @@
-//! From a publish to the number in Redis, while 1,000 likes a second are published: one of ten is of one target, whose counter is read in a
-//! loop.
+//! The delay from a publish to the number in Redis, at 1,000 likes a second. One of ten likes is for one target, whose
+//! counter is read in a loop.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,20 +22,20 @@ use crate::common::world::World;
 /// Likes a second.
 const RATE: u64 = 1_000;
 
-/// Seconds that count, after those in which connections are made and code gets warm.
+/// Measured seconds, after the time for connections and warm-up.
 const SECONDS: u64 = 12;
 const WARM_UP_S: u64 = 2;
 
-/// One of so many likes is of the sampled target.
+/// One of this many likes is for the sampled target.
 const SAMPLE_EVERY: u64 = 10;
 
 /// No other like has it.
 const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_998) };
 
-/// Between two reads of its counter. Slept by the thread: the runtime's own timer rounds up to milliseconds.
+/// Between two reads of its counter. The thread sleeps, because the runtime's timer rounds up to milliseconds.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// How long the last samples are waited for.
+/// How long to wait for the last samples.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// How long likes took, in milliseconds.
@@ -44,14 +44,14 @@ pub(super) struct Delays {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// From one read of the counter to the next: a delay is too long by at most this.
+    /// From one read of the counter to the next. A delay is too long by at most this.
     pub poll_p99: f64,
-    /// How long after their turn likes were published.
+    /// How late likes were published, compared with the plan.
     pub late_p99: f64,
     pub samples: usize,
 }
 
-/// A target's likes, read by a connection of its own.
+/// A target's likes, read with a separate connection.
 pub(super) struct Counter {
     connection: redis::Connection,
     key: String,
@@ -76,7 +76,7 @@ impl Counter {
     }
 }
 
-/// What was published: all events, and the instants of the samples.
+/// All published events, and the instants of the samples.
 #[derive(Default)]
 struct Published {
     events: Vec<LikeEvent>,
@@ -115,7 +115,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Publishes at the rate, each like in a task of its own, and waits until all are confirmed.
+/// Publishes at the rate, each like in its own task, and waits until all are confirmed.
 async fn publish(client: &Arc<Client>, count: u64, seed: u64) -> Result<Published> {
     let (mut published, mut clicks) = (Published::default(), JoinSet::new());
     let mut tick = tokio::time::interval(Duration::from_millis(1));
@@ -151,7 +151,7 @@ fn poll(mut counter: Counter, samples: usize) -> Result<(Vec<Instant>, Vec<f64>)
     let (mut seen, mut gaps_ms) = (Vec::with_capacity(samples), Vec::new());
     let (mut before, mut progress) = (Instant::now(), Instant::now());
     while seen.len() < samples {
-        ensure!(progress.elapsed() < SILENCE_MAX, "{} of {samples} samples were counted", seen.len());
+        ensure!(progress.elapsed() < SILENCE_MAX, "only {} of {samples} samples were counted", seen.len());
         std::thread::sleep(PAUSE);
         let start = Instant::now();
         let counted = counter.read()?;

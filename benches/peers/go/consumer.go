@@ -1,4 +1,4 @@
-// The like consumer as Go teams write it, with amqp091-go and go-sql-driver. `batch`: a multi-row upsert per batch, the
+// A like consumer as Go teams write it, with amqp091-go and go-sql-driver. `batch`: a multi-row upsert per batch, the
 // newest event wins, no counters. `exact`: the same in a transaction that reads the old states first and keeps counters.
 // Both acknowledge after the commit.
 package main
@@ -27,7 +27,7 @@ const (
 	addToOld   = " ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))"
 	likeMetric = 1
 
-	// A statement stays below max_allowed_packet whatever the batch.
+	// A statement stays below max_allowed_packet for any batch.
 	rowsPerStatement = 5000
 	// MariaDB turns longer IN lists into a join.
 	pairsPerSelect = 500
@@ -250,7 +250,7 @@ func groups(rows, columns int) string {
 	return strings.TrimSuffix(strings.Repeat(group+",", rows), ",")
 }
 
-// The driver puts the values into the text itself: one round trip, and no statement to prepare.
+// The driver puts the values into the text, so there is one round trip and no statement to prepare.
 func connectDatabase() *sql.DB {
 	u, err := url.Parse(os.Getenv("MYSQL_URL"))
 	check(err)

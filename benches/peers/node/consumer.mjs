@@ -1,4 +1,4 @@
-// The like consumer as Node teams write it, with amqplib and mysql2. `row`: a statement per message, ten at once.
+// A like consumer as Node teams write it, with amqplib and mysql2. `row`: a statement per message, ten in parallel.
 // `batch`: a multi-row upsert per batch. Both acknowledge after the commit; the newest event wins; no counters.
 
 import amqp from 'amqplib';
@@ -10,7 +10,7 @@ const BATCH = Number(process.env.BATCH);
 const LINGER_MS = Number(process.env.LINGER_MS);
 const KINDS = { video: 1 };
 const CONNECTIONS = 10; // of `row`
-// A statement stays below max_allowed_packet whatever the batch.
+// A statement stays below max_allowed_packet for any batch.
 const ROWS_PER_STATEMENT = 5000;
 
 const INSERT = 'INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ';
@@ -57,7 +57,7 @@ async function consumeBatches(channel) {
     writing = true;
     const batch = open.splice(0, BATCH);
     const rows = batch.map(row);
-    // In the order of the key, as the table is.
+    // In the order of the table's key.
     rows.sort((a, b) => a[1] - b[1] || a[2] - b[2]);
     if (rows.length <= ROWS_PER_STATEMENT) {
       await connection.query(`${INSERT}?${NEWEST_WINS}`, [rows]);

@@ -1,4 +1,4 @@
-"""The like consumer as Python teams write it, with aio-pika and asyncmy: a multi-row upsert per batch, acknowledged
+"""A like consumer as Python teams write it, with aio-pika and asyncmy: a multi-row upsert per batch, acknowledged
 after the commit; the newest event wins; no counters."""
 
 import asyncio
@@ -39,7 +39,7 @@ def row(message):
 
 
 class Open:
-    """The messages that came and are not written yet."""
+    """The messages that arrived and are not written yet."""
 
     def __init__(self):
         self.messages = []
@@ -53,7 +53,7 @@ class Open:
             self.full.set()
 
     async def batch(self):
-        """A full one, or what there is LINGER after the first message."""
+        """A full batch, or all messages that arrived within LINGER of the first one."""
         await self.any.wait()
         try:
             async with asyncio.timeout(LINGER):

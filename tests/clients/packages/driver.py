@@ -26,7 +26,7 @@ def failed(request, error):
 
 
 def fork(site):
-    """What a server does that makes its client before it forks."""
+    """Acts as a server that makes its client before it forks."""
     child = os.fork()
     if child == 0:
         try:
