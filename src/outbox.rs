@@ -1,38 +1,47 @@
-//! The outbox: everything that batches have added to `counter` is added to Redis, exactly once, for metrics that no API server counts.
+//! The outbox adds to Redis everything that batches added to `counter`, exactly once, for metrics that the daemon
+//! writes to Redis.
 //!
-//! The way: the transaction that adds to `counter` notes the same in a row of the partition's outbox. After its commit the task here, one in
-//! each daemon for all partitions, reads the rows in order and adds them, bucket by bucket. Each bucket holds a mark for each partition, the
-//! number of the last row up to which it has everything. A call has the sum of a pass for some buckets. The script adds it where the mark is not
-//! above the row that the pass follows (crates/redis/lua/apply.lua). A bucket with a higher mark gets a sum of the rows that follow it. The last row that
-//! is added everywhere is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
+//! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
+//! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
+//! such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
+//! bucket contains completely. One call adds the sum of a pass to some buckets. The script (crates/redis/lua/apply.lua)
+//! adds it only if the bucket's mark is not above the row that the pass follows. A bucket with a higher mark gets a sum
+//! of the rows after that mark. Once a second the task writes the last row that is added everywhere to `outbox_state`,
+//! so that the next daemon knows where to begin.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a batch is committed. B: the daemon is killed before it adds. Another daemon, or the same one after a restart, finds the row: each looks once a
-//!   second for rows that nobody has added.
-//! * A: rows are added. B: the daemon is killed before it notes that, or between two buckets. The next one adds them again, and the marks
-//!   skip what is there.
-//! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. Everything that some rows have for
-//!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first could be refused.
-//! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets are amidst the pass, and they answer
-//!   with them. The next call is for buckets with exactly that mark, and has the rows after it. A mark that changes meanwhile is answered again.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
-//!   not of a partition of its own; if both add, the marks decide.
-//! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
-//! * A: rows are added. B: MySQL goes back to before them (a restore, a failover that loses commits). Numbers follow its clock, so what comes
-//!   now has higher ones than any mark, and is added. What MySQL lost is in Redis alone until a full reconcile. The task detects it, because
-//!   what it noted is gone or Redis has marks of rows that MySQL doesn't have, and logs it.
-//! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
-//!   unknown to readers; the job that loads it first raises the marks to what is committed, and loads the numbers as of those (crates/redis/lua/load.lua).
-//! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
-//!   sent again: a reconcile finds what is missing, as it does with likes.
-//! * A: an operator has made a bucket another type, or a value no number. It is logged, and left alone: once it is repaired, it is a bucket
-//!   that Redis has lost, or a reconcile adds what is missing. Everything else that fails is tried until it works.
+//! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same one after a
+//!   restart, finds the row: each daemon checks once a second for rows that are not added yet.
+//! * A: rows are added. B: the daemon is killed before it records that, or between two buckets. The next daemon adds
+//!   them again, and the marks skip the rows that Redis already has.
+//! * A: a call times out. It can have run, or it can still run later, even after later rows. The marks decide again.
+//!   One call has everything that some rows add to one bucket. With two calls the first could fail, and the second
+//!   would raise the mark above missing data.
+//! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
+//!   are in the middle of the pass, and the script returns them. The next call addresses the buckets with exactly that
+//!   mark and has the rows after it. If a mark changes meanwhile, the script returns it again.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. Daemon 2 skips rows of other
+//!   daemons' partitions that are younger than `OLD`. If both add, the marks decide.
+//! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
+//!   reader that sees 8 also sees 7.
+//! * A: rows are added. B: MySQL goes back to a state before them (a restore, a failover that loses commits). Row
+//!   numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Redis keeps what MySQL lost
+//!   until a full reconcile. The task detects this and logs it: the number that it recorded is missing, or Redis has
+//!   marks of rows that MySQL does not have.
+//! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
+//!   bucket that readers do not use yet. The job that loads it first raises the marks to the committed rows, and loads
+//!   the counters as of those rows (crates/redis/lua/load.lua).
+//! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
+//!   rows up to `applied` are not sent again. A reconcile finds what is missing, as it does with likes.
+//! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs it
+//!   and skips it. After the operator repairs it, Redis has either lost the bucket, or a reconcile adds what is
+//!   missing. Every other failure is retried until it succeeds.
 //!
-//! Where targets have Bloom filters a row also names the users who began to like a target. They are noted beside its filter before the row
-//! counts as added; twice is harmless.
+//! If targets have Bloom filters, a row also has the users who began to like a target. The task adds them to the
+//! target's filter before the row counts as added. Adding them twice is harmless.
 //!
-//! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
+//! The task must never add a row before its commit, delete a row before it is added everywhere, or delay a batch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -58,48 +67,48 @@ use tallyd_redis::apply::Left;
 use tallyd_redis::feed::{Gain, Once};
 use tallyd_redis::keys::KindNames;
 
-/// Tasks whose pause keeps rows from being added.
+/// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
-/// How often it looks for rows that others have left, and notes the last row that is added.
+/// How often the task checks for rows that other daemons left, and records the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Rows that are older have been left by the daemon that wrote them.
+/// The daemon that wrote a row is assumed to be gone if the row is older than this.
 const OLD: Duration = Duration::from_secs(2);
 
-/// Rows that are read at once.
+/// Rows per read.
 const ROWS_MAX: u64 = 32;
 
-/// Items of rows after which no others are read to be added together, some megabytes: the more there are, the more of them share a bucket.
+/// The task stops reading rows for one pass after this many items, some megabytes. In a large pass more items share a
+/// bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// How long rows are kept once they are added: longer than a reconcile takes from its sample to its read.
+/// How long added rows are kept. This is longer than the time from a reconcile's sample to its read.
 const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// How long it continues after the last batch: the next daemon does the rest.
+/// Time limit for adding rows after the last batch. The next daemon adds the rest.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
     pub store: Store,
-    /// Where they are added: one for each layout.
+    /// One for each layout.
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
-    /// Says whether it is paused.
     pub control: Control,
-    /// This daemon: rows of its own partitions are added immediately.
+    /// This daemon. Rows of its own partitions are added immediately.
     pub owner: String,
 }
 
 #[derive(Default)]
 struct State {
-    /// The last rows up to which everything is in Redis.
+    /// For each partition, the last row up to which Redis has everything.
     added: OutboxOffsets,
-    /// The part of `added` that is noted in MySQL.
+    /// The part of `added` that is recorded in MySQL.
     noted: OutboxOffsets,
     kept: Kept,
-    /// Partitions with more rows than were read.
+    /// Partitions that have more rows than the last pass read.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
     pruned: Option<Instant>,
@@ -109,12 +118,12 @@ struct State {
 }
 
 impl Outbox {
-    /// Adds rows, each time `wake` changes, until all its senders are gone.
+    /// Adds rows each time `wake` changes, until all its senders are dropped.
     pub(crate) async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {
-            // Before the pass: a commit while it runs wakes it again.
+            // This is reset before the pass, so that a commit during the pass wakes the loop again.
             let ended = wake.has_changed().is_err();
             wake.mark_unchanged();
             if !self.control.allows(PAUSED_BY) {
@@ -139,13 +148,14 @@ impl Outbox {
                 return;
             }
             if state.more.is_empty() {
-                // An error means that all senders are gone, which is checked above.
+                // An error means that all senders are dropped. The loop checks that above.
                 let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
             }
         }
     }
 
-    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are gone before: the next daemon adds what is left.
+    /// Waits for the end of a pause. Returns `false` if all senders of `wake` are dropped first: the next daemon adds
+    /// the remaining rows.
     async fn until_allowed(&self, wake: &mut watch::Receiver<()>) -> bool {
         tokio::select! {
             () = self.control.until_allowed(PAUSED_BY) => true,
@@ -153,7 +163,7 @@ impl Outbox {
         }
     }
 
-    /// Adds the rows of the last batches, whose partitions are released by now, and notes the last row.
+    /// Adds the rows of the last batches and records the last row. The batches' partitions are released by now.
     async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -164,12 +174,13 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has any. A partition that fails does not stop the others: one node of a Cluster may not answer.
+    /// Adds some rows of each partition that has any. A partition that fails does not stop the others: only one node of
+    /// a Cluster can be unreachable.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
-            // Rows that others have added.
+            // Other daemons added these rows.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
@@ -182,7 +193,7 @@ impl Outbox {
         for End { partition, last, owner } in self.store.outbox_ends().await? {
             let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
             if last <= state.added.of(partition) {
-                // Others may have added the rest.
+                // Other daemons can have added the rest.
                 state.more.remove(&partition);
             } else if ours || looks || state.more.contains(&partition) {
                 let added = self.add(partition, ours, state).await;
@@ -199,7 +210,7 @@ impl Outbox {
     async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
         state.more.remove(&partition);
         let (rows, full) = self.read(partition, state.added.of(partition)).await?;
-        // In order, whatever the clock did: a row that is skipped is never added.
+        // The rows are added strictly in order, even if the clock jumped: a skipped row would never be added.
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<OutboxRow> = rows.collect();
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
@@ -236,7 +247,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The rows after that one which are added together, and whether others may follow.
+    /// Reads the rows after `after` that are added together. Also returns whether more rows can follow.
     async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
         let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
         loop {
@@ -251,8 +262,8 @@ impl Outbox {
         }
     }
 
-    /// Adds to Bloom filters who likes what: before the rows are noted as added. A filter that begins to be built after this reads these
-    /// likes in MySQL.
+    /// Adds the users who like a target to its Bloom filter, before the rows are recorded as added. A filter build that
+    /// begins later reads these likes in MySQL.
     async fn note_likers(&self, kinds: &KindNames, rows: &[OutboxRow]) -> Result<()> {
         let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
         for (target, user) in rows.iter().flat_map(|row| &row.likers) {
@@ -262,7 +273,8 @@ impl Outbox {
         Ok(cache.note_likers(kinds, &likers).await?)
     }
 
-    /// Adds to boards what rules say, in the periods in which it was written. Corrections by a run are not added.
+    /// Adds to boards as the rules say, in the periods in which the rows were written. Corrections by a job are not
+    /// added.
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let rules = Rules::from(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
@@ -285,7 +297,7 @@ impl Outbox {
                 let error = format!("{:#}", anyhow::Error::from(error));
                 warn!(
                     event = "board-refused",
-                    times, error, "{times} times something could not be added to a board: {error}"
+                    times, error, "{times} additions to boards failed and were skipped: {error}"
                 );
             }
         }
@@ -306,7 +318,7 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // There are more rows than one prune deletes: prune again at the next pass.
+                // More rows than one prune deletes: prune again at the next pass.
                 state.pruned = None;
             }
         }
@@ -314,12 +326,12 @@ impl Outbox {
     }
 }
 
-/// The last rows in Redis at some instants, the oldest first: rows are kept for a while from then on.
+/// The last rows in Redis at some instants, oldest first. Rows are kept for `KEPT` after that instant.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
-    /// The last rows that have been in Redis for `KEPT`. `noted` are there `now`.
+    /// Returns the last rows that have been in Redis for `KEPT`. The rows up to `noted` are there `now`.
     fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
         let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;
@@ -345,8 +357,8 @@ fn say_left(left: Left, state: &mut State) {
             unknown,
             no_numbers,
             no_buckets,
-            "{times} times something could not be added to Redis: kinds or metrics that are not in the configuration ({unknown} now), what is no \
-             number there ({no_numbers}), buckets of another type ({no_buckets})"
+            "{times} additions to Redis were skipped. Reasons in the last pass: the kind or metric is not in the configuration ({unknown}), \
+             the value in Redis is not a number ({no_numbers}), the bucket has another type ({no_buckets})"
         );
     }
 }
@@ -358,7 +370,7 @@ fn say_went_back(partition: u16, state: &mut State) {
             event = "mysql-went-back",
             times,
             partition,
-            "MySQL is older than Redis: it lacks rows of partition {partition}'s outbox that Redis has. Run: tallyd after-restore"
+            "MySQL is older than Redis: Redis has outbox rows of partition {partition} that MySQL does not have. Run: tallyd after-restore"
         );
     }
 }

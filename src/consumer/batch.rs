@@ -1,7 +1,8 @@
-//! Messages from their delivery on: those that wait in the inbox, and the batch that one transaction writes.
+//! Messages after their delivery: those that wait in the inbox, and the batch that one transaction writes.
 //!
-//! The broker counts messages, not bytes, and the library takes whatever comes: lists of a mebibyte after millions of single events would
-//! fill the memory while MySQL does not answer. So everything is taken from the library immediately, and its bytes are counted.
+//! The broker counts messages, not bytes, and the library takes every message that arrives. After millions of single
+//! events, lists of 1 MiB each would fill the memory while MySQL does not answer. So the session takes everything from
+//! the library immediately and counts its bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -18,24 +19,24 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
 
-/// Traces that the log line of a slow batch names.
+/// Maximum number of traces in the log line of a slow batch.
 const TRACEPARENTS_MAX: usize = 3;
 
-/// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
+/// A received message with its headers decoded. Large headers are kept only as far as a dead letter keeps them.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub body: Vec<u8>,
     pub headers: Headers,
-    /// How often the broker has taken it back.
+    /// How often it was returned to the broker.
     pub returns: i64,
     pub redelivered: bool,
-    /// It was published to the queue directly, through no exchange of events.
+    /// It was published directly to the queue, not through an events exchange.
     pub is_direct: bool,
     pub acker: Acker,
 }
 
 impl Arrived {
-    /// The bytes of its body and of its headers as they came: an empty body can have 128 KiB of headers.
+    /// The bytes of the body and of the headers as received: a message with an empty body can have 128 KiB of headers.
     pub(super) fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes
     }
@@ -49,7 +50,7 @@ impl From<Delivery> for Arrived {
     }
 }
 
-/// Messages in the order they came, and how large they are together.
+/// Messages in the order of arrival, and their total size.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     messages: VecDeque<Arrived>,
@@ -69,7 +70,6 @@ impl Inbox {
         Some(message)
     }
 
-    /// The bytes of each message.
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
     }
@@ -84,14 +84,13 @@ pub(super) struct Origin {
     pub headers: String,
 }
 
-/// An event with the message it came in, of which a dead letter is made if the database refuses the event.
+/// An event with the message that contains it. If MySQL refuses the event, the message becomes a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Received {
-    /// The decoded event.
     pub event: Event,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
-    /// The event's place in the message's body.
+    /// The event's position in the message's body.
     pub range: Range<usize>,
 }
 
@@ -107,7 +106,6 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// When it happened.
     pub(super) fn at(&self) -> Micros {
         match self {
             Self::Like(event) => event.at,
@@ -123,17 +121,14 @@ impl Event {
 }
 
 impl Received {
-    /// The like or unlike that it is.
     pub(super) fn like(&self) -> Option<LikeEvent> {
         if let Event::Like(event) = self.event { Some(event) } else { None }
     }
 
-    /// The count that it is.
     pub(super) fn counted(&self) -> Option<CountEvent> {
         if let Event::Count(event) = self.event { Some(event) } else { None }
     }
 
-    /// The set that it is.
     pub(super) fn set(&self) -> Option<SetEvent> {
         if let Event::Set(event) = self.event { Some(event) } else { None }
     }
@@ -142,24 +137,22 @@ impl Received {
 /// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch {
-    /// In the order they came.
+    /// In the order of arrival.
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence of each run among them.
+    /// The highest fence of each run.
     pub fences: BTreeMap<u64, u64>,
-    /// The number of messages.
     pub messages: usize,
-    /// The bytes of their bodies.
     pub bytes: usize,
-    /// The traces of its first messages that have one.
+    /// The traces of the first messages that have one.
     pub traceparents: Vec<String>,
-    /// This machine's clock while they were decoded.
+    /// This machine's clock during decoding.
     pub clock: Clock,
 }
 
 impl Batch {
-    /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the bounds.
+    /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the limits.
     pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
@@ -182,10 +175,11 @@ impl Batch {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps one part and returns the other with the fences, which follow all events. Both are smaller if the batch can be split.
+    /// Keeps one part and returns the other, with the fences, which follow all events. If the batch can be split, both
+    /// parts are smaller.
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
-        // Events on the one side and dead letters on the other, or halves of what there is.
+        // Events on one side and dead letters on the other; if there is only one of the two, halves.
         let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
         let (events, refused) = (self.events.len(), self.refused.len());
         Self {
@@ -197,14 +191,13 @@ impl Batch {
         }
     }
 
-    /// Whether there is nothing to write.
     pub(super) fn is_empty(&self) -> bool {
         self.messages == 0
     }
 }
 
-/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
-/// publisher's.
+/// How often the message was returned to the broker: the header `x-delivery-count` of quorum queues. On a first
+/// delivery the publisher can have set that header, so it is ignored.
 fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
     let headers = properties.headers().as_ref().filter(|_| redelivered);
     match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {

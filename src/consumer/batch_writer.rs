@@ -1,7 +1,7 @@
-//! Writes batches to MySQL, each in one transaction, however often that takes.
+//! Writes batches to MySQL, each in one transaction, and retries until it succeeds.
 //!
-//! A transaction may run many times, because it is idempotent. After an error it is tried again, or its batch is written in parts. The
-//! caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
+//! A transaction can run many times, because it is idempotent. After an error it is retried, or its batch is written in
+//! parts. The caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
 
 use std::time::{Duration, Instant};
 
@@ -31,67 +31,64 @@ use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 
-/// After this many errors that a smaller transaction may not meet, a batch is split.
+/// A batch is split after this many errors that a smaller transaction can avoid.
 const TOO_MUCH_MAX: u32 = 2;
 
-/// A batch that takes longer is logged. Most take a few milliseconds, the largest about a second.
+/// A slower batch is logged. Most batches take a few milliseconds, the largest about a second.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct BatchWriter {
-    // What it needs.
     store: Store,
-    /// Wakes the outbox once there is something for Redis.
+    /// Wakes the outbox after a commit with additions to Redis.
     outbox: watch::Sender<()>,
-    /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
+    /// Beats at each try: no try takes longer than `[mysql] transaction_timeout_ms` plus a connection.
     heartbeat: Heartbeat,
-    /// Cancelled when the session ends: the writer then no longer waits for a database that does not answer.
+    /// Cancelled when the session ends. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
-    // What it is told.
     partition: u16,
     name: PartitionName,
     queue: String,
     database_away_max: Duration,
-    // What it does.
     transaction: Transaction,
-    // What it counts.
     throughput: Throughput,
     slow: Flood,
 }
 
-/// What has become of a batch.
+/// The result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
-    /// Rows that its events came down to.
+    /// Rows that were written for its events.
     pub rows: usize,
     /// Events that can never be applied.
     pub refused: usize,
 }
 
-/// The batch must go back to the broker.
+/// The batch must be returned to the broker.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// The partition was taken over, clocks are apart, or MySQL failed for longer than `database_away_max` or until the session ended.
+    /// Another daemon took over the partition, the clocks differ, or MySQL failed for longer than `database_away_max`
+    /// or until the session ended.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The session ended before the broker had taken the dead letters over the quota.
+    /// The session ended before the broker had accepted the dead letters over the quota.
     #[error(transparent)]
     Letters(#[from] anyhow::Error),
 }
 
-/// What has become of a part of a batch.
+/// The result of a part of a batch.
 enum Outcome {
     Committed(Committed),
     Again,
-    /// Its halves can be written.
+    /// The part must be split in halves.
     Split,
-    /// MySQL refuses its only event.
+    /// MySQL refuses the part's only event.
     Refused(StoreError),
     /// Some of its events are older than the ledger.
     Forgotten(Micros),
 }
 
-/// What has gone wrong with a part so far.
+/// The errors of a part so far.
 #[derive(Default)]
 struct Tries {
     rivals: Rivals,
@@ -99,7 +96,7 @@ struct Tries {
 }
 
 impl BatchWriter {
-    /// The writer of `partition`, of which there are `partitions`, until `ends`.
+    /// Makes the writer of `partition`, which is one of `partitions`, until `ends`.
     pub(super) fn new(
         partition: &Partition,
         config: &Config,
@@ -125,7 +122,8 @@ impl BatchWriter {
         }
     }
 
-    /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
+    /// Writes the batch and retries until it succeeds. If MySQL refuses the whole batch, parts of it are committed
+    /// separately.
     pub(super) async fn write(&mut self, mut batch: Batch) -> Result<Written, WriteError> {
         let (began, events, traceparents) =
             (Instant::now(), batch.events.len(), std::mem::take(&mut batch.traceparents));
@@ -139,7 +137,7 @@ impl BatchWriter {
     async fn write_parts(&mut self, batch: Batch) -> Result<Written, WriteError> {
         let mut outage = Outage::new(Work::Writing(self.name.clone()));
         let mut written = Written::default();
-        // Events that are refused alone become dead letters together, in the last part.
+        // Events that MySQL refuses become dead letters together, in the last part.
         let mut refused = Batch { clock: batch.clock, ..Batch::default() };
         let mut parts = vec![batch];
         let mut tries = Tries::default();
@@ -183,7 +181,7 @@ impl BatchWriter {
         Ok(written)
     }
 
-    /// Logs a slow batch, at most every ten seconds. The traces lead to what sent its events.
+    /// Logs a slow batch, at most every ten seconds. The traces lead to the senders of its events.
     fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
         let Some(batches) = self.slow.note(1, Instant::now()) else { return };
         let (partition, name, seconds) = (self.partition, &self.name, took.as_secs_f32());
@@ -194,16 +192,16 @@ impl BatchWriter {
             seconds,
             batches,
             traceparents,
-            "writing {events} events of {name} took {seconds:.1} s: look at tallyd_batch_write_duration_seconds"
+            "writing {events} events of {name} took {seconds:.1} s: check tallyd_batch_write_duration_seconds"
         );
     }
 
-    /// Gives the partition back, after everything is written and the broker has the rest.
+    /// Releases the partition after everything is written and the broker has the rest.
     pub(super) async fn release(&self) {
         self.transaction.ownership.release(&self.store).await;
     }
 
-    /// One transaction, within `[mysql] transaction_timeout_ms`.
+    /// Runs one transaction, within `[mysql] transaction_timeout_ms`.
     async fn commit(&mut self, batch: &Batch) -> Result<Committed, StoreError> {
         self.heartbeat.beat();
         self.transaction.steps.begin();
@@ -214,7 +212,7 @@ impl BatchWriter {
             let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
             let committed = self.transaction.run(&mut tx, batch).await?;
             fault::point("consumer:before-commit");
-            // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
+            // A failed COMMIT has an unknown outcome. The whole batch runs again and finds what it wrote.
             tx.commit().await.map_err(StoreError::sql("commit a batch"))?;
             fault::point("consumer:after-commit");
             Ok(committed)
@@ -225,7 +223,7 @@ impl BatchWriter {
         Ok(committed)
     }
 
-    /// Decides what becomes of a part after an error, and waits before the next try.
+    /// Decides how to continue with a part after an error, and waits before the next try.
     async fn recover(
         &mut self,
         error: StoreError,
@@ -242,12 +240,15 @@ impl BatchWriter {
             _ if error.fate() == Fate::Item && !part.events.is_empty() => Outcome::Refused(error),
             _ if self.transaction.like_rows.falls_back(&error) => {
                 let error = chain(&error);
-                warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
+                warn!(
+                    event = "reads-first",
+                    partition, error, "switched to the slower way of writing, which reads rows first: {error}"
+                );
                 Outcome::Again
             }
             _ if error.is_contention() && tries.rivals.has_room() => {
                 let error = chain(&error);
-                debug!(event = "contention", partition, "a rival was first, trying again: {error}");
+                debug!(event = "contention", partition, "another transaction was first, retrying: {error}");
                 tries.rivals.wait().await;
                 Outcome::Again
             }
@@ -264,7 +265,7 @@ impl BatchWriter {
         Ok(outcome)
     }
 
-    /// Notes a part that is committed.
+    /// Records a committed part.
     fn note(&mut self, part: &Batch, committed: &Committed) {
         self.transaction.counts.committed();
         counting::committed(part, committed.rows);
@@ -276,7 +277,7 @@ impl BatchWriter {
         self.throughput.note(self.partition, part, committed.rows);
     }
 
-    /// The dead letter of an event that MySQL refuses.
+    /// Makes the dead letter of an event that MySQL refuses.
     fn refused(&self, event: &Received, error: &StoreError) -> DeadLetter {
         let error = chain(error);
         warn!(
@@ -284,27 +285,29 @@ impl BatchWriter {
             partition = self.partition,
             reason = Reason::RefusedByDatabase.code(),
             error,
-            "MySQL refuses one event, which is kept in dead_letter: {error}"
+            "MySQL refused one event, which is now in dead_letter: {error}"
         );
         letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
     }
 
-    /// The dead letter of an event older than the ledger: whether it was applied is unknown.
+    /// Makes the dead letter of an event older than the ledger: it is unknown whether it was applied.
     fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
-        let error =
-            format!("events before {} are forgotten: some daemon's applied_event_keep was shorter", instant(floor));
+        let error = format!(
+            "the ledger no longer knows events before {}: applied_event_keep was shorter in a daemon",
+            instant(floor)
+        );
         letter_of(event, Refusal { reason: Reason::AtTooOld, error }, &self.queue)
     }
 }
 
-/// The dead letter of an event that can be read and is refused all the same.
+/// Makes the dead letter of an event that was decoded but is refused.
 fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     let Origin { body, headers } = received.origin.as_ref();
     let body = body.get(received.range.clone()).unwrap_or(body);
     letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
 }
 
-/// The error for logs and metrics: MySQL's own words about values can quote a key, with ids in it.
+/// The error for logs and metrics. MySQL's text can quote a key with ids in it, so it is left out for such errors.
 fn without_values(error: &StoreError) -> String {
     match error.number() {
         Some(number) if error.fate() == Fate::Item || error.is_contention() => {
@@ -314,7 +317,7 @@ fn without_values(error: &StoreError) -> String {
     }
 }
 
-/// The error with its causes: its own text is the action alone.
+/// The error with its causes: its own text is only the action.
 fn chain(error: &StoreError) -> String {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
     causes.join(": ")

@@ -1,4 +1,5 @@
-//! This machine's clock, compared with MySQL's. Events are judged by it: to a slow clock each event is from the future.
+//! Compares this machine's clock with MySQL's. The `at` of events is checked against this clock: for a slow clock every
+//! event is from the future.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -6,28 +7,29 @@ use std::time::Instant;
 use tallyd_core::model::Micros;
 use tallyd_mysql::StoreError;
 
-/// How far the two clocks can be apart.
+/// How far the two clocks can be apart, in seconds.
 const APART_MAX_S: i64 = 60;
 
-/// A clock that does not step.
+/// A clock that never jumps.
 static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How far this machine's clock was ahead of a steady one, in microseconds: the least and the most of several readings.
+/// How far this machine's clock was ahead of the steady clock, in microseconds: the minimum and the maximum of several
+/// readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clock(Option<(i64, i64)>);
 
 impl Clock {
-    /// Notes what this machine's clock says now.
+    /// Records the current time of this machine's clock.
     pub(super) fn note(&mut self, now: Micros) {
         let ahead = ahead_of_steady(now);
         let (least, most) = self.0.unwrap_or((ahead, ahead));
         self.0 = Some((least.min(ahead), most.max(ahead)));
     }
 
-    /// Compares everything that was noted, and this machine's clock now, with MySQL's.
+    /// Compares all recorded readings, and this machine's current time, with MySQL's clock.
     ///
     /// # Errors
-    /// The clocks are too far apart.
+    /// Fails if the clocks are too far apart.
     pub(super) fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
         self.note(crate::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();

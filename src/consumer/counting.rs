@@ -1,4 +1,4 @@
-//! What a partition counts of its work: for the metrics, once for each batch, and for the log, once a minute.
+//! Counts a partition's work: for the metrics once per batch, for the log once a minute.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tallyd_core::model::Micros;
 /// How often the throughput is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Messages and events that were received and are not in the metrics yet.
+/// Received messages and events that are not in the metrics yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReceivedCounts {
     pub messages: u64,
@@ -47,7 +47,7 @@ impl ReceivedCounts {
     }
 }
 
-/// Notes a batch, or a part of one, that is committed.
+/// Records a batch, or a part of one, that is committed.
 pub(super) fn committed(batch: &Batch, rows: usize) {
     let (now, metrics) = (clock::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
@@ -62,12 +62,12 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
     }
 }
 
-/// Notes that a batch is written again, and why.
+/// Records that a batch is retried, and why.
 pub(super) fn again(code: &'static str) {
     telemetry().consumer.retry(code);
 }
 
-/// How long the steps of a transaction took. Noted once it is committed.
+/// How long the steps of a transaction took. Recorded once it is committed.
 pub(super) struct Steps {
     last: Instant,
     took: Vec<(Step, f64)>,
@@ -85,7 +85,6 @@ impl Steps {
         self.took.clear();
     }
 
-    /// Ends a step.
     pub(super) fn end(&mut self, step: Step) {
         let now = Instant::now();
         self.took.push((step, now.duration_since(self.last).as_secs_f64()));
@@ -99,7 +98,8 @@ impl Steps {
     }
 }
 
-/// When the oldest message came that is not acknowledged: of the open batch, and of the batch that is being written.
+/// The arrival time of the oldest message that is not acknowledged: in the open batch, and in the batch that is being
+/// written.
 #[derive(Default)]
 pub(super) struct Oldest {
     pub open: Option<Micros>,
@@ -112,7 +112,7 @@ impl Oldest {
     }
 }
 
-/// What was consumed since it was last logged, which is done once a minute while anything comes.
+/// Counts since the last log line, which is written once a minute while messages arrive.
 #[derive(Default)]
 pub(super) struct Throughput {
     logged: Option<Instant>,
@@ -122,7 +122,7 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Counts a batch that was committed, and logs the sums if it is time.
+    /// Counts a committed batch, and logs the sums if it is time.
     pub(super) fn note(&mut self, partition: u16, batch: &Batch, rows: usize) {
         self.batches += 1;
         self.events += batch.events.len() as u64;

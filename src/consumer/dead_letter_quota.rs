@@ -1,6 +1,6 @@
-//! The quota of dead letters. Each partition has its share of `[consumer] dead_letters_max`, so partitions need not ask each
-//! other. A letter over the quota goes to the queue of returned messages if it can still be applied one day, and is only counted
-//! otherwise.
+//! The dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need not ask
+//! each other. A letter over the quota goes to the queue of returned messages if its event can perhaps be applied
+//! later. Otherwise it is only counted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -27,22 +27,19 @@ use tallyd_rabbitmq::{Broker, Publisher};
 /// Messages that are published before the first one is confirmed.
 const IN_FLIGHT: usize = 500;
 
-/// One partition's share of the quota, and what happens to letters over it.
+/// One partition's share of the quota. Also handles letters over it.
 pub(super) struct DeadLetterQuota {
-    // What it needs.
     broker: Broker,
-    /// Its connection does not consume: under a memory alarm the broker reads nothing from a connection that publishes.
+    /// Uses a separate connection: under a memory alarm the broker reads nothing from a connection that publishes.
     publisher: Option<Publisher>,
     heartbeat: Heartbeat,
     /// Cancelled when the session ends.
     ends: CancellationToken,
-    // What it is told.
     partition: u16,
     queue: String,
     partitions: u16,
     /// `[consumer] dead_letters_max`.
     max: Derived<u64>,
-    // What it counts.
     dropped: Flood,
     returned: Flood,
 }
@@ -64,7 +61,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// The first of `letters`, as many as the quota admits as of the transaction.
+    /// Returns the first `letters`, as many as the quota allows as of this transaction.
     pub(super) async fn admit<'a>(
         &mut self,
         tx: &mut MySqlConnection,
@@ -79,8 +76,8 @@ impl DeadLetterQuota {
         Ok(letters.get(..admitted).unwrap_or(letters))
     }
 
-    /// Returns letters over the quota to the broker, or counts them, before their batch is acknowledged. Fails once the session ends and
-    /// the broker has not taken all of them.
+    /// Publishes letters over the quota to the queue of returned messages, or counts them, before their batch is
+    /// acknowledged. Fails if the session ends before the broker has confirmed all of them.
     pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
@@ -90,10 +87,10 @@ impl DeadLetterQuota {
             let heartbeat = self.heartbeat.clone();
             let Err(error) = heartbeat.during(self.publish(&mut left)).await else { break };
             if self.ends.is_cancelled() {
-                return Err(error.context(format!("{} dead letters without room", left.len())));
+                return Err(error.context(format!("{} dead letters over the quota were not published", left.len())));
             }
             let queue = self.broker.returned();
-            let why = format!("dead letters are at their bound, and {queue} does not take more: {error:#}");
+            let why = format!("the dead-letter quota is full, and publishing to {queue} fails: {error:#}");
             let delay = outage.failed(&why);
             self.ends.run_until_cancelled(sleep(delay)).await;
         }
@@ -107,7 +104,7 @@ impl DeadLetterQuota {
                 event = "dead-letters-dropped",
                 partition,
                 dropped,
-                "{dropped} messages that can never be applied were counted and not kept: dead letters are at their bound"
+                "{dropped} messages that can never be applied were counted but not kept: the dead-letter quota is full"
             );
         }
         if let Some(returned) = self.returned.note(returned as u64, now) {
@@ -116,16 +113,16 @@ impl DeadLetterQuota {
                 event = "dead-letters-returned",
                 partition,
                 returned,
-                "{returned} messages go to {queue}: dead letters are at their bound. Replay or purge some, then run `tallyd dead list`"
+                "{returned} messages go to {queue}: the dead-letter quota is full. Replay or purge some dead letters, then run `tallyd dead list`"
             );
         }
     }
 
-    /// Publishes letters, and removes those from `left` that the broker has confirmed.
+    /// Publishes letters, and removes the confirmed ones from `left`.
     async fn publish(&mut self, left: &mut VecDeque<&DeadLetter>) -> Result<()> {
         let publisher = match self.publisher.take() {
             Some(publisher) => publisher,
-            None => self.broker.connect_publisher("dead letters without room").await?,
+            None => self.broker.connect_publisher("dead letters over the quota").await?,
         };
         let (publisher_now, queue) = (&publisher, &self.broker.returned());
         let letters = stream::iter(left.clone().into_iter().cloned());

@@ -1,30 +1,33 @@
-//! Events to rows: one task per partition, each on its own connection to the broker.
+//! Writes events to rows: one task per partition, each with its own connection to the broker.
 //!
-//! The way: `session` receives -> `batch` collects -> `batch_writer` writes one `transaction` -> `session` acknowledges. The loop here
-//! reconnects forever: connection lost, channel closed, consumer cancelled, stream ended, stale acknowledgement and time limit all take
-//! the same path. The broker delivers again what was not acknowledged, and events that had been written change nothing (invariant 2).
+//! `session` receives, `batch` collects, `batch_writer` writes one `transaction`, and `session` acknowledges. The loop
+//! in this file reconnects forever. A lost connection, a closed channel, a cancelled consumer, an ended stream, a stale
+//! acknowledgement and a timeout all take the same path. The broker redelivers messages that were not acknowledged.
+//! Events that are already written change nothing (invariant 2).
 //!
 //! The races, and what decides them:
 //!
-//! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker delivers again. No event is newer than its
-//!   row, so nothing is written, and the batch is acknowledged.
-//! * A: daemon 1 is paused with a batch in hand. B: the broker makes daemon 2 the active consumer, which takes the
-//!   partition (epoch + 1). C: daemon 1 wakes up and writes. Its transaction locks the partition's row first, finds a
-//!   newer epoch and writes nothing; its session ends.
-//! * A and B: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
-//!   the row notes the state that it finds. Where old states are read first, both insert a row that neither found: the second insert
-//!   violates the primary key, and its whole transaction runs again and finds the row.
-//! * A: the stop. B: a running transaction. The transaction ends, everything else that was delivered is written, all of it is acknowledged,
-//!   and the channel is closed. In one step the broker then takes back the rest and activates the next consumer: a fence never passes an
-//!   event that a daemon holds, and "no consumer, empty queue" means that nothing is in flight.
-//! * A: a pause, which daemon 1 reads first. B: the broker makes daemon 2 the active consumer for up to a second, until it has read the pause,
-//!   too. Each daemon ends its session as at the stop, so nothing is lost or doubled, and the order is kept.
+//! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No event is
+//!   newer than its row, so nothing is written, and the batch is acknowledged.
+//! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer, which takes the
+//!   partition (epoch + 1). C: daemon 1 resumes and writes. Its transaction locks the partition's row first, finds a
+//!   newer epoch and writes nothing. Its session ends.
+//! * A and B: two writers write the same row. The second one waits for the first one's lock, and its statement then
+//!   reads the state that the first one wrote. If old states are read first, both can insert a row that neither found.
+//!   The second insert violates the primary key, and its whole transaction runs again and finds the row.
+//! * A: the stop. B: a running transaction. The transaction finishes, everything else that was delivered is written,
+//!   all of it is acknowledged, and the channel is closed. In one step the broker then requeues the rest and activates
+//!   the next consumer. So a fence never passes an event that a daemon holds, and "no consumer, empty queue" means that
+//!   nothing is in flight.
+//! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer for up to a second,
+//!   until daemon 2 has read the pause, too. Each daemon ends its session as at the stop, so nothing is lost or
+//!   doubled, and the order is kept.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
-//! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The later arrival wins:
-//!   `tallyd_core::mapping`, order.
+//! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The later
+//!   arrival wins: see `tallyd_core::mapping`, order.
 //!
-//! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
-//! after 20 returns), end because a server does not answer.
+//! The consumer must never acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue
+//! dead-letters a message after 20 returns), or end because a server does not answer.
 
 mod batch;
 mod batch_writer;
@@ -67,33 +70,29 @@ use tallyd_rabbitmq::{Broker, Link};
 /// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;
 
-/// Tasks whose pause keeps a partition from being consumed.
+/// If one of these tasks is paused, no partition is consumed.
 const PAUSED_BY: &[Task] = &[Task::Consumer];
 
-/// Delay before a session with a partition that another daemon took over.
+/// Delay before the next session if another daemon took over the partition.
 const STAND_BACK: Duration = Duration::from_millis(100);
 
 /// One partition's consumer.
 pub struct Partition {
-    /// From 0; those of maps are far above.
+    /// From 0. Partitions of maps have much higher numbers.
     pub number: u16,
-    /// The map by which its messages are read: they are not tallyd's own JSON.
+    /// The map that decodes its messages, if they are not tallyd's own JSON.
     pub map: Option<Arc<Map>>,
     /// The broker that delivers its events.
     pub broker: Broker,
-    /// Where they are written.
     pub store: Store,
     /// This daemon: host and process.
     pub owner: String,
-    /// Metric rules and bounds follow it; other settings are as of the start.
+    /// A reload changes metric rules and limits. Other settings are as of the start.
     pub live: ConfigHandle,
-    /// Says whether consumers are paused.
     pub(crate) control: Control,
-    /// Wakes the outbox once something is committed that the daemon adds to Redis. Dropped at the end.
+    /// Wakes the outbox after a commit with additions to Redis. Dropped at the end.
     pub outbox: Sender<()>,
-    /// Ends it.
     pub stop: CancellationToken,
-    /// Beats while it works.
     pub heartbeat: Heartbeat,
 }
 
@@ -104,27 +103,26 @@ enum SessionEnd {
     Stopped,
     #[error("an operator has paused the consumers")]
     Paused,
-    #[error("another prefetch fits better")]
+    #[error("another prefetch fits the message sizes better")]
     OtherPrefetch,
-    /// The next session must take fewer messages. Nothing of the open batch was tried.
-    #[error("a message has come back {0} times")]
+    /// The next session must use a smaller prefetch. No event of the open batch was tried.
+    #[error("a message was redelivered {0} times")]
     Redelivered(i64),
     /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
-    #[error("messages of {0} bytes wait, more than memory is meant for")]
+    #[error("the received messages have {0} bytes, which is over the memory limit")]
     LargeMessages(usize),
-    /// The stream of messages has ended.
     #[error("the broker cancelled the consumer")]
     Cancelled,
-    #[error("{queue} has {messages} messages, and the broker sends none of them")]
+    #[error("{queue} has {messages} messages, but the broker delivers none of them")]
     Stalled { queue: String, messages: u32 },
-    #[error("another daemon has taken the partition over")]
+    #[error("another daemon has taken over the partition")]
     TakenOver,
     #[error(transparent)]
     Failed(#[from] anyhow::Error),
 }
 
 impl SessionEnd {
-    /// Nothing went wrong: what was delivered can still be written.
+    /// Nothing failed: the delivered messages can still be written.
     pub(crate) fn is_orderly(&self) -> bool {
         matches!(self, Self::Stopped | Self::Paused | Self::OtherPrefetch)
     }
@@ -143,22 +141,22 @@ impl From<WriteError> for SessionEnd {
     }
 }
 
-/// What sessions leave to the next one.
+/// State that one session passes to the next.
 struct Learned {
-    /// The server cannot do the faster way of writing rows, or must not.
+    /// The server does not support the faster way of writing rows, or the configuration forbids it.
     reads_first: bool,
     sizes: MessageSizes,
     limit: PrefetchLimit,
 }
 
 impl Learned {
-    /// How many messages may be in flight: batches are bounded in bytes, and so are messages that wait for them.
+    /// How many messages can be in flight. Batches are limited in bytes, and so are the messages that wait for them.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
     }
 
-    /// Lowers the prefetch after a session that took too many messages, or failed before it got anything done.
+    /// Lowers the prefetch after a session that took too many messages, or that failed before it acknowledged anything.
     fn lower_prefetch(&mut self, took: u16, partition: u16, config: &Config, end: &SessionEnd) {
         if !end.takes_fewer() {
             self.limit.failed(took);
@@ -169,14 +167,14 @@ impl Learned {
                 event = "prefetch-lowered",
                 partition,
                 prefetch,
-                "the next session takes {prefetch} messages at once, this one took {took}: {end:#}"
+                "lowered the prefetch for the next session from {took} to {prefetch} messages: {end:#}"
             );
         }
     }
 }
 
 impl Partition {
-    /// How it is called in sentences.
+    /// Its name in log messages.
     fn name(&self) -> PartitionName {
         PartitionName { number: self.number, map: self.map.as_ref().map(|map| map.name.clone()) }
     }
@@ -198,7 +196,7 @@ impl Partition {
             let is_paused = self.control.paused(PAUSED_BY).is_some();
             vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
             vitals.oldest(None);
-            // The database first: otherwise messages would be received only to be returned.
+            // The database is checked first. Otherwise messages would be received only to be returned.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
@@ -213,10 +211,10 @@ impl Partition {
         }
         vitals.stands(Standing::Stopped);
         vitals.oldest(None);
-        info!(event = "partition-stopped", partition = self.number, "{} is no longer written here", self.name());
+        info!(event = "partition-stopped", partition = self.number, "this daemon no longer writes {}", self.name());
     }
 
-    /// Logs why a session has failed, and waits until the next one should begin.
+    /// Logs why a session failed, and waits until the next one should begin.
     async fn recover(&self, end: SessionEnd, outage: &mut Outage) {
         match end {
             SessionEnd::Stopped
@@ -228,7 +226,7 @@ impl Partition {
                 info!(
                     event = "partition-taken-over",
                     partition = self.number,
-                    "{} was written by another daemon meanwhile: beginning anew",
+                    "another daemon has taken over {}: starting a new session",
                     self.name()
                 );
                 self.wait(STAND_BACK).await;
@@ -237,7 +235,7 @@ impl Partition {
                 event = "partition-given-back",
                 partition = self.number,
                 error = format!("{end:#}"),
-                "stopped with messages that were not written, which the broker keeps: {end:#}"
+                "the session stopped before all its messages were written; the broker keeps these: {end:#}"
             ),
             end => self.wait(outage.failed(&format!("{end:#}"))).await,
         }
@@ -268,13 +266,16 @@ impl Partition {
             }
         };
         if !exact {
-            let (partition, error) = (self.number, "this server assigns columns in another order");
-            warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
+            let (partition, error) = (self.number, "this server assigns columns in a different order");
+            warn!(
+                event = "reads-first",
+                partition, error, "switched to the slower way of writing, which reads rows first: {error}"
+            );
         }
         Ok(exact)
     }
 
-    /// Connects, makes what is missing, and asks for messages. Returns how many partitions there are, too.
+    /// Connects, declares missing queues and exchanges, and starts to consume. Also returns the number of partitions.
     async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
         let link = self.broker.connect(&format!("{} of {}", self.name(), self.owner)).await?;
         let partitions = self.declare(&link).await?;
@@ -289,13 +290,14 @@ impl Partition {
             partition = self.number,
             queue,
             prefetch,
-            "listening on {queue}, {prefetch} messages at once"
+            "listening on {queue} with a prefetch of {prefetch} messages"
         );
         Ok((link, deliveries, partitions))
     }
 
-    /// Makes what is missing on the broker, for as many partitions as are in use. This daemon can be one that knows of fewer, and must not
-    /// undo what another daemon has made. More are noted before they are made. Returns how many partitions there are.
+    /// Declares what is missing on the broker, for all partitions in use. This daemon can be configured with fewer
+    /// partitions, and must not undo another daemon's declarations. Additional partitions are recorded in MySQL before
+    /// they are declared. Returns the number of partitions.
     async fn declare(&self, link: &Link) -> Result<u16> {
         self.declare_numbered(link).await?;
         if let Some(map) = &self.map {
@@ -304,18 +306,18 @@ impl Partition {
         Ok(InUse::read(&self.store, &self.broker).await?.partitions.count())
     }
 
-    /// Makes the map's queue and binds it, once the map is noted.
+    /// Declares the map's queue and binds it, after the map is recorded in MySQL.
     async fn declare_map(&self, link: &Link, map: &Map) -> Result<()> {
         let queue = queue_of(map, &self.broker);
         match self.broker.probe_map_exchange(link, &queue).await.context("ask for the site's exchange")? {
             Found::Right => {}
             Found::Missing => bail!(
-                "[[map]] {}: the exchange {} is not there: tallyd never makes it, so declare it or correct `exchange`",
+                "[[map]] {}: the exchange {} does not exist, and tallyd never declares it: declare it, or correct `exchange`",
                 map.name,
                 map.exchange
             ),
             Found::Different(text) | Found::Refused(text) => bail!(
-                "[[map]] {}: the account has no right to bind a queue to the exchange {}: {text}; docs/moving-reference.md has the rights",
+                "[[map]] {}: the account has no right to bind a queue to the exchange {}: {text}; docs/moving-reference.md lists the rights",
                 map.name,
                 map.exchange
             ),
@@ -324,23 +326,27 @@ impl Partition {
         if let Some(problem) = noted.conflict(&self.store.note_map(&noted).await?) {
             bail!(problem);
         }
-        self.broker.declare_map(link, &queue).await.with_context(|| format!("make the queue of the map {}", map.name))
+        self.broker
+            .declare_map(link, &queue)
+            .await
+            .with_context(|| format!("declare the queue of the map {}", map.name))
     }
 
     async fn declare_numbered(&self, link: &Link) -> Result<()> {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
-            // If another daemon has come with more meanwhile, something that it has undone was perhaps made again.
+            // If another daemon added partitions meanwhile, this daemon can have declared again what the other one
+            // removed.
             let noted = self.store.noted_partitions().await?;
-            // A smaller number was read from a server that is behind.
+            // A smaller number was read from a server that lags.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
                 return Ok(());
             }
         }
     }
 
-    /// Holds nothing until the pause ends, or MySQL has said that there is none.
+    /// Consumes nothing until the pause ends, or until MySQL has said that there is none.
     async fn wait_until_allowed(&self, vitals: &PartitionState) {
         if self.control.paused(PAUSED_BY).is_some() {
             vitals.stands(Standing::Paused);

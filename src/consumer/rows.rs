@@ -1,8 +1,8 @@
-//! What a batch's events do within its transaction.
+//! Applies a batch's events within its transaction.
 //!
-//! Likes: the newest event per (target, user) is written, and what the counters gain is computed from the rows' old states. Counts and sets:
-//! the ledger keeps out counts that were applied before; counters that events may set are locked, and `tallyd_core::resolve_sets` says which
-//! events hold. Targets that a reconcile watches have their events logged.
+//! Likes: the newest event per (target, user) is written. The changes of the counters are computed from the rows' old
+//! states. Counts and sets: the ledger filters out counts that were applied before. Settable counters are locked, and
+//! `tallyd_core::resolve_sets` decides which events take effect. Events of targets that a reconcile watches are logged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,32 +19,35 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// Transactions that ask the ledger after one that has found an event there.
+/// After a transaction that found a known event, this many transactions ask the ledger.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
     pub metric: Metric,
-    /// Targets have Bloom filters, to which the outbox adds who likes them.
+    /// Targets have Bloom filters. The outbox adds the users who like them.
     pub has_filters: bool,
-    /// Old states are read before rows are written: the slower way, for servers that cannot do the faster one.
+    /// Old states are read before rows are written. This is the slower way, for servers that do not support the faster
+    /// one.
     pub reads_first: bool,
-    /// The unit of the events' times, where it is coarser than a microsecond: the order of arrival decides within it.
+    /// The unit of the events' times, if it is coarser than a microsecond. Within one unit the order of arrival
+    /// decides.
     pub coarse: Option<Unit>,
 }
 
-/// What the rows of a batch have become.
+/// The result of writing a batch's likes.
 pub(super) struct Written {
-    /// How many rows its events came down to.
+    /// How many rows were written for its events.
     pub rows: usize,
-    /// What the counters gain or lose, sorted by key.
+    /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,
-    /// The users who like a target and did not before. Empty where targets have no Bloom filters.
+    /// The users who like a target and did not like it before. Empty if targets have no Bloom filters.
     pub likers: Vec<Pair>,
 }
 
 impl LikeRows {
-    /// Falls back to the slower way if the server cannot do the faster one. Returns whether that is new.
+    /// Falls back to the slower way if the server does not support the faster one. Returns whether this is the first
+    /// time.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
@@ -99,8 +102,8 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Nearly no count was applied before, so the ledger is asked only after a transaction has failed,
-/// and for a while after it knew an event: more of them may come.
+/// Applies counts and sets. Almost no count was applied before. So the ledger is asked only after a failed transaction,
+/// and for some time after it knew an event, because more of them can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// How many more transactions ask the ledger.
@@ -108,7 +111,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Notes counts and sets. Returns what counters gain or lose by them, sorted by key.
+    /// Applies counts and sets. Returns the changes of the counters, sorted by key.
     pub(super) async fn apply(
         &mut self,
         tx: &mut MySqlConnection,
@@ -135,7 +138,8 @@ impl Counts {
         Ok(all)
     }
 
-    /// A transaction has failed. Perhaps it met a count that was applied before, and perhaps its COMMIT was done.
+    /// Records that a transaction failed: perhaps it contained a count that was applied before, and perhaps its COMMIT
+    /// succeeded.
     pub(super) fn failed(&mut self) {
         self.asks_ledger = self.asks_ledger.max(1);
     }
@@ -144,7 +148,7 @@ impl Counts {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
     }
 
-    /// Notes counts in the ledger. Returns those that were not in it.
+    /// Records counts in the ledger. Returns those that were not in it.
     async fn note(
         &mut self,
         tx: &mut MySqlConnection,
@@ -162,8 +166,8 @@ impl Counts {
     }
 }
 
-/// Notes which sets and counts of settable counters hold, and what the counters gain by them. All these counters are locked
-/// first, in one order: another partition may write the same one.
+/// Decides which sets and counts of settable counters take effect, and how the counters change. All these counters are
+/// locked first, in a fixed order: another partition can write the same ones.
 async fn apply_settable(
     tx: &mut MySqlConnection,
     sets: BTreeMap<CounterKey, LastSet>,
@@ -183,8 +187,8 @@ async fn apply_settable(
     Ok((resolved, differences))
 }
 
-/// The event capture: logs the events of targets that a reconcile watches, so that it knows their values as of any instant. Keeps the watch
-/// that was last read, and what it is of.
+/// The event capture: logs the events of targets that a reconcile watches, so that the reconcile knows their values as
+/// of any instant. Caches the last watch and its counters.
 pub(super) struct EventCapture {
     /// The metric of likes.
     like: Metric,
@@ -197,7 +201,7 @@ impl EventCapture {
         Self { like, watch: None, keys: HashSet::new() }
     }
 
-    /// Reads which counters `watch` is of, unless they are known. They were noted before the watch began.
+    /// Reads the counters of `watch`, unless they are cached. They were written before the watch began.
     pub(super) async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
         if self.watch == watch {
             return Ok(());
@@ -215,8 +219,8 @@ impl EventCapture {
         self.of_likes().is_some()
     }
 
-    /// Logs each like event of a watched target with the row's former state, also those that coalescing or a newer row
-    /// made void.
+    /// Logs each like event of a watched target with the row's former state. This includes events that coalescing or a
+    /// newer row made void.
     pub(super) async fn log_likes(
         &self,
         tx: &mut MySqlConnection,
@@ -231,7 +235,7 @@ impl EventCapture {
         partitions::log_watched(tx, watch, &seen, &former).await
     }
 
-    /// Logs changes of watched counters that are not likes: counts that are applied, and sets that win.
+    /// Logs changes of watched counters other than likes: counts that are applied, and sets that win.
     pub(super) async fn log_counts(
         &self,
         tx: &mut MySqlConnection,
@@ -250,7 +254,7 @@ impl EventCapture {
         watches::log_counts(tx, watch, &logged).await
     }
 
-    /// The watch, if it is of any target's likes.
+    /// The watch, if it includes any target's likes.
     fn of_likes(&self) -> Option<u64> {
         self.watch.filter(|_| self.keys.iter().any(|(_, metric)| *metric == self.like))
     }

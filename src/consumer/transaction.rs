@@ -1,4 +1,4 @@
-//! The transaction of a batch: rows, counters, hints, dead letters and fences together, or nothing of it.
+//! The transaction of a batch: rows, counters, hints, dead letters and fences are committed together, or not at all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_core::partition::PartitionName;
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
-/// Hints that one batch keeps at most.
+/// Maximum number of hints per batch.
 const KEPT_MAX: usize = 1_000;
 
 /// The transactions of one partition, for one session with the broker.
@@ -27,24 +27,22 @@ pub(super) struct Transaction {
     /// The metric of likes.
     like: Metric,
     rules: Derived<Arc<Rules>>,
-    // Who takes part.
     pub ownership: Ownership,
     capture: EventCapture,
     pub like_rows: LikeRows,
     pub counts: Counts,
     drift_hints: DriftHints,
     pub quota: DeadLetterQuota,
-    /// How long its steps take.
     pub steps: Steps,
 }
 
-/// What a transaction did, to be noted once it is committed.
+/// The result of a transaction, used once it is committed.
 pub(super) struct Committed {
     pub epoch: u64,
     pub rows: usize,
-    /// The outbox has got rows.
+    /// Rows were added to the outbox.
     pub outboxed: bool,
-    /// How many of its dead letters are kept, from the first one on.
+    /// How many of its dead letters are kept, counted from the first one.
     pub letters: usize,
 }
 
@@ -72,7 +70,7 @@ impl Transaction {
         }
     }
 
-    /// Everything that is committed together. The partition's row is locked first.
+    /// Runs everything that is committed together. The partition's row is locked first.
     pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
         let owner = self.ownership.lock(tx).await?;
@@ -102,8 +100,8 @@ impl Transaction {
     }
 }
 
-/// Dates likes that the daemon counts by MySQL's clock, and not by their senders': so a `changed` reconcile lists them, however late or
-/// wrong a sender's clock is.
+/// Dates likes that the daemon counts by MySQL's clock instead of their sender's clock. So a `changed` reconcile lists
+/// them, however late or wrong a sender's clock is.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;
@@ -119,8 +117,8 @@ fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Diffe
     differences
 }
 
-/// Adds to counters, and appends to the partition's outbox, after its row `last`, what the daemon adds to Redis. Returns whether
-/// that is anything.
+/// Adds to counters. What the daemon adds to Redis is also appended to the partition's outbox, after its row `last`.
+/// Returns whether anything was appended.
 async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),
@@ -137,19 +135,18 @@ async fn add_to_counters(
     Ok(!(additions.is_empty() && likers.is_empty()))
 }
 
-/// Who writes the partition: the epoch that this session holds, compared with the partition's row in each transaction.
+/// Ownership of the partition: each transaction compares the epoch of this session with the partition's row.
 pub(super) struct Ownership {
     partition: u16,
     name: PartitionName,
-    /// This daemon: host and process.
     owner: String,
     /// `None` until the first batch is committed, because a standby must not take over.
     epoch: Option<u64>,
 }
 
 impl Ownership {
-    /// Locks the partition's row, which a transaction does before anything else. Takes the partition with the first batch, and fails with
-    /// `TakenOver` once another daemon has taken it.
+    /// Locks the partition's row, which is the first step of each transaction. Takes over the partition with the first
+    /// batch. Fails with `TakenOver` once another daemon has taken it over.
     async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::lock_owner(tx, self.partition).await?;
         if row.is_none() && self.epoch.is_none() {
@@ -168,17 +165,17 @@ impl Ownership {
         }
     }
 
-    /// Notes that a transaction of this epoch is committed.
+    /// Records that a transaction of this epoch is committed.
     pub(super) fn committed(&mut self, epoch: u64) {
         let Self { partition, ref name, .. } = *self;
         telemetry().partition(partition).writes();
         if self.epoch.replace(epoch).is_none() {
             telemetry().consumer.takeover(partition);
-            info!(event = "partition-taken", partition, epoch, "{name} is written here now");
+            info!(event = "partition-taken", partition, epoch, "this daemon now writes {name}");
         }
     }
 
-    /// Gives the partition back, after everything is written and the broker has the rest.
+    /// Releases the partition after everything is written and the broker has the rest.
     pub(super) async fn release(&self, store: &Store) {
         let Some(epoch) = self.epoch else { return };
         let released = async {
@@ -194,11 +191,10 @@ impl Ownership {
     }
 }
 
-/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. It would not list a target whose events
-/// are applied late (a dead letter that is replayed, an event that an API server has kept), and an earlier reconcile may have taken them
-/// off Redis.
+/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. It would not
+/// list a target whose events are applied late (a replayed dead letter, an event that an API server held back). An
+/// earlier reconcile can have removed these events from Redis.
 struct DriftHints {
-    /// `[reconcile] overlap`.
     overlap: Derived<Duration>,
 }
 
@@ -216,7 +212,8 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // A backlog is as old. But a run lists everything since the run before it, and no run has begun since then.
+        // A backlog is also that old. But a run lists everything since the run before it, and no run has begun since
+        // then.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();
@@ -225,7 +222,7 @@ impl DriftHints {
     }
 }
 
-/// Differences that are older than `before`, of counters that API servers count in Redis, sorted by key.
+/// The older of `differences`, before `before`, of counters that API servers count in Redis, sorted by key.
 fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<CounterKey> {
     let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
     let mut late: Vec<CounterKey> =

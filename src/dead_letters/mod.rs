@@ -1,19 +1,21 @@
-//! Dead letters as an operator handles them: looked at, sent again, deleted. The consumer keeps them ([`crate::letter`] says how); what
-//! the broker itself has set aside is taken in from its queue first (`returned`).
+//! Commands for dead letters: list, show, replay, purge. The consumer stores dead letters (see [`crate::letter`]).
+//! Messages that the broker dead-lettered are first moved from its queue into the table (`returned`).
 //!
 //! The races, and what decides them:
 //!
-//! * A: a letter is sent again, and confirmed. B: the command is killed before it notes that. The letter is still open, and is
-//!   sent once more: applying an event twice changes nothing.
-//! * A: a letter is sent again. B: the consumer refuses it at once, and opens it again. C: only now the replay is noted. It is
-//!   noted only where nobody has refused the letter since it was read (`refusals`), so it stays open.
-//! * A: a message is taken from the queue of what came back and is written. B: the command is killed before it acknowledges. The
-//!   message comes again, has the same digest, and is the same row.
-//! * A: letters are chosen to be deleted because they were sent again. B: the consumer opens one of them. The statement that
-//!   deletes looks again.
+//! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records that. The letter
+//!   is still open and can be replayed once more: applying an event twice changes nothing.
+//! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: only now the replay is
+//!   recorded. The replay is recorded only if the letter's `refusals` have not changed since it was read, so the letter
+//!   stays open.
+//! * A: a message is taken from the queue of returned messages and written. B: the command is killed before it
+//!   acknowledges the message. The broker delivers the message again. It has the same digest, so it is the same row.
+//! * A: letters are selected for deletion because they were replayed. B: the consumer opens one of them again. The
+//!   statement that deletes checks this again.
 //!
-//! What it must never do: acknowledge a message that is not committed; take one where it could not be written, because messages
-//! that are given back often are dropped; delete what was not sent again, unless that was asked for.
+//! The commands must never acknowledge a message that is not committed. They must not take a message that MySQL cannot
+//! store, because the broker drops messages that are requeued often. They must not delete a letter that was not
+//! replayed, unless the operator requested that.
 
 pub mod preview;
 pub(crate) mod purge;
@@ -38,7 +40,7 @@ const PAGE: usize = 500;
 
 const ERROR_SHOWN: usize = 160;
 
-/// A letter that was named isn't there: a mistake of the caller.
+/// The caller named a letter that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no dead letter {}", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
 pub struct NoLetter(pub Vec<u64>);
@@ -51,7 +53,7 @@ pub enum Which {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct List {
-    /// What came of the queue of returned messages; none where it was not to be looked at.
+    /// The result of moving messages from the queue of returned messages; `None` if that was not requested.
     pub returned: Option<Returned>,
     pub letters: Vec<Row>,
     pub more: bool,
@@ -62,7 +64,7 @@ pub struct Row {
     pub id: u64,
     /// In UTC.
     pub first_seen: String,
-    /// When it was sent again, likewise; none while it is open.
+    /// When it was replayed, in UTC; `None` while it is open.
     pub replayed_at: Option<String>,
     pub refusals: u32,
     pub reason: String,
@@ -71,7 +73,7 @@ pub struct Row {
     /// The trace that the message belongs to, from its header `traceparent`.
     pub traceparent: Option<String>,
     pub bytes: u64,
-    /// The beginning of its body, with what is not printable escaped.
+    /// The beginning of its body. Characters that are not printable are escaped.
     pub body: String,
 }
 
@@ -119,7 +121,7 @@ pub struct Whole {
     #[serde(flatten)]
     pub row: Row,
     pub headers: Value,
-    /// Its body in hex, where it is no UTF-8; `body` is the whole of it in all other cases.
+    /// The body in hex if it is not UTF-8. Otherwise `body` is the whole body.
     pub body_hex: Option<String>,
     pub now: Now,
     #[serde(skip)]
@@ -177,7 +179,7 @@ impl From<Letter> for Row {
 impl Whole {
     fn new(letter: Letter, preview: Preview) -> Self {
         let raw = letter.body.clone();
-        // Headers are ours; what somebody has changed by hand is shown as text.
+        // tallyd writes headers as JSON. If someone changed them manually, they are shown as text.
         let headers = serde_json::from_str(&letter.headers).unwrap_or_else(|_| Value::String(letter.headers.clone()));
         let now = Now {
             taken: preview.taken,
@@ -221,7 +223,7 @@ impl fmt::Display for List {
             parts.push("no dead letters".to_owned());
         }
         if self.more {
-            parts.push("there are more: --limit, --summary".to_owned());
+            parts.push("there are more: raise --limit, or use --summary".to_owned());
         }
         f.write_str(&parts.join("\n"))
     }

@@ -1,4 +1,4 @@
-//! What the consumer would say of a body today, and where the body has to go. Pure.
+//! Tells whether the consumer would accept a body today, and where to publish it. Pure.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use tallyd_core::mapping;
 use tallyd_core::model::Micros;
 use tallyd_rabbitmq::Broker;
 
-/// The routing key of what names nobody: any would do.
+/// The routing key of a body without an id. Any key would do.
 const NOBODY: &str = "0";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,22 +19,23 @@ pub struct Preview {
     pub taken: usize,
     pub refused: usize,
     pub refusal: Option<Refusal>,
-    /// It is the marker of a run that is long over: nothing is lost with it.
+    /// The body is a fence of a run that ended long ago. Nothing is lost with it.
     pub is_fence: bool,
-    /// It holds likes, which [Bloom filters](crate::jobs::filters) must learn of.
+    /// The body contains likes. The [Bloom filters](crate::jobs::filters) must learn of them.
     pub has_likes: bool,
-    /// As producers send it: of likes what `[amqp] partition_by` says, of counts the target; of a list those of its first event.
+    /// The routing key that producers use: for likes as in `[amqp] partition_by`, for counts the target; for a list
+    /// that of its first event.
     pub routing_key: String,
-    /// The queue of a map: the letter goes back there, and not to tallyd's exchange.
+    /// The queue of a map. The letter is replayed to this queue, and not through tallyd's exchange.
     pub map_queue: Option<String>,
 }
 
-/// Judges letters by the queues that they came through: those of maps are not tallyd's own JSON.
+/// Checks letters by the queue that they came through: messages of maps are not tallyd's own JSON.
 pub(crate) struct Judge {
     terms: Terms,
-    /// By their queues.
+    /// The maps by the name of their queue.
     maps: HashMap<String, Map>,
-    /// What the queues of all maps begin with.
+    /// The prefix of all map queues.
     map_queues: String,
 }
 
@@ -44,13 +45,13 @@ impl Judge {
         Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
     }
 
-    /// What the consumer of that queue would say of the body.
+    /// Tells whether the consumer of that queue would accept the body.
     pub(crate) fn judge(&self, queue: &str, body: &[u8], now: Micros) -> Preview {
         let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
         let mut preview = match self.maps.get(queue) {
             Some(map) => preview(&self.terms, |each| mapping::decode_all(body, map, &self.terms, now, each)),
             None => {
-                let error = format!("it came through the map {name}, which is not in the configuration");
+                let error = format!("it arrived through the map {name}, which is not in the configuration");
                 Preview {
                     refused: 1,
                     refusal: Some(Refusal { reason: Reason::UnknownType, error }),
@@ -106,7 +107,7 @@ impl Preview {
 
     pub fn words(&self) -> String {
         match (&self.refusal, self.taken) {
-            _ if self.is_fence => "a fence, the marker of a run that is over: it is not needed any more".to_owned(),
+            _ if self.is_fence => "a fence of a run that has ended: it is no longer needed".to_owned(),
             (None, 0) => "it holds no event".to_owned(),
             (None, 1) => "would be taken".to_owned(),
             (None, taken) => format!("all {taken} events would be taken"),
@@ -119,7 +120,7 @@ impl Preview {
     }
 }
 
-/// The routing key of a body that can't be read, from what can be read of it.
+/// Guesses the routing key of an unreadable body from the fields that can be read.
 fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let event = value.get(0).unwrap_or(&value);

@@ -1,4 +1,4 @@
-//! Deletes dead letters that nobody needs any more.
+//! Deletes dead letters that are no longer needed.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ const AT_ONCE: usize = 100;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
     pub dry_run: bool,
-    /// Letters that were deleted; in a dry run those that would be.
+    /// Letters that were deleted. In a dry run: letters that would be deleted.
     pub deleted: u64,
-    /// Letters that are otherwise meant, and were left because they are open.
+    /// Selected letters that were kept because they are open.
     pub open_left: u64,
     pub stopped: bool,
 }
@@ -67,7 +67,7 @@ pub(crate) async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Can
             return Ok(Report { stopped: true, ..report });
         }
         after = *last;
-        // One that was refused again meanwhile is in the selection no more.
+        // A letter that was refused again meanwhile is no longer in the selection.
         report.deleted += store.delete_dead_letters(&page, &selection).await?;
         fault::point("dead:deleted");
     }
@@ -84,10 +84,10 @@ impl fmt::Display for Report {
         let Self { dry_run, deleted, open_left, stopped } = self;
         write!(f, "{deleted} dead letters {}", if *dry_run { "would be deleted" } else { "deleted" })?;
         if *open_left > 0 {
-            write!(f, "\n{open_left} more were never replayed and are left: --open means them, too")?;
+            write!(f, "\n{open_left} more were never replayed and are kept: --open includes them")?;
         }
         if *stopped {
-            write!(f, "\nstopped: the others are as they were")?;
+            write!(f, "\nstopped: the others are unchanged")?;
         }
         Ok(())
     }

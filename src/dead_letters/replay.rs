@@ -1,5 +1,5 @@
-//! Sends dead letters again, through the front door: published as producers publish, or to the queue of the map that they came through; confirmed, and
-//! noted after that.
+//! Replays dead letters: publishes them as producers do, or to the queue of the map that they came through. Each replay
+//! is recorded after the broker's confirm.
 
 use std::fmt;
 
@@ -18,22 +18,22 @@ use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
 use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
-/// Letters that are in memory, on the way, and noted at once.
+/// Letters that are in memory, in flight, and recorded together.
 const AT_ONCE: usize = 64;
 
-/// Bytes of letters in memory, beside the last one.
+/// Bytes of letters in memory, not counting the last one.
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Letters that were left alone and are named in the report.
+/// Skipped letters that the report names.
 const LEFT_NAMED_MAX: usize = 1_000;
 
 pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub judge: &'a Judge,
-    /// There are filters that must learn of likes.
+    /// Bloom filters are configured. They must learn of likes.
     pub has_filters: bool,
-    /// Also what would be refused, and what was sent again before.
+    /// Also replays letters that would be refused, and letters that were replayed before.
     pub force: bool,
     pub dry_run: bool,
 }
@@ -42,13 +42,13 @@ pub(crate) struct Replay<'a> {
 pub(crate) struct Report {
     pub dry_run: bool,
     pub found: u64,
-    /// Those that were sent and confirmed; in a dry run those that would be.
+    /// Letters that were sent and confirmed. In a dry run: letters that would be sent.
     pub replayed: u64,
-    /// Of those, how many are open all the same: they were refused again at once, or are deleted.
+    /// Replayed letters that are still open: the consumer refused them again immediately, or they were deleted.
     pub open_again: u64,
     pub left: u64,
     pub left_because: Vec<Left>,
-    /// Likes are among them, and there are filters: what is to be done about that.
+    /// Advice for the operator if the letters contain likes and Bloom filters are configured.
     pub filters: Option<&'static str>,
     pub stopped: bool,
 }
@@ -59,14 +59,15 @@ pub(crate) struct Left {
     pub because: String,
 }
 
-/// What lua/like.lua has not counted lately is in no filter.
-const REBUILD: &str = "likes were among them: run `tallyd filters rebuild` once they are written";
+/// Replayed likes are in no filter: only likes that lua/like.lua counted recently are.
+const REBUILD: &str = "the replayed letters contain likes: once these are written, run `tallyd filters rebuild`";
 
 impl Replay<'_> {
-    /// Sends letters, in the order in which they were kept, at most so many; those that are left alone don't count.
+    /// Replays at most `limit` letters, in the order in which they were stored. Skipped letters don't count towards the
+    /// limit.
     ///
     /// # Errors
-    /// [`super::NoLetter`], before anything is sent; the servers'. What was sent until then is noted.
+    /// [`super::NoLetter`], before anything is sent. Fails if a server fails; the replays before that are recorded.
     pub(crate) async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
         let mut report = Report { dry_run: self.dry_run, ..Report::default() };
         if let Which::Ids(ids) = which {
@@ -75,7 +76,7 @@ impl Replay<'_> {
         let publisher = self.connect().await?;
         let done = self.pages(which, limit.unwrap_or(u64::MAX), publisher.as_ref(), &mut report, stop).await;
         done.with_context(|| {
-            format!("{} dead letters were replayed until then, and the others are as they were", report.replayed)
+            format!("{} dead letters were replayed before this failure, and the others are unchanged", report.replayed)
         })?;
         Ok(report)
     }
@@ -100,7 +101,7 @@ impl Replay<'_> {
         report: &mut Report,
         stop: &CancellationToken,
     ) -> Result<()> {
-        // What is refused again while this goes on keeps its number, and what comes new is not looked at.
+        // Letters that are refused again during the run keep their number. New letters are not included.
         let until = self.store.newest_dead_letter().await?;
         let mut after = 0;
         loop {
@@ -123,13 +124,13 @@ impl Replay<'_> {
         }
     }
 
-    /// Sends what is to be sent of these letters, waits for the confirms, and notes those.
+    /// Publishes the letters that are eligible, waits for the confirms, and records them.
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
             let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
             let because = match letter.replayed_at {
-                // Nobody waits for it, and the partition that gets it could be another one.
+                // No run waits for it any more, and the partition that it would be sent to can be a different one.
                 _ if preview.is_fence => Some(preview.words()),
                 Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
                 _ if !self.force && !preview.is_taken() => Some(preview.words()),
@@ -194,7 +195,7 @@ async fn page_of(store: &Store, ids: &[u64], after: u64, limit: u64) -> Result<V
     Ok(store.dead_letters_of(&next).await?)
 }
 
-/// Ids whose bodies are read at once: few enough, and not too long.
+/// Ids whose bodies are read together: limited in number and in bytes.
 fn pieces(page: &[(u64, u64)]) -> Vec<Vec<u64>> {
     let mut pieces: Vec<Vec<u64>> = Vec::new();
     let mut bytes = 0;
@@ -216,20 +217,20 @@ impl fmt::Display for Report {
         let what = if self.dry_run { "would be replayed" } else { "replayed" };
         write!(f, "{} of {} dead letters {what}", self.replayed, self.found)?;
         if self.open_again > 0 {
-            write!(f, "\n{} of those were refused again at once, or deleted", self.open_again)?;
+            write!(f, "\n{} of those were immediately refused again, or deleted", self.open_again)?;
         }
         for Left { id, because } in &self.left_because {
-            write!(f, "\n{id} is left: {}", printable(because))?;
+            write!(f, "\n{id} was skipped: {}", printable(because))?;
         }
         let unnamed = self.left.saturating_sub(self.left_because.len() as u64);
         if unnamed > 0 {
-            write!(f, "\n{unnamed} more are left")?;
+            write!(f, "\n{unnamed} more were skipped")?;
         }
         if let Some(filters) = self.filters {
             write!(f, "\n{filters}")?;
         }
         if self.stopped {
-            write!(f, "\nstopped: the others are as they were")?;
+            write!(f, "\nstopped: the others are unchanged")?;
         }
         Ok(())
     }

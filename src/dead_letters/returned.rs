@@ -1,4 +1,4 @@
-//! Takes what the broker has given back too often out of its queue, into the table.
+//! Moves messages that the broker returned too often from its queue into the table.
 
 use std::fmt;
 
@@ -17,30 +17,30 @@ use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Link};
 
-/// Messages in one transaction.
+/// Messages per transaction.
 const AT_ONCE: usize = 100;
 
 const BYTES_AT_ONCE: usize = 4 << 20;
 
 const TAKEN_MAX: u64 = 10_000;
 
-/// AMQP's code for "nothing is wrong".
+/// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
     pub queue: String,
     pub taken_in: u64,
-    /// Fences: markers of runs that are over. They are thrown away.
+    /// Fences of runs that have ended. They are discarded.
     pub fences: u64,
-    /// Messages that are still there, where one call doesn't take more.
+    /// Messages that are still in the queue, because one call takes a limited number.
     pub left: u32,
-    /// Dead letters are at their bound: the rest waits for room.
+    /// The quota of dead letters is full. The rest waits in the queue.
     pub full: bool,
     pub problem: Option<String>,
 }
 
-/// Takes in what waits. What goes wrong is no failure: it is said, and the messages stay where they are.
+/// Moves the waiting messages into the table. A failure is reported in `problem`, and the messages stay in the queue.
 pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u64) -> Returned {
     let mut returned = Returned { queue: broker.returned(), ..Returned::default() };
     if let Err(error) = take(store, broker, dead_letters_max, &mut returned).await {
@@ -50,12 +50,14 @@ pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u6
 }
 
 async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned) -> Result<()> {
-    // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
+    // This is checked before any message is taken: each return counts, and RabbitMQ 4 also drops messages of this queue
+    // that were returned too often.
     store.may_keep_dead_letters().await?;
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);
     match take_so_many(store, broker, (AT_ONCE, room), returned).await {
-        // One may be such as no connection brings, or MySQL refuses it. Those with it went back: alone they come.
+        // One message can be undeliverable, or MySQL can refuse it. The messages beside it were requeued. Taken one by
+        // one they succeed.
         Err(error) if error.downcast_ref().is_none_or(is_of_one) => {
             take_so_many(store, broker, (1, room), returned).await
         }
@@ -74,14 +76,15 @@ async fn take_so_many(
     returned: &mut Returned,
 ) -> Result<()> {
     let link = broker.connect("dead letters").await?;
-    // What a fence is doesn't depend on the configuration.
+    // Recognizing a fence does not depend on the configuration.
     let terms = Terms::from(&Config::default());
     let mut refused = None;
     while returned.taken_in + returned.fences < room {
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
         let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         match store.keep_dead_letters(&taken.letters).await {
-            // It stays in hand, so that the next one comes, and goes back with the channel.
+            // The message stays unacknowledged, so that the broker delivers the next one. It is requeued when the
+            // channel closes.
             Err(error) if at_once == 1 && is_of_one(&error) => {
                 refused = Some(error);
                 continue;
@@ -98,7 +101,7 @@ async fn take_so_many(
         returned.left = link.depth(&returned.queue).await?.messages;
         returned.full = returned.left > 0;
     }
-    // The answer says that the acknowledgements have arrived.
+    // The broker's reply means that the acknowledgements have arrived.
     link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await?;
     refused.map_or(Ok(()), |error| Err(error.into()))
 }
@@ -133,18 +136,18 @@ impl fmt::Display for Returned {
         let Self { queue, taken_in, fences, left, full, problem } = self;
         let mut parts = Vec::new();
         if *taken_in > 0 {
-            parts.push(format!("{taken_in} messages were taken in from {queue}"));
+            parts.push(format!("{taken_in} messages were moved from {queue} into dead_letter"));
         }
         if *fences > 0 {
-            parts.push(format!("{fences} fences, markers of runs that are over, were thrown away from {queue}"));
+            parts.push(format!("{fences} fences of runs that have ended were removed from {queue}"));
         }
         if *full {
-            parts.push(format!("{left} more wait in {queue} for room: replay or purge dead letters, then list again"));
+            parts.push(format!("{left} more wait in {queue} because the dead-letter quota is full: replay or purge dead letters, then list again"));
         } else if *left > 0 {
-            parts.push(format!("{left} more wait there: list again"));
+            parts.push(format!("{left} more wait in {queue}: list again"));
         }
         if let Some(problem) = problem {
-            parts.push(format!("{queue} could not be looked at: {}", letter::text::printable(problem)));
+            parts.push(format!("{queue} could not be read: {}", letter::text::printable(problem)));
         }
         f.write_str(&parts.join("\n"))
     }

@@ -1,4 +1,4 @@
-//! A run and the orders of operators: it does not begin while it is paused, and stops at its next page when it is paused.
+//! Applies operators' pauses to a run: a paused run does not begin, and a running one stops at its next page.
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -8,19 +8,19 @@ use crate::servers::Servers;
 use crate::servers::control::{READ_EVERY, needed_by};
 use tallyd_core::job_name::JobName;
 
-/// A run that no order forbids.
+/// A run that is not paused.
 pub(super) struct Allowed {
     /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// Reads orders, because a shell has no other task that does. Aborted when this is dropped.
+    /// Reads the orders, because a shell has no other task for that. Aborted when this is dropped.
     _following: JoinSet<()>,
 }
 
 impl Allowed {
-    /// Reads what is ordered now, and follows it.
+    /// Reads the current orders, and follows them.
     ///
     /// # Errors
-    /// [`JobError::Paused`]; MySQL fails.
+    /// [`JobError::Paused`]. Also fails if MySQL fails.
     pub(super) async fn begin(servers: &Servers, job: JobName, stop: &CancellationToken) -> Result<Self, JobError> {
         let (control, needs) = (servers.control.clone(), needed_by(job));
         control.refresh(&servers.store).await?;
@@ -33,7 +33,7 @@ impl Allowed {
         following.spawn(async move {
             loop {
                 tokio::time::sleep(READ_EVERY).await;
-                // Where MySQL does not answer, the run itself says so.
+                // If MySQL does not answer, the run itself fails with that error.
                 let _ = orders.refresh(&store).await;
             }
         });

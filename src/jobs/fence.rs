@@ -1,12 +1,14 @@
 //! The fence: waits until every event published before now is committed in MySQL.
 //!
-//! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
-//! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none: a daemon's messages
-//! return to the queue when it stops to be a consumer.
+//! A fence is a message sent directly to each partition's queue. The consumer writes its number in the transaction that
+//! has all events before it. A partition with no consumer and an empty queue has nothing in flight and needs no fence:
+//! when a daemon stops consuming, its messages return to the queue.
 //!
-//! While partitions are added there are daemons that know of fewer. They send no fence: an event in a queue that they don't know would pass it by.
+//! While partitions are added, some daemons know fewer partitions than others. They send no fences: a fence would miss
+//! events in a queue that the daemon does not know.
 //!
-//! Several jobs send fences. Each notes its own, so that no job takes another one's higher fence for a sign that it was overtaken.
+//! Several jobs send fences. Each job has its own numbers. So a job does not mistake another job's higher fence for a
+//! sign that it was overtaken.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -24,10 +26,10 @@ use tallyd_mysql::Store;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, Depth, Publisher};
 
-/// All partitions that are in use, each of which the configuration knows.
+/// Returns all partitions in use, if the configuration knows each of them.
 ///
 /// # Errors
-/// [`JobError::TooFewPartitions`]; MySQL fails.
+/// [`JobError::TooFewPartitions`]. Also fails if MySQL fails.
 pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
     let InUse { partitions, noted, .. } = InUse::read(store, broker).await?;
     let known = broker.partitions();
@@ -49,33 +51,35 @@ pub struct Fences<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub publisher: Publisher,
-    /// How long one is waited for.
+    /// How long to wait for one fence.
     pub fence_max: Duration,
 }
 
-/// How far the fence is in one partition.
+/// The progress of the fence in one partition.
 enum FenceState {
     Passed,
-    /// There is no consumer, and the queue is empty.
+    /// The partition has no consumer, and its queue is empty.
     Idle,
-    /// It is waited for, for this reason.
+    /// The run waits for it, for this reason.
     Waiting(String),
 }
 
 impl Fences<'_> {
-    /// How many messages the partitions hold that no consumer has taken.
+    /// How many messages the partitions' queues have that no consumer has received.
     pub async fn waiting(&self) -> Result<u64> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
     }
 
-    /// Returns once every event that the broker took before this call is committed.
+    /// Returns once every event that the broker accepted before this call is committed.
     ///
     /// # Errors
-    /// [`JobError::NotNow`] with the reason when that takes longer than `fence_max`; [`JobError::TooFewPartitions`]; a server fails.
+    /// [`JobError::NotNow`] with the reason if this takes longer than `fence_max`; [`JobError::TooFewPartitions`]. Also
+    /// fails if a server fails.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
-        // A number is noted before its queues are bound: an event that was taken before now is in one of these, or it is seen here.
+        // A number of partitions is recorded before the queues are bound. An event that was accepted before now is in
+        // one of these queues, or this check finds the new number.
         let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
         let mut sent = BTreeSet::new();
@@ -85,10 +89,10 @@ impl Fences<'_> {
             let Some(reason) = self.waits_for(number, &partitions, &mut sent).await? else { return Ok(()) };
             if began.elapsed() > self.fence_max {
                 let seconds = self.fence_max.as_secs();
-                return Err(JobError::NotNow(format!("gave up after {seconds} s of waiting: {reason}")).into());
+                return Err(JobError::NotNow(format!("the run gave up after waiting for {seconds} s: {reason}")).into());
             }
             if said.elapsed() > SAY_EVERY {
-                info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
+                info!(event = "fence-waiting", reason, "waiting for events in flight: {reason}");
                 said = Instant::now();
             }
             telemetry().jobs.waits(self.job, Some((WaitsFor::Fence, reason)));
@@ -97,7 +101,8 @@ impl Fences<'_> {
         }
     }
 
-    /// Looks at every partition once: the reason of the first one that is waited for; `None` when all are through.
+    /// Checks every partition once. Returns the reason of the first one that is still waited for; `None` when the fence
+    /// has passed all.
     async fn waits_for(
         &self,
         number: u64,
@@ -119,13 +124,14 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    /// Sends the fence where that is needed. `noted` is the newest one that was committed there. Returns whether it was sent, now or before, too.
+    /// Sends the fence if it is needed. `noted` is the newest fence that was committed there. Also returns whether it
+    /// was sent, now or before.
     async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
         if sent && noted == number {
             return Ok((FenceState::Passed, sent));
         }
         if noted > number {
-            // Only a later run's fence is higher: ours can no longer be seen to pass.
+            // Only a later run's fence is higher, so this fence can no longer be seen to pass.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let Depth { messages, consumers } = self.publisher.depth(queue).await?;
@@ -143,7 +149,7 @@ impl Fences<'_> {
     }
 }
 
-/// The status says that a run waits for a fence, until this is dropped.
+/// The status shows that a run waits for a fence, until this is dropped.
 struct ShownWait(&'static str);
 
 impl Drop for ShownWait {

@@ -1,7 +1,7 @@
-//! A run of a job under its lock, and the loop that runs what is due: shared by all jobs.
+//! Runs a job under its lock, and has the loop that runs what is due. All jobs share this.
 //!
-//! The way of a run: take the lock -> work while the lease is renewed -> note the report -> release the lock. A job
-//! runs once over all daemons and shells. A cron trigger only wakes the loop; `schedule` decides what is due.
+//! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job runs once
+//! at a time across all daemons and shells. A cron trigger only wakes the loop; `schedule` decides what is due.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -26,51 +26,51 @@ pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
 
-/// How often the lease is renewed: three tries before it is given up.
+/// How often the lease is renewed: three tries before the run gives it up.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// A holder gives up before MySQL says that the lease has expired.
+/// A holder gives up before MySQL considers the lease expired.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// Its name in `job_lock` and `job_run`.
     pub name: &'static str,
-    /// What kind of run: `full`, `changed`. What is due is computed per mode.
+    /// The kind of run: `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// Who runs it: shown to those who find the lock held.
+    /// The daemon or shell that runs it. Shown to others that find the lock held.
     pub owner: &'a str,
     pub keep: Duration,
 }
 
-/// What a run says at its end, to people and programs.
+/// The result of a run, for people and programs.
 pub trait Report: Serialize + Display {
     fn outcome(&self) -> Outcome;
 
-    /// Whether all that should be done was done. Otherwise the run stays due.
+    /// Whether everything was done. Otherwise the run stays due.
     fn is_done(&self) -> bool {
         self.outcome() == Outcome::Done
     }
 
-    /// Reconcile: everything up to here has been compared.
+    /// For a reconcile: everything up to this time has been compared.
     fn cut(&self) -> Option<Micros> {
         None
     }
 }
 
-/// The answer to a request for a run.
+/// The result of a request for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
     Ended(R),
     /// Another run holds the lock.
     Held {
         owner: String,
-        /// Seconds until its lease ends unless it is renewed.
+        /// Seconds until its lease ends, unless it is renewed.
         lease_s: i64,
     },
 }
 
-/// Runs `work` once under the job's lock. It gets the run's number, which grows from run to run: the fencing token.
+/// Runs `work` once under the job's lock. `work` gets the run's number, which grows from run to run: the fencing token.
 pub async fn run_once<R: Report, F, E>(
     store: &Store,
     job: Job<'_>,
@@ -84,7 +84,7 @@ where
     let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
-            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is at it"))));
+            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is running it"))));
             return Ok(Ran::Held { owner, lease_s });
         }
     };
@@ -114,7 +114,7 @@ where
     worked.map(Ran::Ended)
 }
 
-/// Renews the lease until it is lost; the answer says why.
+/// Renews the lease until it is lost. Returns the reason.
 async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
     let mut renewed = Instant::now();
     loop {
@@ -126,7 +126,7 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
             Ok(Err(error @ StoreError::TakenOver(_))) => return error.into(),
             Ok(Err(_)) if renewed.elapsed() < GIVE_UP_AFTER => {}
             Ok(Err(_)) | Err(_) => {
-                let text = "MySQL could not be told that the run is alive: giving up its lease";
+                let text = "the run gave up its lease, because it could not renew it in MySQL";
                 return JobError::Other(anyhow!(text));
             }
         }
@@ -147,16 +147,16 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
     Ok(noted?)
 }
 
-/// Not worth failing a run for: the next one does it.
+/// A failure does not fail the run: the next run deletes them.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
     if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
-        warn!(event = "prune-failed", error, "old runs could not be forgotten: {error}");
+        warn!(event = "prune-failed", error, "old rows of job_run could not be deleted: {error}");
     }
 }
 
-/// The loop of one job in a daemon: at start, as soon as MySQL answers, and whenever it is woken, it runs the first mode that is due.
-/// `specs` says which modes there are; a reload can change that.
+/// The loop of one job in a daemon. At the start, once MySQL answers, and whenever it is woken, it runs the first mode
+/// that is due. `specs` returns the modes; a reload can change them.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,
@@ -192,8 +192,8 @@ pub async fn serve(
     }
 }
 
-/// Runs a mode that is due, unless an operator has paused what it needs: then it waits for the pause's end. Returns what the loop waits for
-/// before it looks again.
+/// Runs a due mode. If an operator paused a task that it needs, it waits for the end of the pause instead. Returns how
+/// the loop waits before its next check.
 async fn run_due(
     entry: &mut Entry,
     servers: &Servers,
@@ -204,12 +204,12 @@ async fn run_due(
     let (control, needs) = (&servers.control, needed_by(entry.spec.job));
     if let Some(order) = control.paused(needs) {
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
-        info!(event = "job-deferred", job, mode, "{job} ({mode}) is due and does not run: {order}");
+        info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
         stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
-        // Another daemon may run it first.
+        // Another daemon can run it first.
         return None;
     }
-    // Cleared first, so that a request that comes during the run makes the mode due again.
+    // The request is cleared first, so that a request during the run makes the mode due again.
     let requested = entry.spec.request.take();
     let work = Work { servers, config: live.current(), mode: &entry.spec.mode, stop };
     let retry = match retry_after(beat.during((entry.spec.run)(work)).await) {
@@ -224,7 +224,7 @@ async fn run_due(
     }
 }
 
-/// When the mode is due again that ran, which is logged where it failed.
+/// When the mode is due again. A failure is logged.
 fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
     match ran {
         Ok(retry) => retry,
@@ -243,16 +243,20 @@ fn retry_after_failure(error: JobError) -> RetryAfter {
             warn!(
                 event = "partitions-behind",
                 error = text,
-                "jobs that wait for events on the way are left to other daemons: {text}"
+                "this daemon does not run jobs that wait for events in flight, and other daemons must run them: {text}"
             );
             RetryAfter::LongerPause
         }
         JobError::Refused(_) => {
-            error!(event = "job-failed", error = text, "a job failed, not tried again before its next time: {text}");
+            error!(
+                event = "job-failed",
+                error = text,
+                "a job failed and is not retried before its next scheduled time: {text}"
+            );
             RetryAfter::NextTime
         }
         JobError::NotNow(_) | JobError::Paused(_) | JobError::LimitExceeded(_) | JobError::Other(_) => {
-            error!(event = "job-failed", error = text, "a job failed, trying again soon: {text}");
+            error!(event = "job-failed", error = text, "a job failed and is retried soon: {text}");
             RetryAfter::Pause
         }
     }

@@ -1,4 +1,4 @@
-//! One run of each job under its lock: what the schedule, the commands and the tests call.
+//! Runs each job once under its lock. The schedule, the commands and the tests call these functions.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
-/// How long runs of jobs are kept that come every minute.
+/// How long runs are kept of jobs that run every minute.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
-/// Compares Redis with MySQL, and repairs.
+/// Compares Redis with MySQL, and repairs it.
 pub async fn reconcile(
     servers: &Servers,
     config: &Config,
@@ -60,7 +60,7 @@ pub enum Snapshots<'a> {
     Due,
     Of {
         scope: &'a Scope,
-        /// Even where Redis has lost the board, or most of it.
+        /// Takes the snapshot even if Redis lost the board, or most of it.
         force: bool,
     },
 }
@@ -75,7 +75,7 @@ pub async fn snapshot(
 ) -> Result<Ran<archive::Report>, JobError> {
     let (scope, force, allowed) = match of {
         Snapshots::Due => (None, false, Some(Allowed::begin(servers, JobName::Archive, stop).await?)),
-        // A person wants it, pause or not.
+        // An operator requested it, so a pause does not apply.
         Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
     let stop = allowed.as_ref().map_or(stop, |allowed| &allowed.stop);
@@ -84,7 +84,7 @@ pub async fn snapshot(
     run_once(&servers.store, job, |run| async move { snapshots.save_now(run, scope, force, to, stop).await }).await
 }
 
-/// Puts one period of a board back into Redis, under the archiver's lock.
+/// Restores one period of a board in Redis, under the archiver's lock.
 pub async fn restore(
     servers: &Servers,
     config: &Config,
@@ -108,7 +108,7 @@ fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'
     Job { name: JobName::Archive.name(), mode, owner: &servers.owner, keep }
 }
 
-/// Builds Bloom filters, and keeps them up.
+/// Builds Bloom filters and keeps them current.
 pub async fn filters(
     servers: &Servers,
     config: &Config,
@@ -122,7 +122,7 @@ pub async fn filters(
     run_once(&servers.store, job, |run| async move { filters.run(run, &allowed.stop).await }).await
 }
 
-/// Compares `counter` with what one `[[recount]]` says, and corrects it.
+/// Compares `counter` with the query of one `[[recount]]`, and corrects it.
 pub async fn recount(
     servers: &Servers,
     config: &Config,

@@ -1,6 +1,7 @@
-//! Which mode of a job is due, and when one that was not done is tried again.
+//! Decides which mode of a job is due, and when to retry a mode that was not done.
 //!
-//! What is due is computed from the last run that was done, so that a run that was missed while the daemon was down is done later.
+//! Due times are computed from the last completed run. So a run that was missed while the daemon was down is done
+//! later.
 
 use std::time::{Duration, Instant};
 
@@ -13,75 +14,74 @@ use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
 
-/// The pause after a run that failed, or that found the lock held.
+/// The pause after a failed run, or if another run holds the lock.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// The longest pause after runs that were not done.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
-/// A cron trigger that was missed (the clock was set, the machine slept) is noticed within this time.
+/// Time until a missed cron trigger (the clock was set, the machine slept) is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// When a mode is due again after a run of it.
+/// When a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// When its time comes: all was done, or a person must act first.
+    /// At its next scheduled time: everything was done, or an operator must act first.
     NextTime,
     /// After a pause: the run failed, or another process runs the job.
     Pause,
-    /// After a pause that grows with each such run: it ended, and could not do all that should be done.
+    /// After a pause that grows with each such run: the run ended, but it could not do everything.
     LongerPause,
-    /// As soon as an operator's pause has ended, which had stopped it.
+    /// As soon as the operator's pause ends that stopped the run.
     Resume,
 }
 
-/// What the loop of a job waits for.
+/// How the loop of a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The end of a pause, whatever is triggered or requested meanwhile.
+    /// For this time, even if a trigger or a request arrives.
     Pause(Duration),
-    /// A cron trigger or a request, for no longer than this.
+    /// For a cron trigger or a request, but at most for this time.
     Woken(Duration),
 }
 
 impl Wait {
-    /// After a run that failed, or that found the lock held.
     pub(super) const AFTER_RUN: Self = Self::Pause(PAUSE);
 
     pub(super) async fn over(self, wake: &Notify) {
         match self {
             Self::Pause(pause) => tokio::time::sleep(pause).await,
-            // An error would say that the time is over.
+            // An error means that the time is over.
             Self::Woken(limit) => drop(tokio::time::timeout(limit.min(LOOK_EVERY), wake.notified()).await),
         }
     }
 }
 
-/// The modes of one job, with what is known of their last runs.
+/// The modes of one job, with the state of their last runs.
 #[derive(Default)]
 pub(super) struct Schedule(Vec<Entry>);
 
 pub(super) struct Entry {
     pub spec: JobSpec,
-    /// Since when this daemon has it, by MySQL's clock.
+    /// When this daemon first had the mode, by MySQL's clock.
     since: Option<Micros>,
-    /// The times that are in force; `None` for never.
+    /// The schedule in force; `None` for never.
     times: Option<cron::Schedule>,
-    /// When the last run began that was done.
+    /// When the last completed run began.
     last: Option<Micros>,
     backoff: Option<Backoff>,
 }
 
-/// A mode was not done.
+/// A mode that was not done.
 #[derive(Clone, Copy)]
 struct Backoff {
-    /// How often in a row it could not do all that should be done.
+    /// How many times in a row the mode could not do everything.
     times: u32,
     until: Instant,
 }
 
 impl Schedule {
-    /// Takes these modes, and keeps what is known of those that it had.
+    /// Replaces the modes, and keeps the state of modes that stay.
     pub(super) fn set(&mut self, specs: Vec<JobSpec>) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {
@@ -93,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// Asks MySQL for the last runs and for the time, by which the runs' starts are noted.
+    /// Reads the last runs and the time from MySQL. The starts of runs are recorded by MySQL's clock.
     pub(super) async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
         if self.0.is_empty() {
             return Ok(Micros(0));
@@ -101,7 +101,7 @@ impl Schedule {
         let (now, _) = store.clock().await?;
         for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            // An error: empty, or refused when it was loaded.
+            // An error: the pattern is empty, or was refused when the configuration was loaded.
             *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
             if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;
@@ -110,21 +110,21 @@ impl Schedule {
         Ok(now)
     }
 
-    /// The mode to run: of those that are due the first one that was not tried in vain; else one whose pause is over.
+    /// The mode to run: the first due mode without a failed try, or else one whose pause is over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
         ready.min_by_key(|entry| match entry.backoff {
             None => (false, entry.spec.rank),
-            // The last one, because those before it have been tried already.
+            // The last one, because the modes before it have been tried already.
             Some(_) => (true, usize::MAX - entry.spec.rank),
         })
     }
 
-    /// What is waited for where nothing is due at `instant`.
+    /// How to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // A pause that is over is of a mode that another daemon has done meanwhile.
+        // If a pause is over and nothing is due, another daemon has done that mode meanwhile.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
@@ -135,7 +135,7 @@ impl Schedule {
 }
 
 impl Entry {
-    /// Whether a run is missing: it was requested, or the pattern has fired since the last one that was done began.
+    /// Whether a run is missing: it was requested, or the schedule has fired since the last completed run began.
     fn is_due(&self, now: Micros) -> bool {
         if self.spec.request.is_made() {
             return true;
@@ -148,7 +148,7 @@ impl Entry {
         }
     }
 
-    /// Notes how a run of it ended, which had taken a request or not.
+    /// Records how a run ended, and whether it had taken a request.
     pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
             self.spec.request.put_back();
@@ -194,7 +194,7 @@ mod tests {
         crate::config::parse(&format!("{text}{metrics}{}", recounts.concat()), "config.toml", []).unwrap()
     }
 
-    /// What a daemon has of one job, with its rows in that order; every mode ran last a day ago.
+    /// The schedule of one job in a daemon, with its rows in that order. Every mode last ran a day ago.
     fn scheduled(job: JobName, config: &Config, requests: &Requests, order: &[usize]) -> Schedule {
         let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs_of(job, config, requests)).collect();
         specs.sort_by_key(|(place, _)| *place);
@@ -207,7 +207,7 @@ mod tests {
         schedule
     }
 
-    /// Which modes run, one after the other, until nothing is due.
+    /// The modes that run, one after the other, until nothing is due.
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {
@@ -225,8 +225,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where the rows stand in the table means nothing: all that is due runs, in the same order, and a request is heard by the mode
-        /// that it is for.
+        /// The order of rows in the table has no effect: everything that is due runs, in the same order, and a request
+        /// reaches its own mode.
         #[test]
         fn rows_in_another_order_run_all_the_same(reconcile in order(4), archive in order(2), recount in order(2)) {
             let (config, wakes) = (config(), Wakes::default());

@@ -1,5 +1,5 @@
-//! The table of the jobs. The loops of the daemon, its cron triggers, the observer and `config check` read it; the order of its rows is
-//! that in which they are shown, and means nothing else.
+//! The table of the jobs. The daemon's loops, its cron triggers, the observer and `config check` read it. The order of
+//! its rows only decides the order in which they are shown.
 
 use futures_util::FutureExt;
 
@@ -16,7 +16,7 @@ use tallyd_core::job_name::{JobMode, JobName};
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// Redis has lost buckets.
+    /// Redis lost buckets.
     pub rebuild: Request,
     /// A snapshot of a board is due.
     pub snapshot: Request,
@@ -32,7 +32,7 @@ pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSp
     table(config, requests).into_iter().filter(|spec| spec.job == job).collect()
 }
 
-/// All modes of all jobs that this configuration has, and when they are due.
+/// All modes of all jobs in this configuration, and when they are due.
 pub fn modes(config: &Config) -> Vec<JobMode> {
     let specs = table(config, &Requests::default()).into_iter();
     let mode = |spec: JobSpec| JobMode {
@@ -78,7 +78,7 @@ fn reconcile(requests: &Requests) -> Vec<JobSpec> {
             rank: 2,
             ..row(Mode::Scrub, |config, _| &config.reconcile.scrub_cron, |work| reconciled(work, Mode::Scrub).boxed())
         },
-        // First: readers ask MySQL until it is done.
+        // This mode runs first, because readers query MySQL until it is done.
         JobSpec {
             rank: 0,
             request: requests.rebuild.clone(),
@@ -118,7 +118,7 @@ async fn archived(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 
 async fn saved(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
     Ok(match runs::snapshot(servers, &config, Snapshots::Due, ProgressSink::Log, stop).await? {
-        // However it ended: the clock of snapshots says when the next one is due.
+        // Independent of how it ended: the clock of snapshots decides when the next one is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),
     })
@@ -129,7 +129,7 @@ async fn filtered(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 }
 
 async fn recounted(Work { servers, config, mode, stop }: Work<'_>) -> Result<RetryAfter, JobError> {
-    // A reload may have taken it away.
+    // A reload can have removed it.
     let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
         return Ok(RetryAfter::NextTime);
     };

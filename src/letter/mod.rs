@@ -1,4 +1,5 @@
-//! A dead letter: how a message that was not applied is kept, raw, with its headers and the reason; `text` makes it fit to be shown. Pure.
+//! A dead letter: a message that was not applied, stored raw with its headers and the reason. `text` makes it safe to
+//! display. Pure.
 
 pub mod text;
 
@@ -11,15 +12,15 @@ use tallyd_core::model::Micros;
 use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
-/// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
+/// Bytes of a body that are kept: 16 times the limit of an event, and far below any `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// An event that was refused: `body` is its part of the message.
+/// Makes the dead letter of a refused event. `body` is the event's part of the message.
 pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: Micros) -> DeadLetter {
     let Refusal { reason, mut error } = refusal;
     let kept = body.get(..KEPT_BYTES_MAX).unwrap_or(body);
     if kept.len() < body.len() {
-        error = format!("{error}; of {} bytes the first {KEPT_BYTES_MAX} are kept", body.len());
+        error = format!("{error}; the first {KEPT_BYTES_MAX} of {} bytes are kept", body.len());
     }
     let headers = if headers.is_empty() { "{}" } else { headers };
     DeadLetter {
@@ -32,13 +33,13 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
     }
 }
 
-/// The header that holds what a dead letter says, where there was no room for it.
+/// The header that holds a dead letter's fields if the quota was full.
 const LETTER: &str = "x-tallyd-letter";
 
-/// Characters of a letter's sentence in that header: all headers must fit into one frame.
+/// Maximum characters of a letter's error in that header: all headers must fit into one frame.
 const ERROR_CHARS_MAX: usize = 1_000;
 
-/// The properties of the message that stands for a letter without room. [`returned`] makes the letter of them again.
+/// The properties of the message that represents a letter over the quota. [`returned`] turns them back into the letter.
 pub fn properties(letter: &DeadLetter) -> BasicProperties {
     let text = |text: &str| AMQPValue::LongString(text.into());
     let mut said = FieldTable::default();
@@ -61,7 +62,7 @@ pub fn properties(letter: &DeadLetter) -> BasicProperties {
     BasicProperties::default().with_headers(headers)
 }
 
-/// The letter that [`properties`] was made of.
+/// Restores the letter from the message that [`properties`] made.
 fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Option<DeadLetter> {
     let mut fields = properties.headers().as_ref()?.inner().clone();
     let Some(AMQPValue::FieldTable(said)) = fields.remove(LETTER) else { return None };
@@ -80,7 +81,8 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
     Some(refused(refusal, body, &kept.json, &queue, first_seen))
 }
 
-/// A message of the queue of returned ones. Unless it stands for a letter, its events were never tried alone.
+/// Makes the dead letter of a message in the queue of returned messages. Unless the message represents a letter, its
+/// events were never tried one by one.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
@@ -88,10 +90,12 @@ pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micr
     let death = properties.headers().as_ref().map(Death::of).unwrap_or_default();
     let queue = death.queue.unwrap_or_else(|| from.to_owned());
     let error = match death.reason.as_deref() {
-        Some("expired") => format!("it expired in {queue} and was never written"),
-        Some("delivery_limit") => format!("in {queue} it came back too often (delivery_limit) and was never written"),
+        Some("expired") => format!("the message expired in {queue} and was never written"),
+        Some("delivery_limit") => {
+            format!("the message was returned to {queue} too often (delivery_limit) and was never written")
+        }
         why => format!(
-            "the broker set it aside in {queue} ({}) and it was never written",
+            "the broker dead-lettered the message from {queue} ({}), and it was never written",
             why.unwrap_or("no reason given")
         ),
     };
@@ -100,7 +104,7 @@ pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micr
     refused(refusal, body, &headers(properties).json, &queue, since)
 }
 
-/// What the broker notes with a message that it sets aside.
+/// The headers that the broker adds to a message that it dead-letters.
 #[derive(Default)]
 struct Death {
     queue: Option<String>,
@@ -114,7 +118,7 @@ impl Death {
             Some(AMQPValue::LongString(text)) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
             _ => None,
         };
-        // The newest one stands first.
+        // The newest death is first.
         let newest = match headers.inner().get("x-death") {
             Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first(),
             _ => None,
@@ -128,7 +132,7 @@ impl Death {
         };
         Self {
             queue: text("x-first-death-queue").map(|queue| queue.chars().take(QUEUE_CHARS_MAX).collect()),
-            // Who publishes may have set it.
+            // A publisher can have set it.
             reason: text("x-first-death-reason").map(|reason| reason.chars().take(REASON_CHARS_MAX).collect()),
             at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
         }
@@ -137,15 +141,15 @@ impl Death {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// As JSON; empty where there are none.
+    /// As JSON; empty if there are none.
     pub json: String,
-    /// How long that would be with what was left out.
+    /// The length of the JSON including headers that were left out.
     pub bytes: usize,
-    /// The trace that the message belongs to.
+    /// The message's `traceparent`.
     pub traceparent: Option<String>,
 }
 
-/// The message's headers and what else names its sender.
+/// The message's headers and the other properties that identify its sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
     let mut all = match properties.headers() {
         Some(headers) => table(headers, 0),
@@ -170,23 +174,25 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
     }
-    // Each event of a list that is refused has them, and a frame's worth of headers would be a hundred times their bodies.
-    let said = format!("{bytes} bytes of headers, at most {HEADERS_BYTES_MAX} are kept");
+    // Each refused event of a list stores these headers. Headers that fill a frame would be a hundred times as large as
+    // the bodies.
+    let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
     kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
     Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
-/// So many bytes of headers are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
+/// Maximum bytes of headers that are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
-/// Characters of the broker's reason that are kept. Its own have a dozen.
+/// Maximum characters of the broker's reason that are kept. RabbitMQ's own reasons have about a dozen.
 const REASON_CHARS_MAX: usize = 100;
 
-/// What `dead_letter.queue` holds. AMQP's names have 255 bytes; what is only said to be one may have any.
+/// The length of `dead_letter.queue`. AMQP names have at most 255 bytes, but a publisher can put a longer text into the
+/// header.
 const QUEUE_CHARS_MAX: usize = 255;
 
-/// How deep headers are kept. What is nested deeper was made to hurt.
+/// Headers are kept up to this depth. Deeper nesting is an attack.
 const DEPTH_MAX: u8 = 16;
 
 fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {
@@ -265,7 +271,7 @@ mod tests {
         assert_eq!((letter.queue.as_str(), letter.reason), ("tally.events.3", "returned-by-broker"));
         assert_eq!(letter.first_seen, Micros(1_795_251_385_000_000));
         assert!(letter.error.contains("(delivery_limit)"), "{}", letter.error);
-        // A clock that is ahead, and a message that somebody has put there by hand.
+        // A clock that is ahead, and a message that someone published manually.
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
         assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));
@@ -279,7 +285,7 @@ mod tests {
             fields.insert("x-first-death-reason".into(), AMQPValue::LongString(reason.into()));
             returned(b"{}", &BasicProperties::default().with_headers(fields), "r", Micros(5)).error
         };
-        assert_eq!(error("expired"), "it expired in q and was never written");
+        assert_eq!(error("expired"), "the message expired in q and was never written");
         assert!(error(&"x".repeat(70_000)).len() < 200, "the column holds 65,535 bytes");
     }
 

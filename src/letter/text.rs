@@ -1,4 +1,4 @@
-//! What a dead letter holds, as it may be shown: whoever sent it has chosen every byte. Pure.
+//! Makes the content of a dead letter safe to display: its sender chose every byte. Pure.
 
 use std::fmt::Write;
 
@@ -9,11 +9,12 @@ use tallyd_core::model::Micros;
 
 const DUMPED: usize = 16;
 
-/// How deep JSON is indented. Half a million brackets fit into a body, each of which would be indented by all before it.
+/// Maximum depth to which JSON is indented. A body can have half a million brackets, and each level would add to the
+/// indentation.
 const INDENTED_MAX: usize = 40;
 
-/// Text that does nothing to a terminal: what is not printable, escape sequences and marks that turn the reading direction
-/// among it, as `\u{1b}`.
+/// Makes text safe for a terminal. It escapes characters that are not printable as `\u{1b}`, including escape sequences
+/// and marks that change the reading direction.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -22,12 +23,13 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// The same of several lines, which stay.
+/// Like [`printable`], but keeps line breaks.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// The same of any bytes, in one line: what is no UTF-8 as `\xff`. Of a body that goes on the last character may be cut.
+/// Like [`printable`], but for bytes, in one line: bytes that are not UTF-8 become `\xff`. If `goes_on`, the last
+/// character can be cut off.
 pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     let mut chunks = bytes.utf8_chunks().peekable();
@@ -35,7 +37,7 @@ pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
         chunk.valid().chars().for_each(|character| push_printable(&mut out, character));
         let is_cut = goes_on && chunks.peek().is_none();
         for byte in chunk.invalid().iter().filter(|_| !is_cut) {
-            // A String can't fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(out, "\\x{byte:02x}");
         }
     }
@@ -47,14 +49,14 @@ pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
 
 fn push_printable(out: &mut String, character: char) {
     match character {
-        // Printable, though Rust would escape them in a literal.
+        // These are printable, but Rust escapes them in a literal.
         '"' | '\'' | '\\' => out.push(character),
         _ => out.extend(character.escape_debug()),
     }
 }
 
-/// The report of a command as JSON, with what does something to a terminal escaped. Such characters stand in its strings
-/// alone.
+/// A command's JSON report with all characters escaped that are unsafe for a terminal. Such characters occur only
+/// inside its strings.
 pub fn printable_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {
@@ -73,8 +75,8 @@ fn is_printable(character: char) -> bool {
     character.escape_debug().len() == 1
 }
 
-/// JSON over several lines, token by token as it is written: no number is rounded, no field that stands twice is left out,
-/// as a parser would. None where it is no JSON.
+/// Formats JSON over several lines, token by token, as it was written. Unlike a parser, this rounds no number and drops
+/// no repeated field. Returns `None` if the body is not JSON.
 pub fn pretty_json(body: &[u8]) -> Option<String> {
     serde_json::from_slice::<IgnoredAny>(body).ok()?;
     let text = std::str::from_utf8(body).ok()?;
@@ -116,7 +118,7 @@ pub fn pretty_json(body: &[u8]) -> Option<String> {
     Some(out)
 }
 
-/// Bytes as lines of their place, their values in hex, and those that are printable ASCII as text.
+/// A hex dump: the offset, the bytes in hex, and the printable ASCII characters.
 pub fn hex_dump(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (number, line) in bytes.chunks(DUMPED).enumerate() {

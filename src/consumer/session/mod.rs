@@ -1,8 +1,8 @@
-//! One connection with the broker: receive, write, acknowledge, until the session ends ([`SessionEnd`]).
+//! One connection with the broker: receive, write and acknowledge, until the session ends ([`SessionEnd`]).
 //!
-//! While one batch is in its transaction the next one fills: two open batches at most, and of the rest the broker
-//! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
-//! first message, or when it is full, or at the stop.
+//! While one batch is in its transaction the next one fills, so there are at most two open batches. The broker holds
+//! back messages beyond the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its first
+//! message, when it is full, or at the stop.
 
 mod writing;
 
@@ -36,17 +36,17 @@ use tallyd_core::prefetch::PREFETCH_MIN;
 use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
-/// AMQP's code for "nothing is wrong".
+/// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// How long messages gather before the loop takes them in. To take in each as it comes costs more than everything else that is
-/// done with it: the runtime's thread falls asleep and is woken for every few messages.
+/// How long messages gather before the loop takes them in. Taking each message individually costs more than all other
+/// work on it: the runtime's thread would sleep and wake up for every few messages.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How often an idle loop wakes up, to show that it is alive.
+/// How often an idle loop wakes up to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A session that has lasted this long is taken to work, though nothing came.
+/// A session that has lasted this long counts as working, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
 /// A batch that fills, and the means to acknowledge it.
@@ -61,7 +61,7 @@ struct Open {
     received: ReceivedCounts,
 }
 
-/// One session, from connecting to its end. The broker keeps what was received and not acknowledged.
+/// Runs one session, from connecting to its end. The broker keeps messages that were received and not acknowledged.
 pub(super) async fn run(
     partition: &Partition,
     config: &Config,
@@ -71,7 +71,7 @@ pub(super) async fn run(
     let number = partition.number;
     let prefetch = learned.prefetch(config);
     let queue = partition.queue();
-    // Many calls, which all have time limits.
+    // These are many calls, and each has a timeout.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
     let (link, deliveries, partitions) = match listening {
         Ok(listening) => listening,
@@ -105,7 +105,7 @@ pub(super) async fn run(
     session.vitals.stands(Standing::Listening);
     let Err(mut end) = session.consume().await;
     if matches!(end, SessionEnd::Paused) {
-        // As at the stop: a pause does not wait for a database that does not answer.
+        // As at the stop: a pause does not wait for an unresponsive database.
         session.ends.cancel();
     }
     if end.is_orderly()
@@ -128,33 +128,29 @@ pub(super) async fn run(
 }
 
 struct Session<'a> {
-    // What it needs.
     partition: &'a Partition,
     config: &'a Config,
     link: &'a Link,
-    /// Cancelled at the stop, and when the session fails: the writer then no longer waits for a database that does not answer.
+    /// Cancelled at the stop, and when the session fails. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
-    // What it is told.
-    /// Asked for with each message, which is judged by the configuration after a reload.
+    /// Read for each message, so that a reload applies to the next message.
     terms: Derived<Terms>,
     prefetch: u16,
-    // The way of a message.
     deliveries: lapin::Consumer,
-    /// Nothing comes any more: the queue is gone.
+    /// The queue was deleted, so no more messages arrive.
     is_cancelled: bool,
-    /// Received and in no batch yet.
+    /// Messages that are received and in no batch yet.
     inbox: Inbox,
     open: Open,
-    /// While idle. Exactly one of `writer` and `writing` is there.
+    /// The idle writer. Exactly one of `writer` and `writing` is `Some`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
-    // What it learns and counts.
     learned: &'a mut Learned,
-    /// Over once something was written, or nothing went wrong for a while: a connection that only seems to work must not
-    /// be made again at full speed.
+    /// Ends once something was written, or after some time without a failure. A connection that only seems to work must
+    /// not be reopened at full speed.
     outage: &'a mut Outage,
     began: Instant,
-    /// A batch was written or MySQL did not take one, or nothing went wrong for a while.
+    /// A batch was written, MySQL refused one, or nothing failed for some time.
     is_proven: bool,
     /// Messages since the prefetch was last checked.
     seen: u16,
@@ -170,11 +166,11 @@ impl Session<'_> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
         let mut paused = pin!(control.until_paused(PAUSED_BY));
-        // Until then messages gather.
+        // Messages gather until then.
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {
-                // Otherwise the writer beats at each try: a writer that hangs must not pass for one that waits.
+                // Otherwise the writer beats at each try: a writer that hangs must not look like a loop that waits.
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(&self.vitals);
@@ -209,7 +205,7 @@ impl Session<'_> {
         }
     }
 
-    /// Checks, while there is nothing to do, whether that is right.
+    /// Checks, while idle, whether the queue really has nothing to deliver.
     async fn check_idle(&mut self) -> Result<(), SessionEnd> {
         if self.began.elapsed() > PROBATION {
             self.went_well();
@@ -226,7 +222,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A batch was written, or nothing went wrong for a while.
+    /// A batch was written, or nothing failed for some time.
     fn went_well(&mut self) {
         self.outage.over();
         self.is_proven = true;
@@ -237,7 +233,7 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// The inbox has twice the bytes that should be in flight, and a smaller prefetch can be asked for.
+    /// The inbox has twice the bytes that should be in flight, and a smaller prefetch is possible.
     fn is_overfull(&self) -> bool {
         let bytes_max = self.config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2);
         self.inbox.bytes > bytes_max && self.prefetch > PREFETCH_MIN
@@ -251,7 +247,7 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and those that are here already: nobody counts what the library holds.
+    /// Takes one message and those that have already arrived: messages inside the library are not counted.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
         self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
@@ -261,7 +257,7 @@ impl Session<'_> {
                 break;
             };
             self.inbox.push(delivery.context("receive")?);
-            // Messages are much larger than the prefetch assumed: the session ends before they fill the memory.
+            // Messages are much larger than the prefetch assumed. The session ends before they fill the memory.
             if self.is_overfull() {
                 self.learned.sizes.learn(self.inbox.sizes());
                 return Err(SessionEnd::LargeMessages(self.inbox.bytes));
@@ -288,7 +284,8 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Checks, once per prefetch, if messages have quite another size than it assumed, or if redelivered messages are through.
+    /// Checks, once per prefetch, whether the message sizes differ much from its assumption, or whether redelivered
+    /// messages have been handled.
     fn prefetch_is_off(&mut self) -> bool {
         self.seen += 1;
         if self.seen < self.prefetch {
@@ -323,7 +320,7 @@ impl Session<'_> {
                 Ok(Message::Set(event)) => Event::Set(event),
                 Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
-                    // Without the error's text, which can quote the message.
+                    // The error's text can quote the message, so it is left out.
                     debug!(
                         event = "message-refused",
                         partition = self.partition.number,
@@ -341,7 +338,7 @@ impl Session<'_> {
     }
 }
 
-/// Waits until then; forever if there is no such time.
+/// Waits until `then`, or forever if it is `None`.
 async fn until(then: Option<Instant>) {
     match then {
         Some(then) => tokio::time::sleep_until(then.into()).await,

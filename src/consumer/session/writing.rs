@@ -1,5 +1,5 @@
-//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it writes what was delivered, if nothing
-//! went wrong, and closes the channel.
+//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it writes what was
+//! delivered, if nothing failed, and closes the channel.
 
 use std::pin::pin;
 use std::time::Instant;
@@ -18,14 +18,14 @@ use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, telemetry};
 
-/// A batch in its transaction. The task runs to its end whatever becomes of the session.
+/// A batch in its transaction. The task runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// The result of a task: the writer, the acker of the batch's last message, and what has become of the batch.
+/// The result of a task: the writer, the acker of the batch's last message, and the result of the batch.
 type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
-    /// Hands the open batch to the idle writer, in a task of its own.
+    /// Hands the open batch to the idle writer, in a separate task.
     pub(super) fn start_writing(&mut self, why: Close) -> Result<()> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
@@ -47,7 +47,7 @@ impl Session<'_> {
                 event = "dead-letters",
                 partition = self.partition.number,
                 refused,
-                "{refused} messages can never be applied: they are dead letters, as far as there is room"
+                "{refused} messages can never be applied: they become dead letters, up to the quota"
             );
         }
         Ok(last)
@@ -68,8 +68,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Writes everything that was delivered, because the broker counts each message that returns. Acknowledges it at the end: for each
-    /// acknowledgement the broker would send more.
+    /// Writes everything that was delivered, because the broker counts each returned message. Acknowledges all of it at
+    /// the end, because the broker sends more messages after each acknowledgement.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
         loop {
@@ -93,7 +93,8 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the running transaction and takes in what still comes: the library holds as much as the broker sends.
+    /// Waits for the running transaction, and takes in the messages that still arrive: the library would hold as many
+    /// as the broker sends.
     async fn written(&mut self) -> Result<Written, SessionEnd> {
         loop {
             tokio::select! {
@@ -104,14 +105,15 @@ impl Session<'_> {
         }
     }
 
-    /// Closes the channel. In one step the broker takes back what was not acknowledged and makes the next consumer the active one, so no fence
-    /// passes an event that this session holds. A cancelled consumer would keep its messages while the next one is active. Waits
-    /// for the running transaction, which commits or not, and returns the writer if none was running.
+    /// Closes the channel. In one step the broker then requeues what was not acknowledged and activates the next
+    /// consumer, so no fence passes an event that this session holds. A cancelled consumer would keep its messages
+    /// while the next one is active. Waits for the running transaction, which commits or fails. Returns the writer,
+    /// unless the transaction panicked.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();
         fault::point("consumer:ending");
-        // The broker has these messages again. As many can be in flight, which nobody needs either.
+        // The broker has requeued these messages. Messages still in flight are dropped below: they are requeued, too.
         (self.inbox, self.open) = (Inbox::default(), Open::default());
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));
@@ -134,11 +136,11 @@ impl Session<'_> {
     }
 }
 
-/// Waits for the running transaction; forever if there is none.
+/// Waits for the running transaction, or forever if there is none.
 pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     let Some(task) = writing else { return std::future::pending().await };
     let written = task.await;
-    // A task that has ended must not be polled again.
+    // A finished task must not be polled again.
     *writing = None;
     written.context("the writer panicked")
 }

@@ -1,9 +1,10 @@
-//! Compares counters, a page at a time, to the end: measures a page, rechecks its suspects, repairs what is confirmed.
+//! Compares counters, one page at a time, to the end: measures a page, rechecks its suspects, and repairs confirmed
+//! drift.
 //!
-//! The first measurement is cheap: its fence is sent immediately. It clears nearly every counter. The others are
-//! *suspects*: they are measured again together with those of many pages, and watched meanwhile if they are still busy. Where
-//! API servers count one of them, that is a whole `publish_grace` later. One rule decides. A measurement that finds a drift
-//! keeps it with the suspect, and the next measurement that finds any value repairs what both agree on.
+//! The first measurement is cheap, because its fence is sent immediately. It clears nearly every counter. The others
+//! are *suspects*. They are measured again together with the suspects of many pages, and watched if they are still
+//! busy. If API servers count one of them, this happens a whole `publish_grace` later. One rule decides. A measurement
+//! that finds a drift keeps it with the suspect. The next measurement that finds any value repairs what both agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -25,29 +26,27 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// Once there are so many suspects they are rechecked, at most as many together, and before the next page.
+/// With this many suspects they are rechecked before the next page. This is also the maximum per recheck.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
-/// Counters that no measurement has cleared, and what the last one found.
+/// Counters that no measurement has cleared, with the last result.
 type Suspects = BTreeMap<CounterKey, Judgement>;
 
-/// Compares the counters of a run.
 pub(super) struct Comparer<'a> {
     // What it needs.
     pub run: &'a RunContext<'a>,
     pub throttle: Throttle<'a>,
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
-    // What it keeps.
     suspects: Suspects,
-    /// How many rows of `counter` were listed, or targets that were given.
+    /// The number of listed rows of `counter`, or of the given targets.
     pub listed: u64,
     pub report: Report,
-    /// The part of the report that the metrics have.
+    /// The part of the report that is already in the metrics.
     published: Vec<u64>,
 }
 
-/// By bucket of one kind: how many counters that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
+/// For each bucket of one kind: how many counters in MySQL are not zero in Redis, modulo 2^16. Empty if not needed.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
@@ -90,9 +89,9 @@ impl<'a> Comparer<'a> {
         self.recheck().await
     }
 
-    /// Measures one page of counters when the servers have time for it.
+    /// Measures one page of counters when the servers have capacity.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
-        // Somebody waits for an answer about a few targets.
+        // With a few named targets the operator waits for the answer, so the run does not wait.
         if !self.report.lists_all {
             self.wait().await?;
         }
@@ -121,7 +120,7 @@ impl<'a> Comparer<'a> {
         let SampledRange { range, samples, applied } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
         let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
-        // What the list lacks was new or had no counter: the recheck decides.
+        // A counter that is not in the list was new or had no row of `counter`: the recheck decides.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
@@ -129,7 +128,9 @@ impl<'a> Comparer<'a> {
         self.suspects.extend(unlisted.into_iter().map(|key| (key, Judgement::Busy)));
         for (Counted { number: key, .. }, sample) in range.counters.iter().zip(samples) {
             if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.options.gives_way() {
-                self.run.early_end.make_way("Redis lost counters: they are loaded first, then it resumes");
+                self.run
+                    .early_end
+                    .make_way("Redis lost counters: another run loads them first, and then this one resumes");
             }
             let Some(sample) = sample.filter(|sample| self.measure.is_known(sample)) else {
                 self.note_unknown(*key);
@@ -164,17 +165,17 @@ impl<'a> Comparer<'a> {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
-    /// Whether everything was compared, or is noted for the next run.
+    /// Whether everything was compared, or is kept for the next run.
     pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
 
-    /// Waits until the servers have time for a page.
+    /// Waits until the servers have capacity for a page.
     pub(super) async fn wait(&mut self) -> Result<()> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
-    /// Shows how far the run is: up to `place`.
+    /// Shows the progress of the run: it has reached `place`.
     pub(super) fn show(&mut self, place: Option<Target>) {
         self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
@@ -186,8 +187,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Notes how far the run has come, where nothing before it is suspect. A dry run, and one that holds repairs back, note nothing: what
-    /// they have seen was not repaired.
+    /// Records how far the run has come, if nothing before it is suspect. A dry run, and a run that holds repairs back,
+    /// record nothing: they have not repaired what they found.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -195,7 +196,7 @@ impl<'a> Comparer<'a> {
         Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
     }
 
-    /// Adds to the metrics what was found since the last call.
+    /// Adds the results since the last call to the metrics.
     pub(super) fn tell_metrics(&mut self) {
         for (verdict, published) in Verdict::ALL.iter().zip(&mut self.published) {
             let count = self.report.count(*verdict);
@@ -204,7 +205,7 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// The report, with what the parts have counted.
+    /// The report, with the counts of the parts.
     pub(super) fn into_report(self) -> Report {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
@@ -217,7 +218,7 @@ impl<'a> Comparer<'a> {
     }
 
     async fn measure_page(&mut self, keys: &[CounterKey]) -> Result<()> {
-        // Before the measurement, which can exceed the limits.
+        // Counted before the measurement, because the measurement can exceed the limits.
         self.report.checked += keys.len() as u64;
         let measurements = self.measured(keys, Duration::ZERO, self.run.recounted()).await?;
         for (key, measurement) in &measurements {
@@ -234,11 +235,12 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // Likes that API servers counted before the first measurement, and published late, have arrived by the second.
+        // By the second measurement, likes have arrived that API servers counted before the first one and published
+        // late.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.early_end.pause(grace).await;
         }
-        // All values that are shown of a target that somebody has named are from one measurement.
+        // For a target that the operator named, all shown values are from one measurement.
         let recounted = self.run.recounted().filter(|_| self.report.lists_all);
         let measurements = self.measured(&keys, grace, recounted).await?;
         let busy: Vec<CounterKey> = with_busy(&measurements).collect();
@@ -248,13 +250,13 @@ impl<'a> Comparer<'a> {
             let before = self.suspects.len();
             self.note_undecided(&measurements).await?;
             self.decide(&suspects, &measurements).await?;
-            // What is still suspect counts when it is decided.
+            // Counters that are still suspect are counted when they are decided.
             self.report.busy += (measurements.len() + before - self.suspects.len()) as u64;
         }
         Ok(())
     }
 
-    /// Measures counters, notes those that are unknown, and corrects rows of `counter`.
+    /// Measures counters, records unknown ones, and corrects rows of `counter`.
     async fn measured(
         &mut self,
         keys: &[CounterKey],
@@ -269,7 +271,8 @@ impl<'a> Comparer<'a> {
         Ok(measurements)
     }
 
-    /// Repairs where a measurement agrees with an earlier one. A drift that it is the first to find stays suspect.
+    /// Repairs counters where a measurement agrees with an earlier one. A drift that is found for the first time stays
+    /// suspect.
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut first = BTreeMap::new();
         for (key, measurement) in measurements {
@@ -296,8 +299,9 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Counters that had an event so close to the cut, by a producer's clock, that no measurement could say which was
-    /// first. The next run measures them first, so that this one can say that everything was compared.
+    /// Records undecided counters: an event was so close to the cut, by a producer's clock, that no measurement could
+    /// tell which was first. The next run measures them first, so that this one can report that everything was
+    /// compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {
@@ -318,7 +322,7 @@ impl<'a> Comparer<'a> {
     }
 }
 
-/// MySQL's values of a range. A listed target without like records has none.
+/// MySQL's values of a range. A listed target without like records has zero likes.
 fn truths_of(servers: &Servers, kind: Kind, recount: &Recount) -> HashMap<CounterKey, Truth> {
     let like = servers.metrics.like();
     let truth = |counted: &Counted| Truth {

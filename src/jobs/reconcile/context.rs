@@ -1,4 +1,4 @@
-//! What all parts of a run share: what it is asked to do, the servers, its passes, and why it ends early.
+//! Shared by all parts of a run: its options, the servers, its passes, and why it ends early.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,24 +24,27 @@ use tallyd_redis::keys::KindNames;
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// How long a scheduled run waits for the servers: a run that loads what Redis has lost may be waiting for it to end.
+/// How long a scheduled run waits for the servers. A run that loads what Redis lost can be waiting for it to end.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// Which targets a run compares.
+/// The targets that a run compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Those that changed since the last run.
+    /// Targets that changed since the last run.
     Changed,
-    /// All: like_record is recounted, `counter` checked against it, and Redis searched for what MySQL doesn't know.
+    /// All targets. like_record is recounted, `counter` is checked against it, and Redis is searched for counters that
+    /// MySQL does not have.
     Full,
-    /// The next slice of those of a full run, and Redis searched for what MySQL doesn't know in the next slice of its buckets.
+    /// The next slice of a full run's targets. Redis is searched for counters that MySQL does not have in the next
+    /// slice of its buckets.
     Scrub,
-    /// Those that changed since the last run, because Redis has lost buckets. Every run loads lost buckets first, and this
+    /// Targets that changed since the last run, because Redis lost buckets. Every run loads lost buckets first; this
     /// one was started for that.
     Rebuild,
-    /// All of a second layout, which is loaded first. It notes no cut for the layout that the daemon compares.
+    /// All targets of a second layout, which is loaded first. It records no cut for the layout that the daemon
+    /// compares.
     Layout,
-    /// These, recounted.
+    /// These targets, recounted.
     Targets(Vec<Target>),
 }
 
@@ -59,22 +62,21 @@ impl Mode {
     }
 }
 
-/// What a run should do.
+/// The options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Which targets.
     pub mode: Mode,
     /// Compare, and change nothing.
     pub dry_run: bool,
-    /// Repair however much it is.
+    /// Repair without a safety limit.
     pub force: bool,
-    /// Go on where the last unfinished full run ended.
+    /// Resume the last full run that did not finish.
     pub resume: bool,
-    /// Load all numbers again.
+    /// Load all counters again.
     pub reload: bool,
     /// End after this time, between two pages.
     pub run_time_max: Option<Duration>,
-    /// End once the servers have had no time for a page for this time.
+    /// End after the servers had no capacity for a page for this time.
     pub wait_max: Option<Duration>,
 }
 
@@ -92,14 +94,14 @@ impl RunOptions {
         }
     }
 
-    /// Whether the run ends for one that loads lost buckets: it is scheduled, and the next one of its mode goes on where it
-    /// ends.
+    /// Whether the run ends in favour of one that loads lost buckets. Scheduled runs do: the next run of the same mode
+    /// resumes where this one ends.
     pub(super) fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
 }
 
-/// The servers that are compared, and the configuration that says how.
+/// The servers of the run, and the configuration.
 #[derive(Clone)]
 pub(super) struct Servers {
     pub store: Store,
@@ -109,7 +111,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, by name.
     pub replicas: Vec<(String, Store)>,
-    /// Says how fast a run can be.
+    /// The source of the reconcile's pace, which operators can change.
     pub control: Control,
 
     pub limits: Limits,
@@ -125,27 +127,27 @@ impl Servers {
         format!("{}:{}", self.kinds.name(target.kind), target.id)
     }
 
-    /// Whether the daemon adds the number to Redis.
+    /// Whether the daemon adds the counter to Redis.
     pub(super) fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
         self.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
-    /// Whether API servers add any of these numbers to Redis.
+    /// Whether API servers add any of these counters to Redis.
     pub(super) fn is_any_by_api(&self, keys: &[CounterKey]) -> bool {
         keys.iter().any(|key| !self.is_by_daemon(*key))
     }
 
-    /// Whether API servers add any number to Redis.
+    /// Whether API servers add any counter to Redis.
     pub(super) fn has_any_counts_by_api(&self) -> bool {
         self.names.all().any(|(kind, _)| self.has_counts_by_api(kind))
     }
 
-    /// Whether API servers add any number of that kind to Redis.
+    /// Whether API servers add any counter of that kind to Redis.
     pub(super) fn has_counts_by_api(&self, kind: Kind) -> bool {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
-    /// The keys of all counters of targets that are sorted.
+    /// The keys of all counters of these targets, which are sorted.
     pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
@@ -153,22 +155,22 @@ impl Servers {
 
     /// The time by Redis' clock.
     pub(super) async fn redis_now(&self) -> Result<Micros> {
-        self.cache.now().await.context("ask for Redis' clock")
+        self.cache.now().await.context("read Redis' clock")
     }
 
     /// Ends all watches of the run. A failure does not fail the run: the next run does it, and a watch expires.
     pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
-            warn!(event = "prune-failed", error, "what was logged of watched targets could not be forgotten: {error}");
+            warn!(event = "prune-failed", error, "the logged events of watched targets could not be deleted: {error}");
         }
     }
 
-    /// Deletes old notes of repairs. A failure does not fail the run: the next run does it.
+    /// Deletes old records of repairs. A failure does not fail the run: the next run does it.
     pub(super) async fn forget_old_repairs(&self) {
         if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
             let error = format!("{:#}", anyhow::Error::from(error));
-            warn!(event = "prune-failed", error, "old repairs could not be forgotten: {error}");
+            warn!(event = "prune-failed", error, "old records of repairs could not be deleted: {error}");
         }
     }
 }
@@ -205,26 +207,26 @@ impl<'a> RunContext<'a> {
         number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The metric whose rows are recounted: like records are the truth of likes, `counter` is the truth of all else.
-    /// `None` where the run trusts `counter`.
+    /// The metric whose rows are recounted. For likes the like records are the truth; for all other metrics `counter`
+    /// is. `None` if the run trusts `counter`.
     pub(super) fn recounted(&self) -> Option<Metric> {
         let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis is no longer what it was when the run began: a replica that was promoted since a measurement can
-    /// lack the drift that was measured.
+    /// Fails if Redis' data set has changed since the run began: a replica that was promoted since a measurement can
+    /// lack the measured drift.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
         }
-        Err(JobError::NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
+        Err(JobError::NotNow("Redis was restarted or failed over after the run began".to_owned()).into())
     }
 
-    /// Notes in Redis up to which instant it has been compared.
+    /// Records in Redis the time up to which it has been compared.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
-        self.servers.cache.note_compared(cut).await.context("note the cut in Redis")
+        self.servers.cache.note_compared(cut).await.context("write the cut to Redis")
     }
 }
 
@@ -233,11 +235,11 @@ pub(super) struct EarlyEnd<'a> {
     pub stop: &'a CancellationToken,
     began: Instant,
     run_time_max: Option<Duration>,
-    /// The servers had no time for too long.
+    /// The servers had no capacity for too long.
     gave_up: AtomicBool,
-    /// The run makes way for one that loads what Redis lost.
+    /// The run ends in favour of one that loads what Redis lost.
     makes_way: OnceLock<&'static str>,
-    /// Something was left out, because the run had to end.
+    /// Something was not compared, because the run had to end.
     cut_short: AtomicBool,
 }
 
@@ -253,7 +255,7 @@ impl<'a> EarlyEnd<'a> {
         }
     }
 
-    /// Whether no other page may begin. Ask only where there is another page: on `true` it is left out.
+    /// Whether no other page may begin. Call this only if there is another page: on `true` that page is skipped.
     pub(super) fn is_due(&self) -> bool {
         let is_due = self.stop.is_cancelled()
             || self.gave_up()
@@ -265,12 +267,12 @@ impl<'a> EarlyEnd<'a> {
         is_due
     }
 
-    /// Whether something was left out.
+    /// Whether a page was skipped.
     pub(super) fn was_due(&self) -> bool {
         self.cut_short.load(Ordering::Relaxed)
     }
 
-    /// When the time of the run is over.
+    /// When the run's time is over.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.run_time_max.map(|max| self.began + max)
     }
@@ -294,23 +296,23 @@ impl<'a> EarlyEnd<'a> {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 
-    /// Notes in the report why the run ended early, if it did.
+    /// Writes into the report why the run ended early, if it did.
     pub(super) fn note(&self, mode: &Mode, report: &mut Report) {
         if self.stop.is_cancelled() {
-            report.end(End::Stopped, "told to stop".to_owned());
+            report.end(End::Stopped, "it was stopped".to_owned());
         } else if let Some(reason) = self.makes_way.get() {
             report.end(End::TimeOver, (*reason).to_owned());
         } else if self.gave_up() {
             let reason = report.waited_for.as_deref().unwrap_or_default();
-            report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
+            report.end(End::TimeOver, format!("it had waited for the servers for {} s: {reason}", WAIT_MAX.as_secs()));
         } else if self.was_due() {
             let goes_on = match mode {
-                Mode::Full => "`tallyd reconcile --resume` goes on",
-                Mode::Layout => "the same command goes on",
-                Mode::Scrub => "the next scrub goes on",
-                _ => "the next run of its kind looks at the rest",
+                Mode::Full => "`tallyd reconcile --resume` continues it",
+                Mode::Layout => "run the same command again to continue",
+                Mode::Scrub => "the next scrub continues",
+                _ => "the next run of this mode compares the rest",
             };
-            report.end(End::TimeOver, format!("its time was over: {goes_on}"));
+            report.end(End::TimeOver, format!("its run time was over: {goes_on}"));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Checks whether Redis has lost counters, and has them loaded again within seconds.
+//! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Each check reads
-//! some buckets, so that all of them have their turn, and those that readers have found missing. It reads all buckets when
-//! Redis, or one master of a Cluster, has another data set than at the last check.
+//! A flush, an empty promoted replica or an evicted bucket leave buckets without the field `_`. Each check reads some
+//! buckets, so that all buckets get their turn, and the buckets that readers reported as missing. It reads all buckets
+//! if the data set of Redis, or of one master of a Cluster, differs from the last check.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// Buckets of each kind that one check reads a field of: some milliseconds of Redis.
+/// Buckets of each kind that one check reads a field of. This takes Redis some milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
-/// Buckets that readers found missing, which one check takes.
+/// Maximum number of reported missing buckets per check.
 const MISSING_MAX: usize = 1_000;
 
-/// Finds out that Redis lost counters, and asks for a run that loads them.
+/// Detects that Redis lost counters, and requests a run that loads them.
 pub(crate) struct LossDetector {
     /// The Redis that it checks.
     pub cache: Cache,
-    /// Which kinds, and how often: zero for never.
+    /// The kinds to check, and the interval: zero means never.
     pub live: ConfigHandle,
     /// Made when something is lost.
     pub request: Request,
 }
 
-/// What it knows from its last check.
+/// The state of the last check.
 #[derive(Default)]
 struct LastCheck {
     data_set: Option<String>,
@@ -40,9 +40,9 @@ struct LastCheck {
 }
 
 impl LossDetector {
-    /// Checks again and again until the stop.
+    /// Repeats the check until the stop.
     pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
-        let mut outage = Outage::new("looking at Redis");
+        let mut outage = Outage::new("checking Redis for lost buckets");
         let mut last = LastCheck::default();
         while !stop.is_cancelled() {
             let config = self.live.current();
@@ -61,7 +61,7 @@ impl LossDetector {
         }
     }
 
-    /// How many buckets are lost, of those that readers found missing and some others.
+    /// Returns how many buckets are lost, among the buckets that readers reported and some others.
     async fn check(&self, kinds: &KindNames, last: &mut LastCheck) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();
@@ -71,12 +71,15 @@ impl LossDetector {
         } else {
             0..buckets
         };
-        // This is a hint. Without it buckets are found in their turn.
+        // This is only a hint. Without it the buckets are found when it is their turn.
         let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
             Err(error) if last.data_set.is_none() => {
                 let error = format!("{:#}", anyhow::Error::from(error));
-                warn!(event = "missing-unread", error, "what readers found missing can't be read: {error}");
+                warn!(
+                    event = "missing-unread",
+                    error, "the list of buckets that readers reported missing cannot be read: {error}"
+                );
                 Vec::new()
             }
             Err(_) => Vec::new(),

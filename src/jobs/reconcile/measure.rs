@@ -1,7 +1,7 @@
 //! A measurement of counters: sample Redis (the cut), send a fence and wait until it is committed, read MySQL, judge.
 //!
-//! Some counters are measured by their keys. Many are measured by a range of ids, with one scan of all metrics instead of
-//! many point reads: then the caller reads MySQL, while the next range is sampled.
+//! A few counters are measured by their keys. Many are measured by a range of ids, with one scan of all metrics instead
+//! of many point reads. In that case the caller reads MySQL while the next range is sampled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -21,13 +21,13 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Counters that are watched at once: the consumers look each event up among them.
+/// Counters that are watched together: the consumers look up each event among them.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
 /// Uncorrected rows of `counter` that a dry run keeps in memory.
 const UNCORRECTED_MAX: usize = 10_000;
 
-/// Measures counters, and keeps what all measurements of a run need.
+/// Measures counters. Holds what all measurements of a run need.
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
     fences: Fences<'a>,
@@ -37,7 +37,7 @@ pub(super) struct Measure<'a> {
     pub steps: Steps,
 }
 
-/// What was measured of one counter.
+/// The measurement of one counter.
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     pub sample: Sample,
@@ -47,7 +47,7 @@ pub(super) struct Measurement {
     pub truth: Truth,
 }
 
-/// What was measured of several counters. Those whose value in Redis is unknown are missing.
+/// The measurements of several counters. Counters whose value in Redis is unknown are missing.
 #[derive(Default)]
 pub(super) struct Measurements {
     pub measurements: BTreeMap<CounterKey, Measurement>,
@@ -55,18 +55,18 @@ pub(super) struct Measurements {
     pub truths: HashMap<CounterKey, Truth>,
 }
 
-/// A range whose sample is taken and whose fence is committed: MySQL can be read.
+/// A range that is sampled and whose fence is committed: MySQL can be read.
 pub(super) struct SampledRange {
     pub range: Range,
     /// In the order of `range.counters`.
     pub samples: Vec<Option<Sample>>,
-    /// Of what the daemon adds to Redis: the rows of the outboxes that were added before the sample.
+    /// For counters that the daemon adds to Redis: the outbox rows that were added before the sample.
     pub applied: Option<OutboxOffsets>,
 }
 
 /// MySQL's values of a range.
 pub(super) struct RecountedRange {
-    /// `None` where too many targets of the range have no counter.
+    /// `None` if too many targets of the range have no counter.
     pub recount: Option<Recount>,
     pub took: Duration,
 }
@@ -76,8 +76,8 @@ impl<'a> Measure<'a> {
         Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
     }
 
-    /// Measures counters that are sorted by key. The fence is sent `grace` after the sample; counters that the daemon adds
-    /// to Redis need none. Like records of the metric `recounted` are counted.
+    /// Measures counters that are sorted by key. The fence is sent `grace` after the sample. Counters that the daemon
+    /// adds to Redis need no fence. Like records of the metric `recounted` are counted.
     pub(super) async fn measure(
         &mut self,
         keys: &[CounterKey],
@@ -109,7 +109,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read.
-    /// Those that have an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are only
+    /// Counters with an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are only
     /// measured again: they were busy because rows of their outbox were deleted.
     pub(super) async fn measure_watched(
         &mut self,
@@ -137,7 +137,7 @@ impl<'a> Measure<'a> {
         servers.unwatch(self.run.number).await;
         Steps::add(&mut self.steps.read, began.elapsed());
         let (truths, logged) =
-            read.context("the watch ended too early: the process was frozen, or another run has begun")?;
+            read.context("the watch ended too early: the process froze, or another run has begun")?;
         let logged = Logged::new(servers.metrics.like(), logged);
         measurements.extend(samples.into_iter().map(|(key, sample)| {
             let truth = self.as_corrected(key, truths.get(&key).copied().unwrap_or_default());
@@ -165,7 +165,7 @@ impl<'a> Measure<'a> {
         Ok(SampledRange { range, samples, applied })
     }
 
-    /// Judges a sample by what MySQL says.
+    /// Judges a sample by MySQL's value.
     pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
@@ -175,7 +175,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Whether what is missing in the sample's bucket is zero, and not unknown. A run can measure what it loads itself.
+    /// Whether a missing counter of the sample's bucket is zero, and not unknown. A run can measure buckets that it is
+    /// loading itself.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -184,8 +185,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// An instant, by Redis' clock: every event that API servers counted by then is in MySQL. Those of the last `publish_grace` may not
-    /// even be published.
+    /// Returns an instant by Redis' clock: every event that API servers counted by then is in MySQL. Events of the last
+    /// `publish_grace` are excluded, because they are perhaps not published yet.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
         let now = servers.redis_now().await?;
@@ -196,7 +197,7 @@ impl<'a> Measure<'a> {
         Ok(now.before(servers.limits.publish_grace.0))
     }
 
-    /// Waits for a fence for as long as it takes.
+    /// Waits for a fence without a timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
         let passed = self.fence(Duration::ZERO).await;
@@ -209,24 +210,24 @@ impl<'a> Measure<'a> {
         self.fences.waiting().await
     }
 
-    /// A connection that can ask for the depths of queues.
+    /// A connection that can read the depths of queues.
     pub(super) fn publisher(&self) -> &Publisher {
         &self.fences.publisher
     }
 
-    /// Whether a dry run has left the target's row of `counter` as it was.
+    /// Whether a dry run has left the target's row of `counter` uncorrected.
     pub(super) fn is_uncorrected(&self, target: Target) -> bool {
         self.uncorrected.contains_key(&target)
     }
 
-    /// Notes what a dry run would have added to the target's row of `counter`.
+    /// Records what a dry run would have added to the target's row of `counter`.
     pub(super) fn leave_uncorrected(&mut self, target: Target, delta: i64) {
         if self.uncorrected.len() < UNCORRECTED_MAX {
             self.uncorrected.insert(target, delta);
         }
     }
 
-    /// With what a run that isn't dry would have added to `counter`, and not to the outbox.
+    /// Adds to `truth` what a real run would have added to `counter`, but not to the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         let servers = self.run.servers;
         let is_like = metric == servers.metrics.like();
@@ -236,7 +237,7 @@ impl<'a> Measure<'a> {
         truth
     }
 
-    /// Which rows of the outboxes are in Redis, where the daemon adds one of the counters: to be read before the sample.
+    /// If the daemon adds one of the counters: the outbox rows that are in Redis. Must be read before the sample.
     async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
         let servers = self.run.servers;
         if !keys.iter().any(|key| servers.is_by_daemon(*key)) {
@@ -245,7 +246,7 @@ impl<'a> Measure<'a> {
         Ok(Some(servers.store.outbox_applied().await?))
     }
 
-    /// Samples Redis, and leaves out what is unknown.
+    /// Samples Redis. Leaves out unknown counters.
     async fn sample(&mut self, keys: &[CounterKey]) -> Result<BTreeMap<CounterKey, Sample>> {
         let servers = self.run.servers;
         let began = Instant::now();
@@ -263,8 +264,8 @@ impl<'a> Measure<'a> {
             tokio::time::sleep(grace).await;
             self.fences.pass(pass).await
         };
-        // The daemon's own consumers stop too: then nobody lets the fence pass.
-        let stopped = || JobError::NotNow("told to stop".to_owned()).into();
+        // At the stop the daemon's own consumers stop too, so no consumer passes the fence.
+        let stopped = || JobError::NotNow("the run was stopped".to_owned()).into();
         let stop = self.run.early_end.stop;
         let passed = stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
         Steps::add(&mut self.steps.fence, began.elapsed());
@@ -273,7 +274,6 @@ impl<'a> Measure<'a> {
 }
 
 impl SampledRange {
-    /// Reads MySQL.
     pub(super) async fn recount(&self, store: &Store) -> Result<RecountedRange> {
         let began = Instant::now();
         let recount = store.recount_range(&self.range, self.applied.as_ref()).await?;
@@ -282,16 +282,16 @@ impl SampledRange {
 }
 
 impl Measurement {
-    /// Lists the counter in the report, where there is room.
+    /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // The value as of the cut is not known of an undecided counter: its value now is reported.
+        // For an undecided counter the value as of the cut is unknown: its current value is reported.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,
         };
         let redis = self.sample.value;
-        // A target has few of all the metrics that there are.
+        // A target usually has only a few of all metrics.
         let is_void = metric != servers.metrics.like() && redis == 0 && self.truth.update_at.is_none();
         if is_void || !report.has_room() {
             return;
@@ -309,7 +309,7 @@ impl Measurement {
     }
 }
 
-/// The counters that events newer than the cut were applied to.
+/// The counters to which events newer than the cut were applied.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
     measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

@@ -1,37 +1,41 @@
-//! Compares Redis' counters with MySQL, and repairs what has drifted, while likes go on.
+//! Compares Redis' counters with MySQL and repairs drift, while the site keeps writing likes.
 //!
-//! A page of counters is measured: sample Redis (the cut, by Redis' own clock) -> send a fence through every partition and
-//! wait until it is committed -> read MySQL -> judge. Nearly all counters are right. The others are suspects, and are
-//! measured once more; where API servers count, with `publish_grace` before the sample and before the fence. A drift that two measurements
-//! find in one direction is repaired: the smaller of the two is added. A counter that something newer than the cut was
-//! applied to is *busy*. It is measured again together with few others, and watched if that doesn't help: the consumers
-//! log its events with the rows' former states, and its value as of the cut follows from its value now and that log.
+//! A page of counters is measured in four steps: sample Redis (the cut, by Redis' own clock), send a fence through
+//! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The others are
+//! suspects, and are measured once more. If API servers count them, the run waits `publish_grace` before this sample
+//! and again before its fence. A drift that two measurements find in the same direction is repaired: the smaller of the
+//! two is added. A counter is *busy* if something newer than the cut was applied to it. It is measured again together
+//! with a few others. If it is still busy, it is watched: the consumers log its events with the rows' former states.
+//! Its value as of the cut follows from its current value and that log.
 //!
-//! The way of a run: `load` (what Redis lost) -> `scan` (which counters, in which order) -> `compare` (a page at a time, to
-//! the end: `measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have time. No part knows
-//! the run; what they share is in `context`.
+//! The steps of a run are `load` (what Redis lost), `scan` (which counters, in which order) and `compare` (one page at
+//! a time, to the end: `measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
+//! capacity. The parts do not depend on the run; shared state is in `context`.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The first
-//!   measurement finds +1. The second one samples `publish_grace` later, and sends its fence after another
-//!   `publish_grace`, so it reads C and nothing is repaired. A publish that is later than both looks like a drift, and is
-//!   repaired. So do two late publishes, if one misleads the first measurement and the other one the second. The next run
-//!   that finds the events reverts the repair.
-//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the counter is busy.
-//! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant 4).
-//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the bucket's
-//!   field `_` is as the sample saw it, and every repair changes that field. Of A and a repair of B only one is added.
-//! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the repair
-//!   runs. The script refuses it: it has a deadline by Redis' clock, and no other run can have begun before that.
+//! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The
+//!   first measurement finds +1. The second one samples `publish_grace` later, and sends its fence after another
+//!   `publish_grace`. So it reads C, and nothing is repaired. A publish that is later than both looks like a drift and
+//!   is repaired. The same happens with two late publishes, if one misleads the first measurement and the other the
+//!   second. The next run that finds the events reverts the repair.
+//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` shows that the counter is busy.
+//! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant
+//!   4).
+//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the
+//!   bucket's field `_` is as the sample saw it, and every repair changes that field. So only one of A and B's repair
+//!   is added.
+//! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
+//!   repair runs. The script refuses it: it has a deadline by Redis' clock, and no other run can have begun before
+//!   that.
 //! * A: two measurements agree. B: Redis fails over to a replica that lacks the drift. The repair is not made, because
-//!   Redis' data set is another one than when the run began.
-//! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is gone. A counter that such a
-//!   bucket lacks is unknown, not zero, until a run has loaded the bucket again.
-//! * Two reconciles run. The job's lock admits one. If the lease of the first one ended while it was frozen, its fences are
-//!   lower than those of the second one and never pass, and MySQL refuses its writes.
-//! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one snapshot,
-//!   and the difference is added.
+//!   Redis' data set differs from the one at the start of the run.
+//! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. A counter
+//!   that is missing in such a bucket is unknown, not zero, until a run has loaded the bucket again.
+//! * Two reconciles run. The job's lock admits one. If the lease of the first one ended while it was frozen, its fences
+//!   are lower than those of the second one and never pass, and MySQL refuses its writes.
+//! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
+//!   snapshot, and the difference is added.
 //!
 //! A reconcile must never set a counter, change MySQL's likes, or judge a value without a fence.
 
@@ -71,17 +75,16 @@ pub struct Reconciler {
     servers: Servers,
 }
 
-/// One run.
 struct Run<'a> {
     context: &'a RunContext<'a>,
     comparer: Comparer<'a>,
 }
 
 impl Reconciler {
-    /// A reconciler of these servers.
+    /// Makes a reconciler of these servers.
     ///
     /// # Errors
-    /// The address of a replica can't be used.
+    /// Fails if the address of a replica is invalid.
     pub fn new(config: &Config, servers: &crate::servers::Servers) -> Result<Self> {
         let cache = servers.cache.named(&config.metrics);
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
@@ -101,11 +104,12 @@ impl Reconciler {
         Ok(Self { servers })
     }
 
-    /// Does the run `number` of the job, whose lock the caller holds, and shows how far it is. Ends between two pages
+    /// Does the run `number` of the job and shows its progress. The caller holds the job's lock. Ends between two pages
     /// when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`JobError::NotNow`] when events in flight can't be waited for; the servers' errors. What was repaired stays repaired.
+    /// [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server fails. Completed
+    /// repairs are kept.
     pub async fn run(
         &self,
         number: u64,
@@ -116,7 +120,7 @@ impl Reconciler {
         let (progress, shown) = watch::channel(Progress::default());
         let ran = tokio::select! {
             ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("the output of the run is closed, so the run stops"),
         };
         for (_, replica) in &self.servers.replicas {
             replica.close().await;
@@ -132,7 +136,7 @@ impl Reconciler {
         stop: &CancellationToken,
     ) -> Result<Report> {
         let servers = &self.servers;
-        // What an earlier run that was killed has left behind.
+        // Removes the watches of an earlier run that was killed.
         servers.unwatch(number).await;
         let fences = Fences {
             job: JOB,
@@ -149,7 +153,7 @@ impl Reconciler {
         match result {
             Err(error) if stop.is_cancelled() && matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {}
             Err(error) if error.is::<LimitExceeded>() => {
-                warn!(event = "reconcile-braked", reason = %error, "nothing more is repaired: {error}");
+                warn!(event = "reconcile-braked", reason = %error, "the reconcile stopped before more repairs: {error}");
                 run.comparer.report.end(End::LimitExceeded, error.to_string());
             }
             result => result?,
@@ -162,7 +166,7 @@ impl Reconciler {
 }
 
 impl Run<'_> {
-    /// Loads what Redis lost, and then compares what the mode asks for.
+    /// Loads what Redis lost, and then compares the counters of the mode.
     async fn run(&mut self) -> Result<()> {
         let Self { context, comparer } = self;
         load::check_layouts(context.servers).await?;
@@ -171,7 +175,7 @@ impl Run<'_> {
         }
         load::unload_stale(context).await?;
         load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
-        // Before the first fence, which has less patience.
+        // The run waits here before the first fence, which has a shorter timeout.
         comparer.wait().await?;
         match context.options.mode {
             Mode::Full | Mode::Layout => scan::compare_full(comparer).await,
@@ -180,10 +184,10 @@ impl Run<'_> {
         }
     }
 
-    /// The report, with why the run ended.
+    /// The report, with the reason why the run ended.
     fn into_report(self) -> Report {
         let mut report = self.comparer.into_report();
-        // Whatever else it was, somebody must look at an exceeded limit.
+        // An exceeded limit has priority: an operator must check it.
         if report.ended != End::LimitExceeded {
             self.context.early_end.note(&self.context.options.mode, &mut report);
         }

@@ -1,4 +1,5 @@
-//! Orphans: counters that Redis has and MySQL doesn't. Either all events of a target were lost, or somebody wrote to Redis.
+//! Orphans: counters that Redis has and MySQL does not have. Either all events of a target were lost, or something else
+//! wrote to Redis.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -14,21 +15,21 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// Buckets whose numbers are counted between two waits: some tens of milliseconds of Redis.
+/// Buckets whose counters are counted between two waits. This takes Redis some tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
-/// Buckets whose fields are listed at once: about 16,000 ids.
+/// Buckets whose fields are listed together: about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
-/// Targets that MySQL is asked about at once, of those that a search of all keys finds.
+/// Targets per query to MySQL when all keys are searched.
 const SCANNED_TARGETS: usize = 10_000;
 
-/// Searches Redis for the orphans of one kind, and has them compared.
+/// Searches Redis for the orphans of one kind, and compares them.
 pub(super) struct Orphans<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
     kind: Kind,
     name: &'r str,
-    /// Found, and not yet compared.
+    /// Orphans that are not compared yet.
     found: Vec<CounterKey>,
 }
 
@@ -37,8 +38,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
-    /// Searches the buckets that hold another number of counters than the samples of all `known` ones have found there. A
-    /// bucket that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
+    /// Searches the buckets whose number of counters differs from the samples of all `known` ones. A bucket with as
+    /// many missing counters as orphans is not searched. It waits for the next scrub or full run.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
@@ -73,7 +74,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.search(&suspects).await
     }
 
-    /// Searches all of these buckets. Other layouts have no counters there: a full run searches their keys.
+    /// Searches all of these buckets. Other layouts have no counters in buckets: a full run searches their keys.
     pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
@@ -100,7 +101,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.compare_found().await
     }
 
-    /// Searches all keys, where each target or counter has one.
+    /// Searches all keys, for layouts in which each target or counter has one key.
     async fn compare_keys(&mut self, metric: Metric) -> Result<()> {
         let servers = self.comparer.run.servers;
         let mut next = Some("0".to_owned());
@@ -145,10 +146,10 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 }
 
-/// Warns before a bucket reaches the server's limit: past it, it takes ten times the memory.
+/// Warns before a bucket reaches the server's limit: beyond the limit it takes ten times the memory.
 async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     telemetry().bucket_fields(kind, most);
-    // Only then: the documented account may not ask, and Redis logs each refusal.
+    // The limit is read only then: the documented account has no right to read it, and Redis logs each refusal.
     if most * 10 <= LISTPACK_FIELDS * 8 {
         return;
     }
@@ -159,14 +160,14 @@ async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
             kind,
             fields = most,
             limit,
-            "a bucket of the kind {kind} has {most} fields, and past {limit} it takes ten times the room: raise [redis] bucket_bits"
+            "a bucket of the kind {kind} has {most} fields, and beyond {limit} it takes ten times the memory: raise [redis] bucket_bits"
         );
     }
 }
 
-/// Those of `keys`, which are sorted, that have neither a counter nor a like record.
+/// Returns the `keys` that have neither a counter nor a like record. `keys` is sorted.
 async fn unknown_to_mysql(servers: &Servers, mut keys: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
-    // Counters first: they are few point reads each, and nearly every key has one.
+    // Counters first: each needs only a few point reads, and nearly every key has one.
     for recounted in [None, Some(servers.metrics.like())] {
         let (truths, _) = servers.store.truths(&keys, recounted, None).await?;
         let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;

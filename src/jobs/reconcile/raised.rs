@@ -1,5 +1,5 @@
-//! Stops the repairs of a metric that an API server counts in Redis without publishing: each run would take its likes away, and the next
-//! one would find them again. `tallyd_core::raised_again` has the rule.
+//! Stops the repairs of a metric that an API server counts in Redis without publishing. Otherwise each run would remove
+//! its likes, and the next one would find them again. The rule is in `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use tallyd_redis::counters::Repair;
 /// The rule, for one run.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
-    /// What earlier runs found; `None` before this run finds a counter too high.
+    /// The findings of earlier runs; `None` until this run finds a counter too high.
     raised: Option<RaisedAgain>,
     /// Why repairs stopped, by metric.
     reasons: BTreeMap<Metric, String>,
@@ -25,10 +25,10 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Parts the repairs that can be made from those of metrics whose repairs stop.
+    /// Separates the repairs that can be made from those of metrics whose repairs stop.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let options = self.run.options;
-        // A person has named the targets, or wants it all the same. A second layout has no earlier runs.
+        // Exempt if an operator named the targets or uses `--force`. A second layout has no earlier runs.
         let is_exempt = options.force || matches!(options.mode, Mode::Targets(_) | Mode::Layout);
         if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
             return Ok((repairs, Vec::new()));
@@ -59,10 +59,10 @@ impl<'a> Raised<'a> {
             let (name, place) = (servers.metrics.name(metric), servers.cache.keys.counter_names());
             let reason = format!(
                 "{targets} targets of {name} that the last run lowered or left are too high again, as in the run before: an API server \
-                 still counts in {place} without publishing; repairs of {name} stop until that ends. Stop it (docs/moving-reference.md, \"Old \
+                 still counts in {place} without publishing. tallyd stops the repairs of {name}. Stop that server (docs/moving-reference.md, \"Old \
                  keys\"), then run `tallyd reconcile --force`"
             );
-            warn!(event = "reconcile-braked", reason, "nothing more of {name} is repaired: {reason}");
+            warn!(event = "reconcile-braked", reason, "the reconcile makes no more repairs of {name}: {reason}");
             self.reasons.insert(metric, reason);
         }
     }

@@ -1,7 +1,7 @@
-//! Repairs: adds to Redis what two measurements agree on, corrects rows of `counter`, and stops at the limits.
+//! Repairs: adds to Redis what two measurements agree on, corrects rows of `counter`, and stops at the safety limits.
 //!
-//! A repair is noted in MySQL before it is made and after. The script makes it only where the bucket is as the sample saw
-//! it, and only until a deadline.
+//! A repair is recorded in MySQL before and after it is made. The script makes it only if the bucket is as the sample
+//! saw it, and only before a deadline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -25,13 +25,12 @@ use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 
-/// How long after it is noted a repair can be made: less than the lease of the run.
+/// How long after its record a repair can be made: less than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
-/// Makes the repairs of a run.
 pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
-    /// Whether there was room to note all counters that the next run must measure first.
+    /// Whether all counters that the next run must measure first could be recorded.
     all_kept: bool,
     raised: Raised<'a>,
 }
@@ -92,9 +91,10 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(left, report).await
     }
 
-    /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3); where one doesn't,
-    /// somebody has changed it by hand, or there is a bug. What was not recounted has no rows here. Redis gets the correction of a
-    /// counter that the daemon adds to through the outbox, and the next measurement sees it there.
+    /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3). If a row differs,
+    /// someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here. For a
+    /// counter that the daemon adds to Redis, the correction reaches Redis through the outbox, and the next measurement
+    /// sees it there.
     pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,
@@ -108,7 +108,7 @@ impl<'a> Repairer<'a> {
                 let intent = Intent { number: *key, before: *counted, added: (*rows)? - counted };
                 (intent.added != 0).then_some((key.0, intent))
             })
-            // A dry run finds them off at each measurement.
+            // A dry run finds them wrong at each measurement.
             .filter(|(target, _)| !measure.is_uncorrected(*target))
             .collect();
         if off.is_empty() {
@@ -145,7 +145,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Notes counters for the next run, which measures them first. So the cut of all others can go on.
+    /// Keeps counters for the next run, which measures them first. So the cut of all other counters can advance.
     pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
         if drifts.is_empty() || report.dry_run {
             return Ok(());
@@ -156,7 +156,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// The repairs that two measurements agree on; counts what they say of the others.
+    /// The repairs that two measurements agree on. Counts the other counters in the report.
     fn confirmed(
         &self,
         first: &BTreeMap<CounterKey, i64>,
@@ -186,7 +186,7 @@ impl<'a> Repairer<'a> {
         repairs
     }
 
-    /// Fails before repairs that are too many, or one of which is too large.
+    /// Fails before the run makes too many repairs, or one that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
         if self.run.options.force {
             return Ok(());
@@ -202,7 +202,7 @@ impl<'a> Repairer<'a> {
         limits.check(report.checked, report.drifted.max(report.counters_off), largest)
     }
 
-    /// Notes repairs that are not made, for the next run: it tells by them whether the drift grows.
+    /// Records repairs that are not made, for the next run: it uses them to tell whether the drift grows.
     async fn hold(
         &mut self,
         held: &[Repair],
@@ -225,7 +225,7 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(held.iter().map(|repair| (repair.number, repair.delta)).collect(), report).await
     }
 
-    /// Makes repairs, and notes each before it is made and after.
+    /// Makes repairs, and records each before and after it is made.
     async fn repair(
         &self,
         repairs: &[Repair],
@@ -235,7 +235,7 @@ impl<'a> Repairer<'a> {
         let servers = self.run.servers;
         let began = Instant::now();
         let pass = self.run.next_pass();
-        // Noting them makes the lease last from then: until it ends no other run measures.
+        // Recording them extends the lease from then on, and no other run measures until the lease ends.
         let until = |key| {
             measurements.get(key).map_or(Micros(0), |measurement| {
                 measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
@@ -263,16 +263,16 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// The addition of `delta` to a counter that was `sampled`, without a deadline: a run that takes over a load changes the
-/// state of its buckets.
+/// The addition of `delta` to a counter that was `sampled`, without a deadline: a run that takes over a load changes
+/// the state of its buckets.
 ///
-/// The counter can pass below zero where the daemon counts it, because events come in another order than they happened,
-/// and where MySQL has it below zero. Any other passes below zero only by what was taken away since the sample: the script
-/// refuses that, and the counter is measured again.
+/// The counter can go below zero if the daemon counts it, because events can arrive in a different order than they
+/// happened, or if MySQL has it below zero. Any other counter goes below zero only because something was subtracted
+/// since the sample. The script refuses that repair, and the counter is measured again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
-    // Likes are never negative: where `counter` says so, it is wrong.
+    // Likes are never negative: if `counter` says so, it is wrong.
     let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
     let below_zero = below_zero || writer == Writes::Daemon || is_below;
     Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }

@@ -1,4 +1,4 @@
-//! The pace of a run: its servers, its deadline, and what it shows while it waits.
+//! The pace of a run: it depends on the servers and on the deadline. Shows why the run waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::report::Report;
 use crate::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
-/// Sizes a run's pages, and says when the next one can begin.
+/// Sizes a run's pages, and decides when the next one can begin.
 pub(super) struct Throttle<'a> {
     run: &'a RunContext<'a>,
     pace: Pace<'a>,
@@ -37,13 +37,13 @@ impl<'a> Throttle<'a> {
         self.pace.page()
     }
 
-    /// Sizes the next page by the time that one of `targets` took.
+    /// Sizes the next page by the time that a page of `targets` took.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);
     }
 
-    /// Waits until the servers have time for the next page, or until the stop or the run's deadline. A run that others
-    /// wait for gives up after its `wait_max`.
+    /// Waits until the servers have capacity for the next page, or until the stop or the run's deadline. A run that
+    /// other runs wait for gives up after its `wait_max`.
     pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
         let RunContext { early_end, options, progress, .. } = self.run;
         if early_end.gave_up() {
@@ -59,7 +59,7 @@ impl<'a> Throttle<'a> {
         Ok(())
     }
 
-    /// Writes how long the run has waited, and for what.
+    /// Writes into the report how long the run waited, and why.
     pub(super) fn report(self, report: &mut Report) {
         let (waited, waits, waited_for) = self.pace.waited();
         (report.waited_s, report.waits, report.waited_for) = (waited.as_secs(), waits, waited_for);

@@ -227,7 +227,7 @@ async fn what_comes_back_often_is_taken_with_care() {
         assert!(!crashed.status.success());
     }
     let daemon = world.daemon();
-    daemon.logged("takes 1 messages at once").await;
+    daemon.logged("to 1 messages").await;
     world.drained(&publisher).await;
     // Once enough messages that never came back have gone through, about as many as usual are taken again.
     let (calm, more, also_malformed) = traffic(3_000, 17);

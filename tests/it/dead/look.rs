@@ -176,7 +176,7 @@ async fn servers_that_are_away_are_said() {
     }
     // The table is there all the same.
     let output = world.command().args(["dead", "list"]).env(amqp.0, &amqp.1).output().unwrap();
-    assert_exits(&output, 0, "could not be looked at: connect to RabbitMQ");
+    assert_exits(&output, 0, "could not be read: connect to RabbitMQ");
     assert!(stdout(&output).contains("unknown-kind"), "{}", stdout(&output));
     // Nobody has declared the queue.
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "no queue");

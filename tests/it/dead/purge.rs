@@ -39,7 +39,7 @@ async fn what_was_never_replayed_is_deleted_only_by_number_or_with_open() {
 
     assert_eq!(purge(&["--older-than", "30d", "--reason", "at-too-old"]), report(false, 2, 0));
     let output = world.tallyd(&["dead", "purge", "--older-than", "30d"]);
-    assert_exits(&output, 0, "2 dead letters deleted\n4 more were never replayed and are left: --open");
+    assert_exits(&output, 0, "2 dead letters deleted\n4 more were never replayed and are kept: --open");
     assert_eq!(purge(&["1", "3", "3"]), report(false, 2, 0));
     assert_eq!(purge(&["--reason", "unknown-kind", "--older-than", "30d", "--open"]), report(false, 2, 0));
     let left: Vec<u64> = ids(&world).await.into_iter().map(|(id, _)| id).collect();

@@ -127,14 +127,14 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     assert_exits(&output, 1, "1 of 5 dead letters replayed");
     let text = stdout(&output);
     for said in [
-        "1 is left: would be refused: malformed-json: ",
-        "2 is left: would be refused: at-too-old: ",
-        "3 is left: 1 of 2 events would be taken; the first of the others: unknown-kind: ",
-        "4 is left: a fence",
+        "1 was skipped: would be refused: malformed-json: ",
+        "2 was skipped: would be refused: at-too-old: ",
+        "3 was skipped: 1 of 2 events would be taken; the first of the others: unknown-kind: ",
+        "4 was skipped: a fence",
     ] {
         assert!(text.contains(said), "{said} is not in {text}");
     }
-    assert_exits(&world.tallyd(&["dead", "replay", "5"]), 1, "5 is left: it was replayed at 2");
+    assert_exits(&world.tallyd(&["dead", "replay", "5"]), 1, "5 was skipped: it was replayed at 2");
     assert_eq!(ids(&world).await, [(1, true), (2, true), (3, true), (4, true), (5, false)]);
 
     let forced = world.report(&["dead", "replay", "--all", "--force"]);
@@ -187,7 +187,7 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
     signal(&replay, "TERM");
     signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
-    assert_exits(&output, 1, "stopped: the others are as they were");
+    assert_exits(&output, 1, "stopped: the others are unchanged");
     let sent = take(&world, 64).await.len();
     assert_eq!(open(&world).await, 150 - i64::try_from(sent).unwrap());
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "86 of 86");
@@ -205,7 +205,7 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     eventually("it is refused again", || async { world.count(refusals).await == 2 }).await;
     signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
-    assert_exits(&output, 1, "1 of those were refused again at once");
+    assert_exits(&output, 1, "1 of those were immediately refused again");
     assert_eq!(ids(&world).await, [(1, true)]);
     assert!(daemon.stop().success());
     world.close().await;

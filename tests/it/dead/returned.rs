@@ -83,7 +83,7 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     world.drained(&world.publisher().await).await;
     assert_eq!(world.counters().await[&target(42)], 250);
     set_aside(&world, &bodies[..1]).await;
-    assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 messages were taken in from");
+    assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 messages were moved from");
     assert_eq!(super::open(&world).await, 1);
     assert!(daemon.stop().success());
     world.close().await;
@@ -111,7 +111,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     // It is gone, or the daemon would wait for messages behind it.
     eventually("nobody consumes", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
-    assert_exits(&output, 0, "1 messages were taken in from");
+    assert_exits(&output, 0, "1 messages were moved from");
     assert!(stdout(&output).contains("(delivery_limit)"), "{}", stdout(&output));
     assert_eq!(world.report(&["dead", "list"])["letters"][0]["queue"], json!(queue));
     let daemon = world.daemon();
@@ -142,7 +142,7 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
         command.args(["dead", "list"]).args(more).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap()
     };
     // It is never taken: each time that it is given back counts.
-    assert_exits(&list(&[]), 0, "could not be looked at: look if dead letters can be kept");
+    assert_exits(&list(&[]), 0, "could not be read: look if dead letters can be kept");
     assert!(!stdout(&list(&["--no-returned"])).contains("looked at"));
     let link = world.broker.connect("test").await.unwrap();
     let queue = world.broker.returned();

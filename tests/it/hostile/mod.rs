@@ -181,7 +181,7 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     let listed = world.tallyd(&["dead", "list"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 2, "{}", stderr(&listed));
     let said = format!("{}{}", stdout(&listed), stderr(&listed));
-    assert!(said.contains("could not be looked at"), "{said}");
+    assert!(said.contains("could not be read"), "{said}");
     eventually("it alone is left", || depth(1)).await;
     world.close().await;
 }

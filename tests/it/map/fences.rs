@@ -40,7 +40,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     // A daemon that has the map, and a command that has it not.
     site.world.set(&with_map);
     let daemon = site.world.daemon();
-    daemon.logged("map site is written here now").await;
+    daemon.logged("this daemon now writes map site").await;
     site.world.set(&without);
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

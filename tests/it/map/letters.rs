@@ -46,7 +46,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     site.world.set("[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n");
     let output = site.world.tallyd(&["dead", "replay", "2"]);
     assert!(
-        stdout(&output).contains("it came through the map site, which is not in the configuration"),
+        stdout(&output).contains("it arrived through the map site, which is not in the configuration"),
         "{}",
         stdout(&output)
     );

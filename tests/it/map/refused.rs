@@ -25,7 +25,7 @@ async fn an_exchange_that_is_missing_or_forbidden_is_named() {
     let mut site = Site::new("map_exchange", "ms").await;
     let missing = format!("{}.nowhere", prefix_of(&site));
     for (exchange, said, in_check) in [
-        (missing.as_str(), "is not there: tallyd never makes it", "is not there, and tallyd never makes it"),
+        (missing.as_str(), "does not exist, and tallyd never declares it", "is not there, and tallyd never makes it"),
         (
             "amq.topic",
             "has no right to bind a queue to the exchange amq.topic",

@@ -30,7 +30,7 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     daemon.logged("job-deferred").await;
     let refused = world.tallyd(&["reconcile", "--changed"]);
     assert_eq!(refused.status.code(), Some(75));
-    assert!(stderr(&refused).contains("(`tallyd resume reconcile` ends that)"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("(run `tallyd resume reconcile` to resume)"), "{}", stderr(&refused));
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE finished_at IS NULL").await, 0);
     let began = Instant::now();
     ordered(&world, &["resume", "reconcile"]);

@@ -42,7 +42,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
         [&by_node[0][..], &by_node[2]].concat().into_iter().map(|target| (target, UserId(3), true)).collect();
     stage.like(&alive, &mut model).await;
     assert!(stage.world.cache.ping().await.is_err(), "one master is away");
-    stage.daemon.logged("looking at Redis failed").await;
+    stage.daemon.logged("checking Redis for lost buckets failed").await;
 
     stage.nodes.start_again(1).await;
     stage.daemon.logged("redis-lost").await;

@@ -42,7 +42,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     // What was counted and is lost, or was counted and not published, because the answer was lost.
     stage.reconcile("--changed").await;
     let log = stage.daemon.log();
-    assert!(log.contains("looking at Redis works again"), "{log}");
+    assert!(log.contains("checking Redis for lost buckets works again"), "{log}");
     stage.close(&model).await;
 }
 

@@ -1,20 +1,20 @@
-//! What Redis has lost, wholly or in part (a flush, an empty replica promoted, an evicted bucket): loaded again from
-//! `counter`, while likes go on.
+//! Loads what Redis lost, wholly or partly (a flush, an empty promoted replica, an evicted bucket), again from
+//! `counter`. The site keeps writing likes meanwhile.
 //!
-//! A bucket without its field `_` is unknown, not zero. One script marks it as being loaded and returns what it holds at
-//! that instant: its cut. After a fence, each counter that nothing newer was applied to is its value as of the cut, and
-//! the difference to what the bucket held is added; what was counted meanwhile stays. The others are watched, as in any
-//! comparison. Only then is the bucket said to be loaded, and only if its mark is still there.
+//! A bucket without its field `_` is unknown, not zero. One script marks it as loading and returns its content at that
+//! instant: its cut. After a fence, the value as of the cut is known for each counter without a newer change. The
+//! difference to the bucket's content is added, so concurrent changes are kept. The other counters are watched, as in
+//! any comparison. Only then is the bucket marked as loaded, and only if its loading mark still exists.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
-//! Likes whose publish came later than the fence are missing in what was loaded. The comparison that follows finds
+//! Likes that were published later than the fence are missing in the loaded counters. The comparison that follows finds
 //! them: their `at` is within `overlap`.
 //!
-//! Layouts that were left, and come back, are taken for lost, because their counters are as old as that. Each run notes the
-//! layouts that API servers count in, by configuration. Nobody has kept up a layout that the last run didn't have, though
-//! its buckets may still say that they are loaded: from a move that was given up, or from before a switch. Before anything
-//! is compared their marks are taken away, and they are loaded like buckets that Redis lost.
+//! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
+//! records the layouts that API servers count in, by configuration. No daemon has updated a layout that is missing in
+//! the last run's record. Its buckets can still be marked as loaded: from an aborted move, or from before a switch.
+//! Before anything is compared these marks are removed, and the buckets are loaded like lost ones.
 
 mod buckets;
 mod touched;
@@ -35,21 +35,21 @@ use tallyd_redis::load::Unloaded;
 /// Loads of a few buckets that a schedule begins within an hour.
 const LOADS_MAX: u64 = 3;
 
-/// Fails where the daemon counts in a layout that this configuration lacks: the run would note that nobody keeps it up,
-/// and the next run would take it for lost.
+/// Fails if the daemon counts in a layout that is not in this configuration. Otherwise the run would record that no
+/// daemon updates this layout, and the next run would treat it as lost.
 pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     let ours: Vec<String> = layouts(servers).map(|cache| cache.keys.layout().full_name()).collect();
     match servers.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
         None => Ok(()),
         Some(layout) => Err(JobError::Refused(format!(
-            "the daemon that started last counts in {layout}, and this configuration has {} only: give both the same [redis]",
+            "the daemon that started last counts in {layout}, and this configuration has {} only: use the same [redis] in both",
             ours.join(" and ")
         ))
         .into()),
     }
 }
 
-/// Makes the buckets of layouts unknown that nobody has kept up, and all buckets where a reload was asked for.
+/// Makes buckets unknown: all buckets of layouts that were not kept current, and all buckets if a reload was requested.
 pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     let servers = run.servers;
     if run.options.dry_run {
@@ -64,14 +64,17 @@ pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
                     event = "layout-stale",
                     layout,
                     buckets,
-                    "nobody has kept up the layout {layout} since it was left: {buckets} buckets are loaded anew"
+                    "the layout {layout} is outdated, because it was not in use: loading its {buckets} buckets again"
                 );
             }
         }
     }
     if run.options.reload {
         let buckets = unload(servers, &servers.cache).await?;
-        warn!(event = "reload", buckets, "told to load all numbers again: {buckets} buckets are unknown until then");
+        warn!(
+            event = "reload",
+            buckets, "loading all counters again, as requested: {buckets} buckets are unknown until then"
+        );
     }
     let ours = servers.cache.keys.layout().full_name();
     let also = servers.also.as_ref().map(|also| also.keys.layout().full_name());
@@ -95,7 +98,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // Once through: what is lost again meanwhile is the next run's, or a Redis that evicts would keep this one.
+        // One pass only: the next run loads what is lost meanwhile. Otherwise a Redis that evicts buckets would keep
+        // this run busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }
@@ -110,7 +114,7 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     Ok(())
 }
 
-/// Each load reads all of `counter`. The loads of a Redis that evicts buckets would never end.
+/// Each load reads all of `counter`. If Redis evicts buckets, the loads would never end.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();
@@ -120,10 +124,10 @@ async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     warn!(
         event = "redis-evicts",
         buckets = lost,
-        "Redis lost {lost} buckets after {LOADS_MAX} loads within an hour, they are loaded later: set its maxmemory-policy to noeviction"
+        "Redis lost {lost} buckets after {LOADS_MAX} loads within an hour, so they are loaded later: set its maxmemory-policy to noeviction"
     );
     if run.options.mode == Mode::Rebuild {
-        run.early_end.make_way("Redis loses buckets too often: they are loaded within the hour");
+        run.early_end.make_way("Redis loses buckets too often: a later run loads them within the hour");
     }
     Ok(true)
 }
@@ -142,7 +146,7 @@ fn layouts(servers: &Servers) -> impl Iterator<Item = &Cache> {
     std::iter::once(&servers.cache).chain(&servers.also)
 }
 
-/// Makes the layout's buckets unknown, and returns how many of them were loaded.
+/// Makes the layout's buckets unknown. Returns how many of them were loaded.
 async fn unload(servers: &Servers, cache: &Cache) -> Result<u64> {
     let mut buckets = 0;
     for (_, name) in servers.names.all() {
