@@ -99,7 +99,7 @@ async fn a_query_of_the_old_table_is_compared_page_by_page() {
     let fields = ["checked", "equal", "differ", "drift_sum", "missing_old", "missing_tallyd"];
     assert_eq!((numbers(&report, fields), code), ([25_001, 24_996, 5, 20_009, 1, 1], Some(0)), "{report}");
     for (arguments, why) in [
-        (vec!["--query", "DELETE FROM old_post"], "--query: query is no SELECT"),
+        (vec!["--query", "DELETE FROM old_post"], "--query: query is not a SELECT"),
         (vec!["--query", "SELECT id, likes FROM old_post"], "--query: query lacks :after"),
         (vec!["--keys", "like:count"], "--keys like:count lacks {id}"),
         (vec!["--keys", "x:{id}", "--metric", "view"], "--metric view is not in [metrics]"),

@@ -1,4 +1,4 @@
-//! Addresses of servers, with what is secret in them.
+//! Addresses of servers, which can contain secrets.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use url::Url;
 
 use crate::secret::Secret;
 
-/// A server's address. Prints without user and password; checked when the configuration is loaded.
+/// A server's address. It prints without user and password. The configuration check validates it.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
 pub struct ServerUrl(SecretString);
@@ -21,10 +21,10 @@ impl ServerUrl {
         self.0.expose_secret()
     }
 
-    /// The address in its parts.
+    /// Splits the address into its parts.
     ///
     /// # Errors
-    /// A sentence that doesn't quote the address.
+    /// Returns a sentence that does not quote the address.
     pub fn parts(&self) -> Result<Url, String> {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
@@ -32,11 +32,11 @@ impl ServerUrl {
     /// The same address on another server, given as `host:port`.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with `server`.
+    /// Returns a sentence that says what is wrong with `server`.
     pub fn at(&self, server: &str) -> Result<Self, String> {
         let wrong = || "is no HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
-        // The library takes what stands before these for the host, and says nothing.
+        // The library silently takes the text before these characters as the host.
         if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
             return Err(wrong());
         }
@@ -52,11 +52,11 @@ impl ServerUrl {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
         let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
-        // None of these fails where there is a host; where there is none there is no user either.
+        // These calls fail only without a host, and an address without a host has no user.
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A user of Redis has a password: it is one that was written in the user's place.
+            // A Redis user always has a password. Here the password was written in place of the user.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
@@ -73,10 +73,10 @@ impl ServerUrl {
     /// Puts a password into the address.
     ///
     /// # Errors
-    /// The address has no host, or can't be read.
+    /// Fails if the address has no host or cannot be parsed.
     pub fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
-        // The library leaves a % as it is, and whoever reads the address decodes it.
+        // The library does not escape `%`, and the reader of the address decodes it.
         let escaped = password.expose().replace('%', "%25");
         url.set_password(Some(&escaped)).map_err(|()| "can't hold a password".to_owned())?;
         self.0 = url.to_string().into();
@@ -94,7 +94,7 @@ impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.parts() {
             Ok(mut url) => {
-                // Neither can fail where there is a host; where there is none there is no user either.
+                // These calls fail only without a host, and an address without a host has no user.
                 let _ = url.set_password(None);
                 let _ = url.set_username("");
                 url.set_query(None);

@@ -1,16 +1,16 @@
-//! What an error of a server means for the work that it stopped.
+//! How to continue the work after an error from a server.
 
-/// Decided once, in the crate that knows the error; callers match it.
+/// The crate that knows the error decides this once. Callers match it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The server, the network or a rival: the same work may succeed later.
+    /// The cause is the server, the network or a competing writer: the same work can succeed later.
     Passing,
-    /// The server refuses the account: the same work fails until a person has changed the account or its rights.
+    /// The server rejects the account: the work fails until a person changes the account or its rights.
     Refused,
-    /// TLS failed: the server isn't the one that is meant, or doesn't trust us.
+    /// TLS failed: the server has the wrong identity, or it does not trust this client.
     Untrusted,
-    /// The configuration is wrong: no later try helps.
+    /// The configuration is wrong: a retry does not help.
     Misconfigured,
-    /// One row, key or message: the same item fails again, its neighbours can succeed.
+    /// The cause is one row, key or message: this item fails again, but its neighbours can succeed.
     Item,
 }

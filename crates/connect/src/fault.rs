@@ -1,20 +1,20 @@
-//! Named points at which a test may end the process as if by SIGKILL, stop it as if by SIGSTOP until the test continues
-//! it, or have the task that comes there hang. Nothing at all without the feature `fault-points`, which no release is built with.
+//! Named points where a test can stop the process. It can kill it as SIGKILL does, stop it as SIGSTOP does until the
+//! test continues it, or make the task hang. Only the feature `fault-points` compiles them, and no release has it.
 
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ends the process here when `TALLYD_FAULT_POINT` names this point; hangs for ever when `TALLYD_HANG_POINT` does; stops it when that point is the next one of
-/// `TALLYD_PAUSE_POINT`, a list with commas between: each is waited for in turn, and stopped at once.
+/// Kills the process if `TALLYD_FAULT_POINT` names this point. Hangs forever if `TALLYD_HANG_POINT` names it.
+/// `TALLYD_PAUSE_POINT` is a list with commas: it stops the process if this point is the next one of the list.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
     if std::env::var("TALLYD_FAULT_POINT").is_ok_and(|wanted| wanted == name) {
-        tracing::error!(event = "fault-point", name, "ending the process, as the test asked");
+        tracing::error!(event = "fault-point", name, "the test requested a crash at this point");
         std::process::abort();
     }
     if std::env::var("TALLYD_HANG_POINT").is_ok_and(|wanted| wanted == name) {
-        tracing::error!(event = "fault-point", name, "hanging, as the test asked");
+        tracing::error!(event = "fault-point", name, "the test requested a hang at this point");
         tokio::task::block_in_place(|| {
             loop {
                 std::thread::park();
@@ -28,19 +28,19 @@ pub fn point(name: &str) {
     }
 }
 
-/// Returns when somebody sends SIGCONT.
+/// Returns when another process sends SIGCONT.
 #[cfg(feature = "fault-points")]
 fn stop_here() {
-    // This thread's number, not the process's: the signal stops the process all the same, but no thread of it is asked
-    // before this one, which else could go on for a moment.
+    // The signal goes to this thread, but it stops the whole process. If it went to the process, another thread could
+    // receive it, and this one would run on for a moment.
     let thread = std::fs::read_link("/proc/thread-self").ok();
     let number = thread.as_ref().and_then(|link| link.file_name()).unwrap_or_default();
     if let Err(error) = std::process::Command::new("kill").arg("-STOP").arg(number).status() {
-        tracing::error!(%error, "can't stop the process");
+        tracing::error!(%error, "the process could not stop itself");
     }
 }
 
-/// Nothing: this build has no fault points.
+/// Does nothing: this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn point(_name: &str) {}

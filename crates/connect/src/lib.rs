@@ -1,5 +1,5 @@
-//! What all connections to servers share: addresses, secrets, TLS, what becomes of the work after an error. Also the named points at which a
-//! test may stop the process.
+//! Code that all connections to servers share: addresses, secrets, TLS, and how to continue after an error. Also the
+//! named points where a test can stop the process.
 
 #![warn(unreachable_pub)]
 

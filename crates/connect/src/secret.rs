@@ -1,4 +1,4 @@
-//! Passwords, which nobody sees.
+//! Passwords that never appear in output.
 
 use std::fmt;
 
@@ -11,12 +11,11 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Secret(SecretString);
 
 impl Secret {
-    /// Of that text.
     pub fn new(text: String) -> Self {
         Self(text.into())
     }
 
-    /// The password itself, for the one call that needs it.
+    /// The password, for the one call that needs it.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }

@@ -1,5 +1,5 @@
-//! Whom connections by TLS trust, and what a failed one says, as a sentence: which server, what is wrong, and what to do. The libraries'
-//! errors have it inside.
+//! Which authorities TLS connections trust, and the message of a failed connection: which server, what is wrong, and
+//! what to do. The libraries wrap this error in their own errors.
 
 use std::error::Error;
 use std::fmt::{self, Write};
@@ -14,45 +14,45 @@ use rustls::{AlertDescription, CertificateError, RootCertStore};
 
 use crate::secret::Secret;
 
-/// What the connections to a server need beside its address.
+/// TLS settings of the connections to a server.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// Certificates of authorities that are trusted beside the system's own, or alone: PEM.
+    /// Certificates of trusted authorities (PEM), in addition to the system's or instead of them.
     pub authorities: Option<String>,
-    /// What is shown to a server that asks.
+    /// The client certificate, for a server that requests one.
     pub identity: Option<Identity>,
 }
 
-/// A certificate of ours, and its key.
+/// A client certificate and its key.
 #[derive(Clone)]
 pub struct Identity {
-    /// The certificate, and those between it and the authority's: PEM.
+    /// The certificate and its intermediate certificates: PEM.
     pub certificate: String,
-    /// Its private key: PEM.
+    /// The private key: PEM.
     pub key: Secret,
 }
 
-/// Neither is printed: a file of both is taken for the certificate, too.
+/// Prints neither the certificate nor the key, because the certificate's file can also contain the key.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity(***)")
     }
 }
 
-/// The authorities that the system trusts, as PEM, but for those that can't be read.
+/// The system's trusted authorities as PEM, without those that cannot be read.
 static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
     let (mut text, mut store) = (String::new(), RootCertStore::empty());
     for certificate in rustls_native_certs::load_native_certs().certs {
         let encoded = BASE64_STANDARD.encode(&certificate);
         if store.add(certificate).is_ok() {
-            // A String can't fail.
+            // Writing to a String cannot fail.
             let _ = writeln!(text, "-----BEGIN CERTIFICATE-----\n{encoded}\n-----END CERTIFICATE-----");
         }
     }
     text
 });
 
-/// A server that can't be believed to be the one that is meant, or that doesn't believe us.
+/// The client cannot verify the server, or the server does not trust the client.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{said}")]
 pub struct TlsFault {
@@ -60,26 +60,26 @@ pub struct TlsFault {
     is_nameless: bool,
 }
 
-/// A server, as sentences name it.
+/// A server as messages name it.
 #[derive(Clone, Copy)]
 pub struct Server<'a> {
-    /// `RabbitMQ`.
+    /// For example `RabbitMQ`.
     pub name: &'a str,
     /// `host:port`.
     pub address: &'a str,
-    /// Its section of the configuration.
+    /// Its section of the configuration file.
     pub section: &'a str,
-    /// Whether there is a certificate of ours to show.
+    /// Whether a client certificate is configured.
     pub has_certificate: bool,
 }
 
-/// `own` authorities and the system's, as PEM.
+/// The `own` authorities and the system's, as PEM.
 pub fn authorities(own: Option<&str>) -> String {
     format!("{}\n{}", own.unwrap_or_default(), *SYSTEMS)
 }
 
 impl TlsFault {
-    /// What is wrong; none where the connection failed for another reason.
+    /// Explains a TLS error. Returns `None` if the connection failed for another reason.
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
         let error = within(error)?;
@@ -88,30 +88,31 @@ impl TlsFault {
                 format!("{name} at {address} shows a certificate {}", of_certificate(wrong, server))
             }
             rustls::Error::AlertReceived(alert) if is_about_ours(*alert) && has_certificate => format!(
-                "{name} at {address} does not accept the certificate in [{section}] tls_cert_file ({alert:?}): see its log, and have \
-                 the certificate made by an authority that it trusts"
+                "{name} at {address} does not accept the certificate in [{section}] tls_cert_file ({alert:?}): see its log, and use a certificate \
+                 from an authority that it trusts"
             ),
             rustls::Error::AlertReceived(alert) if is_about_ours(*alert) => format!(
                 "{name} at {address} asks for a certificate ({alert:?}): set [{section}] tls_cert_file and tls_key_file"
             ),
             rustls::Error::InvalidMessage(_) => {
-                format!("{name} at {address} does not speak TLS there: mend the port in [{section}] url")
+                format!("{name} at {address} does not speak TLS on this port: correct the port in [{section}] url")
             }
-            other => format!("{name} at {address}: no TLS: {other}"),
+            other => format!("{name} at {address}: TLS failed: {other}"),
         };
         Some(Self { said, is_nameless: is_nameless(error) })
     }
 
-    /// Whether the certificate is trusted and names no server, as the one that MySQL makes for itself.
+    /// Whether the certificate is trusted but names no server. MySQL generates such certificates.
     pub fn is_nameless(&self) -> bool {
         self.is_nameless
     }
 
-    /// The server has no TLS at all.
+    /// The server does not support TLS.
     pub fn without_tls(server: Server<'_>, plain: &str) -> Self {
         let Server { name, address, section, .. } = server;
-        let said =
-            format!("{name} at {address} has no TLS: set it up there, or {plain} in [{section}] url for plain text");
+        let said = format!(
+            "{name} at {address} does not support TLS: enable TLS there, or {plain} in [{section}] url for plain text"
+        );
         Self { said, is_nameless: false }
     }
 }
@@ -123,43 +124,43 @@ fn is_nameless(error: &rustls::Error) -> bool {
     )
 }
 
-/// What follows "shows a certificate".
+/// Completes the sentence "shows a certificate ...".
 fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Server<'_>) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match wrong {
         CertificateError::UnknownIssuer if section == "mysql" => format!(
-            "of an authority that is not trusted here: name a file with the authority's certificate in [mysql] tls_ca_file. If MySQL made the \
-             certificate for itself: scp {host}:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that, and end url with \
+            "from an authority that is not trusted here: set [mysql] tls_ca_file to a file with that authority's certificate. If MySQL generated the \
+             certificate: scp {host}:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that file, and end url with \
              ?ssl-mode=VERIFY_CA"
         ),
         CertificateError::NotValidForNameContext { presented, .. } if section == "mysql" && presented.is_empty() => {
-            "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file \
-             alone"
+            "that names no server, like the ones MySQL generates: end [mysql] url with ?ssl-mode=VERIFY_CA, which trusts only the authority in \
+             tls_ca_file"
                 .to_owned()
         }
         CertificateError::UnknownIssuer => format!(
-            "of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file"
+            "from an authority that is not trusted here: set [{section}] tls_ca_file to a file with that authority's certificate"
         ),
         CertificateError::NotValidForNameContext { expected, presented } => format!(
-            "for other names ({}), not for {}: write one of those in [{section}] url, or have a certificate made for this one",
+            "for other names ({}), not for {}: write one of those in [{section}] url, or create a certificate for the name in url",
             presented.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", "),
             expected.to_str()
         ),
         CertificateError::NotValidForName => {
-            format!("for another name: write that one in [{section}] url, or have a certificate made for this one")
+            format!("for another name: write that name in [{section}] url, or create a certificate for the name in url")
         }
         CertificateError::ExpiredContext { not_after, .. } => {
-            format!("that expired on {}: have it renewed, unless this machine's clock is wrong", date(*not_after))
+            format!("that expired on {}: renew it, or correct this machine's clock", date(*not_after))
         }
         CertificateError::NotValidYetContext { not_before, .. } => format!(
-            "that is valid from {} on: set this machine's clock, or that of whoever made the certificate",
+            "that is not valid before {}: correct this machine's clock, or the clock of the machine that issued the certificate",
             date(*not_before)
         ),
-        other => format!("that can't be used: {other}"),
+        other => format!("that cannot be used: {other}"),
     }
 }
 
-/// `db.example` of the library's `DnsName("db.example")`.
+/// `db.example` from the library's `DnsName("db.example")`.
 fn plain(name: &str) -> &str {
     name.split('"').nth(1).unwrap_or(name)
 }
@@ -169,7 +170,7 @@ fn date(time: UnixTime) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// What a server says that doesn't like who asks.
+/// Whether the server rejects our certificate, or the lack of one.
 fn is_about_ours(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -186,7 +187,7 @@ fn is_about_ours(alert: AlertDescription) -> bool {
     )
 }
 
-/// The error of TLS inside another one.
+/// Finds the TLS error inside another error.
 fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -194,7 +195,7 @@ fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
             return Some(found);
         }
         next = match (error.downcast_ref::<io::Error>(), error.downcast_ref::<Arc<dyn Error + Send + Sync>>()) {
-            // Its source would be that of what it holds.
+            // `source()` of an `io::Error` skips the error that it contains.
             (Some(error), _) => error.get_ref().map(|error| error as &(dyn Error + 'static)),
             (_, Some(error)) => Some(error.as_ref()),
             _ => error.source(),
@@ -216,8 +217,8 @@ mod tests {
         };
         assert_eq!(
             said(CertificateError::UnknownIssuer.into()),
-            "Redis at db:1 shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in \
-             [redis] tls_ca_file"
+            "Redis at db:1 shows a certificate from an authority that is not trusted here: set [redis] tls_ca_file to a file with \
+             that authority's certificate"
         );
         assert!(
             said(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))

@@ -1,6 +1,7 @@
-//! Errors of libraries.
+//! Errors from libraries.
 
-/// An error whose text has those of its causes in it: it names no cause, so that a chain of errors shows none twice.
+/// An error whose text already contains its causes. It reports no source, so that a chain of errors prints no cause
+/// twice.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Whole<E>(pub E);

@@ -1,60 +1,60 @@
-//! The arithmetic of a Bloom filter, as Redisson's `RBloomFilter<String>` has it, so that Java servers read the same
-//! filters. Pure; tests/vectors/filters.json holds it to what Redisson's own code computes.
+//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so that Java servers can
+//! read the filters. tests/vectors/filters.json compares it with the results of Redisson's own code. Pure.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
 use crate::model::UserId;
 
-/// Redisson's key of its hash.
+/// Redisson's hash key.
 const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_f3a2_7251, 0xf86c_6a11_d0c1_8e95]);
 
-/// The largest filter, in bits: Redisson's limit, and what a string of Redis holds.
+/// The largest filter, in bits: Redisson's limit, and the largest string in Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The most bits that a user sets: more than any rate needs that is allowed.
+/// The most bits that a user sets. No allowed rate needs more.
 const ITERATIONS_MAX: u32 = 64;
 
-/// How large a filter is, and how many bits each user sets in it.
+/// The size of a filter, and how many bits each user sets in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Bits.
+    /// The size in bits.
     pub size: u64,
-    /// Bits that one user sets; some of them may be the same.
+    /// The number of bits that one user sets. Some of them can be the same.
     pub iterations: u32,
 }
 
 impl Shape {
-    /// The shape for so many users, of whom `false_positive` of all others look as if they were among them. More users than the
-    /// largest filter holds at that rate get the largest one.
+    /// The shape for `expected` users. `false_positive` is the part of all other users that the filter wrongly
+    /// contains. If the largest filter cannot hold that many users at this rate, returns the largest filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
-        // As Redisson rounds: a cast cuts off.
+        // The cast cuts off the fraction, as Redisson does.
         let size = ((-users * false_positive.ln() / (ln_2 * ln_2)) as u64).clamp(1, SIZE_MAX);
         let iterations = (size as f64 / users * ln_2 + 0.5).floor().max(1.0);
         Self { size, iterations: iterations as u32 }
     }
 
-    /// The shape that these numbers say; none where no filter of ours can have it.
+    /// The shape with these numbers, or `None` if tallyd's filters cannot have it.
     pub fn checked(size: i64, iterations: i64) -> Option<Self> {
         let size = u64::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size))?;
         let iterations = u32::try_from(iterations).ok().filter(|count| (1..=ITERATIONS_MAX).contains(count))?;
         Some(Self { size, iterations })
     }
 
-    /// How many users it holds at that rate at most.
+    /// The most users that the largest filter can hold at this rate.
     pub fn capacity_max(false_positive: f64) -> u64 {
         let ln_2 = std::f64::consts::LN_2;
         (SIZE_MAX as f64 * ln_2 * ln_2 / -false_positive.ln()) as u64
     }
 
-    /// The bytes of its bit string.
+    /// The size of the bit string in bytes.
     pub fn bytes(self) -> u64 {
         self.size.div_ceil(8)
     }
 
-    /// The bits that a user sets, of whom Redisson's string codec makes the id in decimal. Bit 0 is the highest of the first
-    /// byte, as Redis' SETBIT counts.
+    /// The bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is the highest bit of the
+    /// first byte, as in Redis' SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;
@@ -70,25 +70,25 @@ fn hash(user: UserId) -> [u64; 2] {
     HighwayHasher::new(KEY).hash128(user.to_string().as_bytes())
 }
 
-/// A number for a text, by the same hash.
+/// A number for a text, from the same hash.
 pub fn number_of(text: &str) -> u64 {
     HighwayHasher::new(KEY).hash64(text.as_bytes())
 }
 
 /// A part of a filter's bit string.
 pub struct Window {
-    /// Its first bit, a multiple of eight.
+    /// The first bit, a multiple of eight.
     from: u64,
     bytes: Vec<u8>,
 }
 
 impl Window {
-    /// An empty part: `bytes` bytes from byte `from` on.
+    /// An empty part: `bytes` bytes, starting at byte `from`.
     pub fn new(from: u64, bytes: usize) -> Self {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }
 
-    /// Sets those of a user's bits that lie in it.
+    /// Sets the user's bits that are in this part.
     pub fn add(&mut self, shape: Shape, user: UserId) {
         for bit in shape.bits(user) {
             let Some(place) = bit.checked_sub(self.from) else { continue };
@@ -98,13 +98,13 @@ impl Window {
         }
     }
 
-    /// The part as Redis keeps it.
+    /// The part in Redis' format.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// A probability as Java writes a `double`, which is how Redisson notes it.
+/// A probability in the format of a Java `double`, which Redisson uses.
 pub fn java_double(number: f64) -> String {
     if (1e-3..1e7).contains(&number) {
         return format!("{number:?}");

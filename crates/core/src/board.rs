@@ -14,53 +14,53 @@ use crate::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Board {
-    /// Its name in keys, tables and commands.
+    /// The name in keys, tables and commands.
     pub name: String,
-    /// How long one zset lasts.
+    /// The length of a period. Each period has its own zset.
     pub period: PeriodKind,
-    /// Where its days begin: an IANA name.
+    /// The time zone whose midnight begins a day: an IANA name.
     #[serde(default = "utc")]
     pub time_zone: String,
-    /// The day that its weeks begin with, where `period` is `week`.
+    /// The first day of the week, if `period` is `week`.
     #[serde(default)]
     pub week_starts: WeekStart,
-    /// What is ranked by, and what is the second number: one or two names of `[metrics]`.
+    /// The metrics of the score: one or two names of `[metrics]`. The first one ranks the members.
     #[serde(default = "like")]
     pub score: Vec<String>,
-    /// What decides between equals.
+    /// How equal scores are ordered.
     #[serde(default)]
     pub tie: Tie,
-    /// How many of a score's 53 bits the second number has.
+    /// The number of bits for the second metric, of a score's 53 bits.
     #[serde(default = "twenty")]
     #[schemars(range(min = 1, max = SECOND_BITS_MAX))]
     pub second_bits: u32,
-    /// How long after a period's end late writes are waited for.
+    /// How long to wait for late writes after a period ends.
     #[serde(default = "hour")]
     pub archive_grace: Pause,
-    /// How many places are archived; zero for all.
+    /// The number of places to archive. 0 archives all.
     #[serde(default)]
     pub archive_top: u32,
-    /// How long an archive is kept in MySQL; zero for ever.
+    /// How long MySQL keeps an archive. 0 keeps it forever.
     #[serde(default)]
     pub archive_keep: Pause,
     /// How long an archived board stays in Redis.
     #[serde(default = "month")]
     pub expire_after: Pause,
-    /// How often what Redis has is copied to MySQL until it is archived; zero for never.
+    /// How often a board is copied from Redis to MySQL before it is archived. 0 disables this.
     #[serde(default = "hour")]
     pub snapshot_every: Pause,
 }
 
 impl Board {
-    /// Where its periods begin, with its zone as of `zones`.
+    /// The board's calendar, with the time zone from `zones`.
     ///
     /// # Errors
-    /// The zone is not known: a checked configuration has none such.
+    /// Fails if the zone is unknown. A checked configuration has no unknown zone.
     pub fn calendar(&self, zones: &TimeZoneDatabase) -> Result<Calendar, jiff::Error> {
         Ok(Calendar::new(zones.get(&self.time_zone)?, self.week_starts))
     }
 
-    /// How its scores are made.
+    /// The rule for the board's scores.
     pub fn rule(&self) -> Rule {
         let low_bits = match self.tie {
             Tie::Member => 0,

@@ -1,19 +1,19 @@
-//! `[client]`: what API servers hold each user's clicks to.
+//! `[client]`: how API servers limit each user's clicks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::pause::Pause;
 
-/// `[client]`: for API servers, the daemon doesn't use it.
+/// `[client]`: for API servers. The daemon does not use it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClickLimits {
-    /// How long a click is remembered in Redis at least: longer than an event takes into MySQL.
+    /// The minimum time that Redis remembers a click. It must be longer than an event needs to reach MySQL.
     pub recent_keep: Pause,
-    /// How many clicks a user may make in a window; zero for any number.
+    /// The maximum number of clicks per user and window. 0 means no limit.
     pub rate_likes_max: u32,
-    /// How long a window lasts, from its first click on.
+    /// The length of a window. It begins with the user's first click.
     pub rate_window: Pause,
 }
 

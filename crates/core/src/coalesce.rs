@@ -1,40 +1,41 @@
-//! What a batch of events comes to: the newest state per row, and each counter's difference. Pure: no I/O, no clock.
+//! Reduces a batch of events to the newest state per row and each counter's difference. Pure: no I/O, no clock.
 //!
-//! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
-//! comes; and each target's difference is computed from the rows' old states, never added blindly.
+//! Keeps invariants 2 and 3. Invariant 2: the newest `at` wins per (target, user), in any order of arrival and with any
+//! number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows, and never
+//! added blindly.
 
 use std::collections::HashMap;
 
 use crate::event::{CountEvent, EventId, LikeEvent};
 use crate::model::{Difference, Metric, Micros, Target, UserId};
 
-/// A row's key: (kind, target, user), in the order of the primary key.
+/// A row's key (kind, target, user), ordered as the primary key.
 pub type Pair = (Target, UserId);
 
 /// A row's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Its version.
+    /// The row's version.
     pub at: Micros,
     /// Whether the user likes the target.
     pub liked: bool,
 }
 
-/// What a (target, user) was before it was written.
+/// The state of a (target, user) before the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     /// There was no row.
     Absent,
-    /// There was an older row, which said this of "likes".
+    /// There was an older row. It said whether the user liked the target.
     Older(bool),
-    /// There was a newer row, or the same one: it stays.
+    /// There was a newer or equal row, which stays.
     NotOlder,
 }
 
-/// What the ledger knows an event by.
+/// The key of an event in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Entry {
-    /// Its `at` in seconds since the epoch.
+    /// The event's `at` in seconds since the epoch.
     pub second: i64,
     pub id: EventId,
 }
@@ -46,8 +47,8 @@ impl Entry {
     }
 }
 
-/// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the outcome doesn't depend
-/// on the order of arrival.
+/// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the order of arrival does
+/// not matter.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
     let states =
         events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
@@ -57,7 +58,7 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// What each of `winners` finds in its row. `old` has the states of the rows, and no entry for a pair without a row.
+/// The state that each of `winners` finds in its row. `old` contains the existing rows only.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -67,8 +68,9 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
     winners.iter().map(meets).collect()
 }
 
-/// What the counters gain or lose by `winners` (of [`coalesce`]), given what each found in its row, sorted by key. A target
-/// whose rows changed is included even with a difference of zero: its `update_at` must show the change.
+/// The difference of each counter, sorted by key. `winners` is the result of [`coalesce`], and `before` has what each
+/// found in its row. A target whose rows changed is included even if its difference is zero, because its `update_at`
+/// must change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -89,14 +91,14 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// The `winners` (of [`coalesce`]) that are likes and were none before, given what each found in its row.
+/// The `winners` (from [`coalesce`]) that are new likes, given the former state of each row.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));
     new.map(|((pair, _), _)| *pair).collect()
 }
 
-/// Each event once, in the order of the ledger. Events with the same id and `at` are the same event.
+/// Removes duplicates and sorts in the order of the ledger. Events with the same id and `at` are the same event.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();
     distinct.sort_unstable_by_key(Entry::of);
@@ -104,7 +106,7 @@ pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     distinct
 }
 
-/// What the counters gain or lose by `counts`, sorted by key.
+/// The sum of `counts` for each counter, sorted by key.
 pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     let mut sums: Vec<Difference> = counts
         .iter()

@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// How long an order can last: a forgotten one must end.
+/// The longest time that an order can last, so that a forgotten order ends.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
-/// Characters of a reason.
+/// The maximum length of a reason, in characters.
 pub const REASON_MAX: usize = 200;
 
 /// A task that can be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// Takes messages from the broker and writes them to MySQL.
+    /// Receives messages from the broker and writes them to MySQL.
     Consumer,
-    /// Adds to Redis what the consumer has written.
+    /// Adds to Redis what the consumer has written to MySQL.
     Outbox,
     /// Compares Redis with MySQL.
     Reconcile,
@@ -29,10 +29,9 @@ pub enum Task {
 }
 
 impl Task {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Consumer, Self::Outbox, Self::Reconcile, Self::Archive];
 
-    /// The name in MySQL, in metrics and on the command line.
+    /// The task's name in MySQL, in metrics and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Consumer => "consumer",
@@ -42,7 +41,7 @@ impl Task {
         }
     }
 
-    /// The task of that name.
+    /// Finds the task `name`.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|task| task.name() == name)
     }
@@ -62,7 +61,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The name in MySQL.
+    /// The command's name in MySQL.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pause => "pause",
@@ -71,20 +70,18 @@ impl Command {
     }
 }
 
-/// A command that is in force until its end.
+/// A command that lasts until `until`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// The task that obeys.
     pub task: Task,
-    /// Pause or throttle.
     pub command: Command,
     /// When it was ordered, by MySQL's clock.
     pub since: Micros,
     /// When it ends, by MySQL's clock.
     pub until: Micros,
-    /// User and host.
+    /// The user and host that gave the order.
     pub by: String,
-    /// Empty if none was given.
+    /// Empty if the operator gave none.
     pub reason: String,
 }
 
@@ -104,7 +101,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// `consumer is paused until 2026-11-25 10:40:08 UTC by anna on db1: MySQL is moved`.
+/// For example `consumer is paused until 2026-11-25 10:40:08 UTC by anna on db1: MySQL is moved`.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { task, command, until, by, reason, .. } = self;

@@ -1,8 +1,8 @@
-//! What is drift, and what only looks like it. Pure.
+//! Distinguishes drift from events in flight. Pure.
 //!
-//! Redis runs ahead of MySQL by the events in flight, so a drift is only ever the difference of two values *as of the
-//! same cut*: Redis' sample, taken at the cut, and MySQL's value as of the cut, read once every event up to it is
-//! committed.
+//! Redis is ahead of MySQL by the events in flight. So drift is the difference of two values *as of the same cut*. The
+//! first is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after every event up to the
+//! cut is committed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,65 +16,66 @@ use crate::outbox::OutboxOffsets;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub value: i64,
-    /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
+    /// When the sample was read, by Redis' clock. Every like in the sample has an earlier `at`.
     pub cut: Micros,
-    /// The state of its bucket then.
+    /// The state of the target's bucket at the cut.
     pub loaded: Loaded,
-    /// What of each partition's outbox was added to its bucket by then.
+    /// How much of each partition's outbox the bucket contained at the cut.
     pub offsets: OutboxOffsets,
 }
 
-/// A target's number as MySQL has it.
+/// A target's number in MySQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Truth {
     /// `SUM(value)` over the slots of `counter`.
     pub counted: i64,
-    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`. Only set if the caller asked for the rows.
     pub rows: Option<i64>,
-    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
+    /// The newest `at` that was applied, or `None` without a counter. Each event that changes a row changes its
     /// target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
 
-/// Everything known of the events of one watched (target, user) since the watch began.
+/// A logged event of one watched (target, user), or the row's state before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
-    /// The event, or the state that the row had before it.
+    /// The event, or the row's state before the event.
     pub event: LikeEvent,
-    /// True for the state before.
+    /// Whether this is the state before the event.
     pub is_former: bool,
 }
 
-/// A change of a watched number that isn't likes, since the watch began.
+/// A change of a watched number other than likes, since the watch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
-    /// What was added; none where the number was set.
+    /// The added amount. `None` if the event set the number.
     pub delta: Option<i64>,
 }
 
-/// What a watch has logged.
+/// The events and changes that a watch logged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Of likes: events, with the states before them.
+    /// Logged events of likes, with the row states before them.
     pub likes: Vec<WatchedEvent>,
-    /// Of all else.
+    /// Logged changes of all other numbers.
     pub counts: Vec<WatchedCount>,
 }
 
-/// What one measurement of a target says.
+/// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Redis minus MySQL, both as of the cut; zero is right.
+    /// Redis minus MySQL, both as of the cut. Zero means no drift.
     Drift(i64),
-    /// Events later than the cut are in MySQL's value already: it must be watched.
+    /// MySQL's value already contains events after the cut: watch the target instead.
     Busy,
 }
 
-/// Judges a sample by what MySQL says after the fence. A target that nothing newer than the cut was applied to is
-/// quiet: its value now is its value as of the cut. Events are told by a clock that is at most `skew` off Redis' one.
+/// Compares a sample with MySQL's value, read after the fence. A target is quiet if no event newer than the cut was
+/// applied to it. Then its current value is its value as of the cut. The clock of the events differs from Redis' clock
+/// by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
@@ -83,22 +84,23 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Judges a sample of what the daemon adds to Redis, which `lacks` what was not added to its bucket then; none where nobody knows that.
+/// Compares a sample of a number that the daemon adds to Redis. `lacks` is what the bucket did not contain yet, or
+/// `None` if that is unknown.
 ///
-/// `counter` decides and not the rows: where they differ, a full run adds the difference to `counter` and to the outbox, so that Redis
-/// gets it, too.
+/// `counter` decides, and the rows do not. If they differ, a full run adds the difference to `counter` and to the
+/// outbox, so that Redis gets it, too.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
 }
 
-/// The value of one target as of `cut`, from its value `now` and all its events that were logged since before the cut,
-/// with the states that their rows had before.
+/// The value of one target as of `cut`. It is computed from the value `now`, the events logged since before the cut,
+/// and the row states before them.
 ///
-/// Only users with an event after the cut make a difference; each one's state at the cut is the newest one logged up to
-/// it, and "not liked" where there is none, because then the row began after the cut.
+/// Only users with an event after the cut make a difference. A user's state at the cut is the newest one logged up to
+/// the cut. Without one it is "not liked", because the row began after the cut.
 ///
-/// None where an event is within `skew` of the cut: then nobody knows which was first.
+/// Returns `None` if an event is within `skew` of the cut, because then the order is unknown.
 pub fn value_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -120,10 +122,12 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
-/// The same of a number that isn't likes, from its value `now` and what changed it since before the cut.
+/// As [`value_at`], for a number other than likes. It is computed from the value `now` and the changes since before the
+/// cut.
 ///
-/// None where it was set after the cut, because then nobody knows what it was before, or where an event is within `skew` of
-/// the cut. Being set before the cut is no matter: what that made void was before the cut, too.
+/// Returns `None` if the number was set after the cut, because its earlier value is then unknown. Also returns `None`
+/// if an event is within `skew` of the cut. A set before the cut does no harm: the changes that it voided were also
+/// before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -142,21 +146,22 @@ pub fn counted_at<'a>(
     Some(value)
 }
 
-/// What was logged of watched numbers.
+/// The logged events and changes of watched numbers.
 pub struct Logged {
     like: Metric,
     watched: Watched,
 }
 
 impl Logged {
-    /// In any order; `like` is the metric of which events are logged with the states before them.
+    /// Sorts `watched`, which can be in any order. `like` is the metric whose events are logged with the row states
+    /// before them.
     pub fn new(like: Metric, mut watched: Watched) -> Self {
         watched.likes.sort_by_key(|logged| logged.event.target);
         watched.counts.sort_by_key(|logged| logged.number);
         Self { like, watched }
     }
 
-    /// The number as of `cut`, from its value `now`; none where nobody can say.
+    /// The number as of `cut`, computed from its value `now`. `None` if it is unknown.
     pub fn value_at(&self, number: CounterKey, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
         let Watched { likes, counts } = &self.watched;
         if number.1 == self.like {
@@ -167,7 +172,7 @@ impl Logged {
     }
 }
 
-/// Those with the key, of all that are sorted by it.
+/// The entries with this key. `logged` is sorted by key.
 fn of<T, K: Ord>(logged: &[T], key: K, key_of: impl Fn(&T) -> K) -> &[T] {
     let from = logged.partition_point(|it| key_of(it) < key);
     let until = logged.partition_point(|it| key_of(it) <= key);
@@ -252,8 +257,8 @@ mod tests {
     }
 
     proptest! {
-        /// Rows exist before the watch; then batches come, in any order; the value as of any cut after the watch began
-        /// is what the events up to the cut alone make it, if all of those are in.
+        /// Rows exist before the watch. Then batches arrive in any order. For any cut after the watch began, the value
+        /// as of the cut must follow from the events up to the cut alone, once all of those have arrived.
         #[test]
         fn the_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec(event(), 0..20),
@@ -283,7 +288,7 @@ mod tests {
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
         }
 
-        /// The same of a number that is counted and set: exact, or not known where it was set after the cut.
+        /// The same for a number that is counted and set: exact, or unknown if it was set after the cut.
         #[test]
         fn a_counted_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..20),
@@ -308,10 +313,10 @@ mod tests {
         }
     }
 
-    /// `at`, whether it sets, and by or to how much.
+    /// `at`, whether it sets the number, and the amount or value.
     type Change = (i64, bool, i64);
 
-    /// A number as the consumer keeps it.
+    /// A number with the consumer's rules.
     #[derive(Default)]
     struct Kept {
         value: i64,
@@ -322,7 +327,7 @@ mod tests {
     impl Kept {
         const KEY: (Target, Metric) = (TARGET, Metric(3));
 
-        /// Writes a batch, and gives what is logged of it.
+        /// Writes a batch and returns the logged changes.
         fn write(&mut self, batch: &[Change]) -> Vec<WatchedCount> {
             let (target, metric) = Self::KEY;
             let of = |sets: bool| batch.iter().filter(move |(_, is_set, _)| *is_set == sets);

@@ -1,19 +1,19 @@
-//! Who or what is erased, and how that is taken out of texts that hold other things, too. Pure.
+//! Rules for erasing a user or a target, also from texts that contain other data. Pure.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::model::{Target, UserId};
 
-/// Types of events that never name a user.
+/// Event types that never contain a user.
 const WITHOUT_USER: [&str; 4] = ["count", "set", "reset", "fence"];
 
-/// Who or what is erased.
+/// The user or target to erase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A user, with all likes.
+    /// A user with all likes.
     User(UserId),
-    /// A target, with all numbers.
+    /// A target with all numbers.
     Target {
         target: Target,
         /// The name of its kind.
@@ -21,18 +21,18 @@ pub enum Subject {
     },
 }
 
-/// A message's body after the subject's events were taken out.
+/// A message's body without the subject's events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// How many events named the subject.
+    /// The number of events that contained the subject.
     pub removed: usize,
-    /// What is left; `None` where nothing is.
+    /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
-    /// What is left holds the id where an event has none: only a person can tell what it means.
+    /// The rest contains the id in an unexpected place: only a person can decide what it means.
     pub unclear: bool,
 }
 
-/// Whether one event names the subject.
+/// Whether an event contains the subject.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Yes,
@@ -41,7 +41,7 @@ enum Names {
 }
 
 impl Subject {
-    /// `user` or `target`: all that is written down of the subject.
+    /// `user` or `target`: all that tallyd records about the subject.
     pub fn word(&self) -> &'static str {
         match self {
             Self::User(_) => "user",
@@ -49,12 +49,12 @@ impl Subject {
         }
     }
 
-    /// Its id in decimal, which is its name on boards.
+    /// The subject's id in decimal, which is its member name on boards.
     pub fn member(&self) -> String {
         self.id().to_string()
     }
 
-    /// Takes the events that name the subject out of a body, which is one event or a list.
+    /// Removes the subject's events from a body, which is one event or a list.
     pub fn clear(&self, body: &[u8]) -> Cleared {
         let untouched = |unclear| Cleared { removed: 0, body: Some(body.to_vec()), unclear };
         if body.trim_ascii_start().first() != Some(&b'[') {
@@ -86,8 +86,8 @@ impl Subject {
         }
     }
 
-    /// Takes the items that name the subject out of the body of an outbox row: `kind:target:metric:delta` and `kind:target:user`,
-    /// spaces between. The rest is empty where all do.
+    /// Removes the subject's items from the body of an outbox row. Items are `kind:target:metric:delta` and
+    /// `kind:target:user`, separated by spaces. Returns an empty text if all items are the subject's.
     pub fn clear_outbox(&self, body: &str) -> String {
         let names = |item: &&str| {
             let parts: Vec<&str> = item.split(':').collect();
@@ -126,13 +126,13 @@ impl Subject {
             {
                 Names::No
             }
-            // An event in JSON of the site's own.
+            // The event is a site's own JSON.
             None if self.is_in(event) => Names::Unclear,
             None => Names::No,
         }
     }
 
-    /// As a number, or as text in decimal.
+    /// Whether the value is the id, as a number or as decimal text.
     fn is_id(&self, value: &Value) -> bool {
         match value {
             Value::Number(number) => number.as_u64() == Some(self.id()),
@@ -149,22 +149,22 @@ impl Subject {
         }
     }
 
-    /// Whether the id's digits stand there, with no other digit beside them.
+    /// Whether the bytes contain the id's digits without another digit beside them.
     fn is_in_bytes(&self, bytes: &[u8]) -> bool {
         let id = self.member();
         bytes.split(|byte| !byte.is_ascii_digit()).any(|digits| digits == id.as_bytes())
     }
 }
 
-/// The member that stands for an erased one in an archive that has `taken` for others already: `0`, then `0:1`, `0:2`, because a zset has
-/// no member twice.
+/// The name that replaces an erased member in an archive: `0`, then `0:1`, `0:2`. `taken` are the names already in use,
+/// because a zset contains each member once.
 pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
-    // There are more names than are taken.
+    // There are more names than `taken` can contain.
     names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
-/// The text with `by` wherever the whole of `name` stands, a target as `video:42`. `None` where it does not.
+/// Replaces every whole `name` in the text, for example the target `video:42`. `None` if the text does not contain it.
 pub fn replaced(text: &str, name: &str, by: &str) -> Option<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
     let (mut new, mut from) = (String::new(), 0);

@@ -1,13 +1,16 @@
-//! What an import makes of a site's like table: the versions of its rows, which rows an import wrote, and how two sides differ. Pure.
+//! Rules for importing a site's like table: the versions of its rows, which rows an import wrote, and how two sides
+//! differ. Pure.
 //!
-//! A table that keeps no deleted rows can't say later that a row is gone, so a second pass takes out what the import wrote and the table
-//! no longer has. It knows the import's rows by their `update_at`, the signature:
+//! A table without deleted rows cannot show later that a row was deleted. So a second pass removes the rows that the
+//! import wrote and the table no longer has. It recognises the import's rows by their `update_at`, the signature:
 //!
-//! * Without times in the table, `update_at` is the import's start.
-//! * With times, it is the time cut to the second, less two seconds, plus the microseconds of the second in which the import began.
+//! * If the table has no times, `update_at` is the import's start.
+//! * If it has times, `update_at` is that time without its fraction of a second, minus two seconds, plus the
+//!   microseconds of the import's start.
 //!
-//! Two seconds, because the table can have rounded its time up to the next second: so the import's row is older than the event that made it,
-//! and each event wins over it. The start's microseconds are no whole milliseconds, so that clocks of milliseconds never hit the signature.
+//! The two seconds are needed because the table can have rounded its time up to the next second. So the import's row is
+//! older than the event that made it, and each event wins over it. The start's microseconds are never whole
+//! milliseconds, so clocks with milliseconds never match the signature.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -18,13 +21,13 @@ use serde::{Deserialize, Serialize};
 use crate::event::ID_MAX;
 use crate::model::{Micros, TargetId, UserId};
 
-/// A row's place in the order of both sides.
+/// A row's place in the common order of both sides.
 pub type Key = (TargetId, UserId);
 
 /// Before the first row.
 pub const FIRST: Key = (TargetId(0), UserId(0));
 
-/// Behind the last row.
+/// After the last row.
 pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
 
 /// The earliest time that a row can have.
@@ -37,40 +40,40 @@ const SECOND: i64 = 1_000_000;
 pub struct SiteLike {
     pub key: Key,
     pub liked: bool,
-    /// When it was written; `None` where the table has no times.
+    /// When the row was written. `None` if the table has no times.
     pub at: Option<Micros>,
 }
 
-/// Count and checksum of the likes in a range of rows, as one side has them. Two sides with equal sums have the same likes.
+/// The count and checksum of the likes in a range of rows, on one side. Equal sums mean equal likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub count: u64,
     pub checksum: u64,
 }
 
-/// When an import began. It never changes, however often the import is run again.
+/// When an import began. A repeated import keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start(Micros);
 
 impl Start {
     /// The start of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Whole milliseconds are the times of many clocks.
+        // Many clocks have times of whole milliseconds.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
-    /// The version of a row in `like_record`.
+    /// The `update_at` of an imported row in `like_record`.
     pub fn version(self, at: Option<Micros>, keeps_deleted: bool) -> Micros {
         match at {
             None => self.0,
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
-            // A whole second can have been rounded up: no event may be older than the row that it made.
+            // A whole second can be rounded up. The row must not be newer than the event that made it.
             Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
             Some(at) => at,
         }
     }
 
-    /// Whether this import wrote a row of that version, and no event has changed it since.
+    /// Whether this import wrote the row with that version, and no event has changed it since.
     pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
         if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
     }
@@ -80,7 +83,7 @@ impl Start {
     }
 }
 
-/// Which side has a row that the other one lacks.
+/// The side that has a row which the other side lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.
@@ -89,7 +92,8 @@ pub enum Side {
     Here,
 }
 
-/// Rows between two that differ. With more of them between, the two are looked at again one by one.
+/// The maximum number of rows between two differences in one range. If more rows are between them, the two are checked
+/// separately.
 const TOGETHER: usize = 100;
 
 /// A range of rows in which the sides differ.
@@ -100,16 +104,16 @@ pub struct Differing {
     /// The last row.
     pub until: Key,
     pub rows: BTreeSet<(Key, Side)>,
-    /// How many rows both sides had there.
+    /// The number of rows of both sides in the range.
     pub size: usize,
 }
 
-/// The short ranges in which two sides, both in order, differ.
+/// The short ranges where two sorted sides differ.
 pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // How many rows come before it.
+        // The number of rows before it.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {
@@ -127,12 +131,12 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     found
 }
 
-/// The place right before a row. Ids begin at 1.
+/// The place directly before a row. Ids begin at 1.
 pub fn before((target, user): Key) -> Key {
     (target, UserId(user.0.saturating_sub(1)))
 }
 
-/// The rows that one side has and the other one lacks. Both are in order.
+/// The rows that only one side has. Both sides are sorted.
 pub fn differences(
     site: impl IntoIterator<Item = Key>,
     here: impl IntoIterator<Item = Key>,
@@ -207,7 +211,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the table rounded the event's time, to seconds or less, the event is newer than the import's row.
+        /// The event is newer than the import's row, even if the table rounded the event's time to seconds or finer.
         #[test]
         fn an_event_always_wins_over_the_row_that_an_import_made_of_it(
             start in 1_700_000_000_000_000..1_900_000_000_000_000_i64,

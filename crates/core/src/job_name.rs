@@ -1,8 +1,8 @@
-//! The names of the jobs, as MySQL, logs and the status have them. Pure.
+//! The names of the jobs in MySQL, logs and the status. Pure.
 
 use std::fmt;
 
-/// A job. Each has one lock: of all its modes one run at a time is done, over all daemons and shells.
+/// A job. Each job has one lock: over all daemons and shells, and over all its modes, one run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.
@@ -11,12 +11,11 @@ pub enum JobName {
     Archive,
     /// Builds Bloom filters.
     Filters,
-    /// Compares `counter` with tables of the site.
+    /// Compares `counter` with the site's tables.
     Recount,
 }
 
 impl JobName {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Reconcile, Self::Archive, Self::Filters, Self::Recount];
 
     /// The name in `job_lock` and `job_run`.
@@ -30,16 +29,16 @@ impl JobName {
     }
 }
 
-/// A run that only a command starts. Each has one lock, as a job has.
+/// A run that only a command can start. Like a job, each has one lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandName {
-    /// Copies a like table of the site.
+    /// Copies a site's like table.
     Import,
-    /// Deletes all that is known of a user or a target.
+    /// Deletes all data about a user or a target.
     Erase,
-    /// Compares `counter` with numbers of an older site.
+    /// Compares `counter` with an older site's numbers.
     Compare,
-    /// Writes likes to a table of an older site.
+    /// Writes likes to an older site's table.
     Export,
 }
 
@@ -55,16 +54,16 @@ impl CommandName {
     }
 }
 
-/// One way to run a job, as a configuration has it.
+/// A job's mode with its schedule, from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobMode {
-    /// Whose lock it takes.
+    /// The job whose lock the run acquires.
     pub job: JobName,
     /// The name in `job_run`.
     pub mode: String,
-    /// The pattern of times by which it is due; empty for never.
+    /// The cron pattern of the schedule. Empty if the mode never starts automatically.
     pub pattern: String,
-    /// The time zone of the pattern.
+    /// The pattern's time zone.
     pub time_zone: String,
 }
 

@@ -1,4 +1,4 @@
-//! Every key name. Pure.
+//! The names of all Redis keys. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use super::template::escaped;
 use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Target, UserId};
 
-/// The field of a bucket that says who loaded it. No id looks like it.
+/// The bucket field that says which run loaded the bucket. No id looks like it.
 pub const LOADED: &str = "_";
 
-/// The field of a bucket that says when a number of it was last set (lua/count.lua).
+/// The bucket field with the time when a number of the bucket was last set (lua/count.lua).
 pub const SET_AT: &str = "_s";
 
-/// What the field of a bucket begins with that is no target's.
+/// The first character of bucket fields that hold no target.
 pub const NO_TARGET: char = '_';
 
-/// How many fields a bucket has at most that are no targets': `_` and `_s`, and where the daemon counts, `_o`, `_m`, one for each partition and one for
-/// what reconciles correct.
+/// The maximum number of bucket fields that hold no target. These are `_` and `_s`. For numbers that the daemon counts,
+/// also `_o`, `_m`, one per partition and one for corrections by reconciles.
 pub fn fields_beside(partitions: u16) -> u64 {
     u64::from(partitions) + 5
 }
 
-/// How keys are named, by configuration.
+/// How the configuration names keys.
 #[derive(Clone, Debug)]
 pub struct Keys {
     prefix: String,
@@ -30,55 +30,55 @@ pub struct Keys {
     metrics: BTreeMap<u8, String>,
 }
 
-/// Where a target's number is, as the scripts are told.
+/// Where a target's number is, in the form that the scripts take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
-    /// What in it: the place in a bucket's field, `entity:` and the name of a hash's field, or `string`.
+    /// The part of the key: the place in a bucket's field, `entity:` and a field's name, or `string`.
     pub part: String,
-    /// The target's bucket, where that is another key.
+    /// The target's bucket, if it is another key.
     pub bucket: Option<String>,
 }
 
 impl Keys {
-    /// Names in that layout.
+    /// The names in that layout.
     pub fn new(prefix: &str, metrics: &Metrics, layout: Layout) -> Self {
         Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
-    /// The same, where metrics have other names.
+    /// The same names with other metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
-    /// The same behind another prefix.
+    /// The same names with another prefix.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         Self { prefix: prefix.to_owned(), ..self.clone() }
     }
 
-    /// How numbers are laid out.
+    /// The layout of the numbers.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// How many buckets a kind has.
+    /// The number of buckets of a kind.
     pub fn buckets(&self) -> u32 {
         self.layout.buckets()
     }
 
-    /// The bucket that a target lives in.
+    /// The target's bucket.
     pub fn bucket(&self, target: Target) -> u32 {
         layout::bucket(target.id, self.layout.bucket_bits)
     }
 
-    /// `video:3a2f`: the bucket as readers note it, and between the braces that are the Cluster's hash tag.
+    /// `video:3a2f`: the bucket's name for readers. In keys it is between braces, as the Cluster's hash tag.
     pub fn bucket_name(&self, kind: &str, bucket: u32) -> String {
         format!("{kind}:{}", self.layout.bucket_name(bucket))
     }
 
-    /// `c:{video:3a2f}`: the hash of one bucket of the kind, with its numbers in the layout packed.
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed it holds the numbers.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
         format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
@@ -94,7 +94,7 @@ impl Keys {
         Place { key, part: self.part(metric), bucket: Some(bucket) }
     }
 
-    /// The names of counters' keys as a person writes them: `like:count:{id}`, or `tally:c:{...}` where buckets hold the numbers.
+    /// The names of counter keys for people: `like:count:{id}`, or `tally:c:{...}` if buckets hold the numbers.
     pub fn counter_names(&self) -> String {
         match &self.layout.template {
             Some(template) => format!("{}{template}", self.prefix),
@@ -102,7 +102,7 @@ impl Keys {
         }
     }
 
-    /// What in a key holds the metric's number, as the scripts are told.
+    /// The part of a key that holds the metric's number, in the form that the scripts take.
     pub fn part(&self, metric: Metric) -> String {
         match self.layout.form {
             Form::Packed => metric.0.to_string(),
@@ -111,33 +111,34 @@ impl Keys {
         }
     }
 
-    /// The metric's name; empty where the configuration doesn't know it.
+    /// The metric's name, or empty if the configuration does not have it.
     pub fn metric(&self, metric: Metric) -> &str {
         self.metrics.get(&metric.0).map_or("", String::as_str)
     }
 
-    /// What MATCH finds the keys of targets of the kind by, where each target or number has one.
+    /// A MATCH pattern for the keys of the kind's targets, if each target or number has its own key.
     pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
         let template = self.layout.template.as_ref()?;
         Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
     }
 
-    /// The target whose number that key holds.
+    /// The target whose number this key holds.
     pub fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
         let name = key.strip_prefix(&self.prefix)?;
         self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
     }
 
-    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: who clicked lately in a bucket, in two hashes that take turns. In the
-    /// bucket's slot.
+    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: recent clicks in a bucket. The two hashes alternate.
+    /// They are in the bucket's slot.
     pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
         let key = format!("{}recent:{{{}}}", self.prefix, self.bucket_name(kind, bucket));
         let former = format!("{key}:former");
         [key, former]
     }
 
-    /// `filter:{video:3a2f}:42`, its `:config` (named as Redisson names it) and `:added`: a target's Bloom filter, what it is like,
-    /// and who likes the target and is not in its bits yet. In the bucket's slot.
+    /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. They are a target's Bloom filter,
+    /// its shape, and the users who like the target and are not in the filter's bits yet. They are in the bucket's
+    /// slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -145,43 +146,44 @@ impl Keys {
         [key, config, added]
     }
 
-    /// `filter:{video:3a2f}:42:next`: a filter that is being built.
+    /// `filter:{video:3a2f}:42:next`: a filter that a run is building.
     pub fn next_filter(&self, kind: &str, target: Target) -> String {
         let [key, ..] = self.filter(kind, target);
         format!("{key}:next")
     }
 
-    /// Matches every key of filters.
+    /// Matches all keys of filters.
     pub fn filters(&self) -> String {
         format!("{}filter:*", escaped(&self.prefix))
     }
 
-    /// `filter:epoch`: which filters are trusted.
+    /// `filter:epoch`: says which filters are trusted.
     pub fn filter_epoch(&self) -> String {
         format!("{}filter:epoch", self.prefix)
     }
 
-    /// `limit:{7}`: how much a user has clicked.
+    /// `limit:{7}`: the number of the user's recent clicks.
     pub fn limit(&self, user: UserId) -> String {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
-    /// `gw:{7}`: likes of a user that gateways have published within the last minute, by `video:42`.
+    /// `gw:{7}`: the user's likes that gateways published within the last minute, by `video:42`.
     pub fn published(&self, user: UserId) -> String {
         format!("{}gw:{{{}}}", self.prefix, user.0)
     }
 
-    /// `c:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
+    /// `c:missing`: the set of buckets that readers found missing, as `video:3a2f`.
     pub fn missing(&self) -> String {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the numbers that API servers count, as daemons announce them to clients.
+    /// `c:writers`: the numbers that API servers count. Daemons announce them to clients here.
     pub fn writers(&self) -> String {
         format!("{}c:writers", self.prefix)
     }
 
-    /// `c:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
+    /// `c:compared:{7}:packed:13`: the instant up to which the layout is compared. In a Cluster each number is in
+    /// another slot.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -191,42 +193,46 @@ impl Keys {
         format!("{}board:{{{board}}}:{period}", self.prefix)
     }
 
-    /// `board:{likes}:added`: which rows of each partition's outbox were added to the board.
+    /// `board:{likes}:added`: the rows of each partition's outbox that were added to the board.
     pub fn board_added(&self, board: &str) -> String {
         self.board(board, "added")
     }
 
-    /// `board:{likes}:2026-W46:frozen`: a closed period's zset, which nobody writes to any more.
+    /// `board:{likes}:2026-W46:frozen`: the zset of a closed period, which receives no more writes.
     pub fn frozen_board(&self, board: &str, period: &str) -> String {
         format!("{}:frozen", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. Gone with the zset.
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. It is deleted
+    /// with the zset.
     pub fn board_mark(&self, board: &str, period: &str) -> String {
         format!("{}:snapshot", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:filling`: a zset that is being restored, as far as it is.
+    /// `board:{likes}:2026-W47:filling`: a zset that is being restored and is not complete.
     pub fn filling_board(&self, board: &str, period: &str) -> String {
         format!("{}:filling", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:restored-s7`: the whole of it, from the source of that tag, which takes the zset's place next.
+    /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with that tag. It replaces the
+    /// period's zset next.
     pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: which periods were frozen, and the run that put each back; under `-` the generation of the data.
+    /// `board:{likes}:freezes`: the frozen periods, each with the run that restored it. The field `-` holds the data's
+    /// generation.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }
 
-    /// `board:{likes}:2026-W46:raised`: how many pages of its archive a live zset was given that is older than that.
+    /// `board:{likes}:2026-W46:raised`: how many pages of the archive were added to a live zset that is older than the
+    /// archive.
     pub fn raised_board(&self, board: &str, period: &str) -> String {
         format!("{}:raised", self.board(board, period))
     }
 
-    /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
+    /// `board:{likes}:claim`: the number of the archiver's run that can change the board's closed periods.
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
     }
@@ -236,7 +242,7 @@ fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
     metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect()
 }
 
-/// The names of kinds by code, as keys need them.
+/// The names of kinds by code, for keys.
 #[derive(Clone, Debug)]
 pub struct KindNames(BTreeMap<u8, String>);
 
@@ -246,17 +252,17 @@ impl KindNames {
         Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
     }
 
-    /// The kind's name; none where the configuration no longer knows it.
+    /// The kind's name, or `None` if the configuration no longer has it.
     pub fn get(&self, kind: Kind) -> Option<&str> {
         self.0.get(&kind.0).map(String::as_str)
     }
 
-    /// The kind of that name.
+    /// Finds the kind `name`.
     pub fn named(&self, name: &str) -> Option<Kind> {
         self.0.iter().find(|(_, known)| *known == name).map(|(code, _)| Kind(*code))
     }
 
-    /// All of them, by code.
+    /// All kinds, by code.
     pub fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
         self.0.iter().map(|(code, name)| (Kind(*code), name.as_str()))
     }
@@ -310,7 +316,7 @@ mod tests {
         }
         let unique: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
-        // `counter_key` has no braces, and a number. All that has no braces here has no number.
+        // Names from `counter_key` have a number and no braces. Other names without braces have no number.
         let of_template = |name: &&String| !name.contains('{') && name.contains(|it: char| it.is_ascii_digit());
         assert_eq!(names.iter().find(of_template), None);
     }

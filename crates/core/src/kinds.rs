@@ -21,12 +21,12 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// The kind of that name.
+    /// Finds the kind `name`.
     pub fn named(&self, name: &str) -> Option<Kind> {
         self.0.get(name).map(|code| Kind(*code))
     }
 
-    /// The name of that kind; its number where it has none.
+    /// The kind's name, or its number if it has no name.
     pub fn name(&self, kind: Kind) -> String {
         let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| kind.to_string())
@@ -45,35 +45,35 @@ impl Default for Metrics {
     }
 }
 
-/// The metric that like records are counted by. `[metrics]` must name it.
+/// The metric of like records. `[metrics]` must contain it.
 pub const LIKE: &str = "like";
 
 impl Metrics {
-    /// The metric of that name.
+    /// Finds the metric `name`.
     pub fn named(&self, name: &str) -> Option<Metric> {
         self.0.get(name).map(|code| Metric(*code))
     }
 
-    /// All of them, by code.
+    /// All metrics, by code.
     pub fn codes(&self) -> Vec<Metric> {
         let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
         codes.sort_unstable();
         codes
     }
 
-    /// The name of that metric; its number where it has none.
+    /// The metric's name, or its number if it has no name.
     pub fn name(&self, metric: Metric) -> String {
         let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| metric.0.to_string())
     }
 
-    /// The metric `like`. The checks hold that it is there.
+    /// The metric `like`. The configuration check ensures that it exists.
     pub fn like(&self) -> Metric {
         Metric(self.0.get(LIKE).copied().unwrap_or(1))
     }
 }
 
-/// Names and codes as the schema has them.
+/// The schema of names with codes.
 fn codes(schema: &mut schemars::Schema) {
     if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         code.insert("minimum".to_owned(), json!(1));
@@ -81,7 +81,7 @@ fn codes(schema: &mut schemars::Schema) {
     schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
 }
 
-/// The same, with the metric that must be there.
+/// As [`codes`], and `like` is required.
 fn codes_with_like(schema: &mut schemars::Schema) {
     codes(schema);
     schema.insert("required".to_owned(), json!([LIKE]));

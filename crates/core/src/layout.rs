@@ -1,37 +1,40 @@
-//! Where a target's numbers are in Redis: the one description that Rust, the arguments of the scripts and the documents go by. Pure.
+//! Where a target's numbers are in Redis. Rust code, script arguments and documents all use this description. Pure.
 //!
-//! *packed*: a target lives in one of 2^`bucket_bits` hashes of its kind (buckets), small enough that Redis keeps each
-//! as a listpack; its field is the id in decimal, its value all metrics in the order of their codes as text,
-//! `12,3,0,4`, trailing zeros left out. *entity*: a hash for each target, a field for each metric. *string*: a key for each number.
-//! In the last two a bucket holds no numbers, but says of its targets, too, whether Redis has lost them.
+//! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one of them. They are small enough
+//!   that Redis keeps each as a listpack. The field is the id in decimal. Its value is all metrics in the order of
+//!   their codes as text, `12,3,0,4`, without trailing zeros.
+//! * *entity*: a hash for each target, a field for each metric.
+//! * *string*: a key for each number.
+//!
+//! In the last two, a bucket holds no numbers. It still says whether Redis has lost the numbers of its targets.
 
 use std::fmt;
 
 use super::template::Template;
 use crate::model::{Metric, TargetId};
 
-/// 2^28 hashes of about 122 targets: more than there are targets.
+/// 2^28 hashes of about 122 targets each: more than enough for all targets.
 pub const BUCKET_BITS_MAX: u8 = 28;
 
-/// What goes beyond it was put there by somebody's hand, and is no number of ours: the difference of any two that are can be held.
+/// A number beyond this was written by hand and is ignored. The difference of two valid numbers fits into 64 bits.
 const NUMBER_MAX: i64 = 1 << 62;
 
-/// How numbers are laid out.
+/// The layout of the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What holds them.
+    /// The type of key that holds the numbers.
     pub form: Form,
-    /// There are 2^`bucket_bits` buckets of each kind.
+    /// Each kind has 2^`bucket_bits` buckets.
     pub bucket_bits: u8,
-    /// The names of keys, where each target or number has one.
+    /// The pattern of key names, if each target or number has its own key.
     pub template: Option<Template>,
 }
 
-/// What holds numbers.
+/// The type of key that holds the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Hashes of many targets, with all numbers of a target in a field.
+    /// Hashes of many targets. One field holds all numbers of a target.
     Packed,
     /// A hash for each target.
     Entity,
@@ -40,7 +43,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// How keys are named unless told otherwise.
+    /// The default pattern of key names.
     pub fn default_template(self) -> &'static str {
         match self {
             Self::Packed => "",
@@ -51,10 +54,10 @@ impl Form {
 }
 
 impl Layout {
-    /// A layout; `template` is empty for the form's own names.
+    /// Creates a layout. An empty `template` means the default names.
     ///
     /// # Errors
-    /// A sentence's end that says why the names can't be used.
+    /// Returns the end of a sentence that says why the names cannot be used.
     pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
         let template = match (form, template) {
             (Form::Packed, "") => None,
@@ -65,13 +68,13 @@ impl Layout {
         Ok(Self { form, bucket_bits, template })
     }
 
-    /// Reads what commands name it by, `packed:13`.
+    /// Parses the name that commands use, `packed:13`.
     ///
     /// # Errors
-    /// A sentence that says what is allowed.
+    /// Returns a sentence that says what is allowed.
     pub fn named(name: &str, template: &str) -> Result<Self, String> {
         let wrong =
-            || format!("{name} is no layout: write packed:BITS, entity:BITS or string:BITS, for instance packed:13");
+            || format!("{name} is not a layout: write packed:BITS, entity:BITS or string:BITS, for example packed:13");
         let (form, bits) = name.split_once(':').ok_or_else(wrong)?;
         let form = match form {
             "packed" => Form::Packed,
@@ -83,23 +86,24 @@ impl Layout {
         Self::new(form, bits, template).map_err(|error| format!("the keys' names: {template} {error}"))
     }
 
-    /// How many buckets a kind has.
+    /// The number of buckets of a kind.
     pub fn buckets(&self) -> u32 {
         1 << self.bucket_bits
     }
 
-    /// The bucket's name within its kind: its number in hex with a bit of one before it, so that no two of any layouts are the same.
+    /// The bucket's name within its kind: its number in hex with a leading 1 bit. So no two buckets of any layouts have
+    /// the same name.
     pub fn bucket_name(&self, bucket: u32) -> String {
         format!("{}{:x}", self.letter(), self.buckets() | bucket)
     }
 
-    /// The bucket of that name.
+    /// Finds the bucket `name`.
     pub fn named_bucket(&self, name: &str) -> Option<u32> {
         let number = u32::from_str_radix(name.strip_prefix(self.letter())?, 16).ok()?;
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// No hex digits.
+    /// A letter that is not a hex digit.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",
@@ -108,13 +112,13 @@ impl Layout {
         }
     }
 
-    /// Its name with that of its keys, by which it is told from every other one.
+    /// The layout's name with its key pattern. Two layouts never have the same one.
     pub fn full_name(&self) -> String {
         self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
     }
 
-    /// The names of its keys for each kind and metric, of one target: what two layouts may not share, and one not have twice. A hash of the
-    /// layout `entity` is once there for all metrics.
+    /// The key names of one target, for each kind and metric. Two layouts must not share one, and one layout must not
+    /// have one twice. In the layout `entity` one hash serves all metrics.
     pub fn key_names(&self, kinds: &[&str], metrics: &[&str]) -> Vec<String> {
         let Some(template) = &self.template else { return Vec::new() };
         let metrics = if self.form == Form::Entity { metrics.get(..1).unwrap_or_default() } else { metrics };
@@ -123,14 +127,14 @@ impl Layout {
         kinds.iter().flat_map(name).collect()
     }
 
-    /// Whether keys of the one are keys of the other.
+    /// Whether the two layouts share a key.
     pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
         let names = other.key_names(kinds, metrics);
-        // Of one name are also the buckets, which say what is lost, and the recent clicks.
+        // Buckets, which say what is lost, and recent clicks also have these names.
         self.to_string() == other.to_string() || self.key_names(kinds, metrics).iter().any(|name| names.contains(name))
     }
 
-    /// The metric's number in what a key or field holds; none where it is no such text.
+    /// The metric's number in the value of a key or field, or `None` if the text is invalid.
     pub fn value(&self, text: &str, metric: Metric) -> Option<i64> {
         match self.form {
             Form::Packed => value(text, metric),
@@ -140,7 +144,7 @@ impl Layout {
     }
 }
 
-/// As commands name it: `packed:13`, `entity:13`, `string:13`.
+/// The name that commands use: `packed:13`, `entity:13`, `string:13`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = match self.form {
@@ -152,14 +156,14 @@ impl fmt::Display for Layout {
     }
 }
 
-/// The target's bucket: CRC-32 (zlib's) of the id in decimal, its low `bucket_bits` bits. A hash, because the low bits
-/// of snowflake ids are nearly constant.
+/// The target's bucket: the low `bucket_bits` bits of the CRC-32 (zlib's) of the id in decimal. The id is hashed
+/// because the low bits of snowflake ids are nearly constant.
 pub fn bucket(id: TargetId, bucket_bits: u8) -> u32 {
     let hash = crc32fast::hash(id.to_string().as_bytes());
     hash & ((1_u32 << bucket_bits) - 1)
 }
 
-/// The metric's number in a packed field's value; zero where it is left out, none where the value is no such text.
+/// The metric's number in a packed field's value. A missing number is zero. `None` if the text is invalid.
 pub fn value(text: &str, metric: Metric) -> Option<i64> {
     match text.split(',').nth(usize::from(metric.0) - 1) {
         None => Some(0),
@@ -172,7 +176,7 @@ fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number| (-NUMBER_MAX..=NUMBER_MAX).contains(number))
 }
 
-/// The packed field of these numbers, each of the metric in its place; empty where all are zero.
+/// The packed field of these numbers, each at its metric's place. Empty if all are zero.
 pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     let most = metrics.iter().map(|metric| usize::from(metric.0)).max().unwrap_or(0);
     let mut values = vec![0; most];
@@ -186,12 +190,12 @@ pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Who loaded a bucket, and the last repair: the field `_`.
+/// The field `_`: which run loaded a bucket, and the last repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loaded {
-    /// Missing targets are unknown: Redis was flushed, or nobody has ever loaded the bucket.
+    /// Missing targets are unknown: Redis was flushed, or no run has loaded the bucket.
     No,
-    /// A run is loading it: missing targets are unknown still.
+    /// A run is loading the bucket: missing targets are still unknown.
     Loading {
         /// The run.
         generation: u64,
@@ -208,7 +212,7 @@ pub enum Loaded {
 }
 
 impl Loaded {
-    /// Reads the field; none where it is no such text.
+    /// Parses the field. `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::No);

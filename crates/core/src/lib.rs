@@ -1,4 +1,4 @@
-//! What tallyd counts, decided without a server: ids, events, drift, boards, periods, scores, names of keys, limits.
+//! tallyd's decisions that need no server: ids, events, drift, boards, periods, scores, names of keys, limits.
 //!
 //! Pure: no I/O, no clock, no runtime. The time and the time zone database are arguments.
 

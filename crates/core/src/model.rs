@@ -1,15 +1,15 @@
-//! The words of the contract as types, so that two integers can't be swapped. Pure: no I/O, no clock.
+//! The terms of the contract as types, so that two integers can't be swapped. Pure: no I/O, no clock.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of thing is liked (`video`, `post`, ...), as its code from `[kinds]` in config.toml: 1 to 255.
+/// The kind of a target (`video`, `post`, ...), as its code from `[kinds]` in config.toml: 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kind(pub u8);
 
-/// Which number of a target is meant (`like`, `comment`, ...), as its code from `[metrics]`: 1 to 255.
+/// The metric of a number (`like`, `comment`, ...), as its code from `[metrics]`: 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Metric(pub u8);
 
@@ -21,7 +21,7 @@ pub struct TargetId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UserId(pub u64);
 
-/// Microseconds since the Unix epoch, by Redis' clock: the version of a like record, and the instant of a cut.
+/// Microseconds since the Unix epoch: for example the version of a like record, or the instant of a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Micros(pub i64);
 
@@ -43,21 +43,21 @@ impl Micros {
 }
 
 impl From<SystemTime> for Micros {
-    /// Zero before 1970.
+    /// A time before 1970 becomes zero.
     fn from(time: SystemTime) -> Self {
         let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since_epoch.as_micros()).unwrap_or(Self::MAX.0))
     }
 }
 
-/// What is liked or counted.
+/// A target that can be liked and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     pub kind: Kind,
     pub id: TargetId,
 }
 
-/// What is added to one of a target's numbers.
+/// An amount to add to one of a target's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Addition {
     pub target: Target,
@@ -65,11 +65,10 @@ pub struct Addition {
     pub delta: i64,
 }
 
-/// A counter row's difference.
+/// The change of a counter row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub target: Target,
-    /// Which of its numbers.
     pub metric: Metric,
     pub delta: i64,
     /// The newest `at` that was applied.
@@ -77,7 +76,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Without its time.
+    /// Removes the time.
     pub fn addition(&self) -> Addition {
         Addition { target: self.target, metric: self.metric, delta: self.delta }
     }
@@ -90,7 +89,7 @@ pub type CounterKey = (Target, Metric);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoardPeriod {
     pub board: String,
-    /// The period's text: `2026-W47`.
+    /// For example `2026-W47`.
     pub period: String,
 }
 
@@ -103,17 +102,17 @@ pub struct BoardMember {
     pub score: f64,
 }
 
-/// What is known of a period's freeze in Redis. The greater one is newer, because run numbers grow.
+/// The freeze of a period in Redis. The greater one is newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The first run that claimed the board in this data set: a later one after each loss of all data.
+    /// The first run that claimed the board in this data set. It grows after each loss of all data.
     pub generation: u64,
-    /// The run that put the frozen zset back, 0 where it is the board itself; none where the period was never frozen.
+    /// The run that restored the frozen zset, or 0 if it was never restored. `None` if the period was never frozen.
     pub note: Option<u64>,
 }
 
 impl Freeze {
-    /// Of a data set that no run has claimed yet.
+    /// The data set has no claim by a run yet.
     pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
 }
 

@@ -1,8 +1,8 @@
-//! Outboxes: their rows, how far each has come, and what a sample of Redis lacks of them. Pure.
+//! Outboxes: their rows, how far each is applied, and which rows a sample of Redis lacks. Pure.
 //!
-//! A number with `writer = "daemon"` is in Redis what `counter` has, less those rows of the outboxes that were not added to its bucket.
-//! The bucket's offsets, read with the number, say which these are. So nothing has to be waited for, and a number that is written all the
-//! time is judged as exactly as one that rests.
+//! For a number with `writer = "daemon"`, Redis has the value of `counter` minus the outbox rows that were not added to
+//! its bucket yet. The bucket's offsets, which are read with the number, say which rows these are. So a reconcile does
+//! not have to wait, and a number that is written constantly is compared as exactly as a quiet one.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use crate::coalesce::Pair;
 use crate::model::{Addition, CounterKey, Micros};
 
-/// The partition of what reconciles correct in `counter`: it has an outbox and no queue.
+/// The partition of corrections that reconciles make in `counter`. It has an outbox and no queue.
 pub const CORRECTIONS: u16 = u16::MAX;
 
-/// The slot of `counter` that imports write. No partition has it, so an import never waits for a consumer's row.
+/// The slot of `counter` for imports. No partition has it, so an import never waits for a consumer's row.
 pub const IMPORTS: u16 = u16::MAX - 1;
 
-/// A number for each partition, of a row in its outbox; zero where there is none. As text `0:17,3:12`. Cheap to clone.
+/// For each partition, the number of a row in its outbox. Zero means none. As text `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
 impl OutboxOffsets {
-    /// Reads the text; none where it is no such text.
+    /// Parses the text. `None` if it is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let mut offsets = BTreeMap::new();
         for pair in text.split(',').filter(|_| !text.is_empty()) {
@@ -41,14 +41,14 @@ impl OutboxOffsets {
         self.0.get(&partition).copied().unwrap_or(0)
     }
 
-    /// Takes the number where it is higher.
+    /// Raises the partition's number, if this one is higher.
     pub fn raise(&mut self, partition: u16, number: u64) {
         if number > self.of(partition) {
             Arc::make_mut(&mut self.0).insert(partition, number);
         }
     }
 
-    /// Takes each number that is higher.
+    /// Raises each number that is higher in `other`.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);
@@ -87,39 +87,39 @@ impl fmt::Display for OutboxOffsets {
 pub struct OutboxRow {
     pub partition: u16,
     pub number: u64,
-    /// When it was written, by MySQL's clock.
+    /// The time of the write, by MySQL's clock.
     pub written_at: Micros,
-    /// Whether that is longer ago than was asked.
+    /// Whether the row is older than the caller's limit.
     pub is_old: bool,
-    /// What it adds.
+    /// The amounts to add.
     pub additions: Vec<Addition>,
     /// The users who began to like a target, for Bloom filters.
     pub likers: Vec<Pair>,
 }
 
-/// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
+/// The rows of the outboxes as of one instant. A reconcile checks whether a sample had them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Since {
     /// In the order of their partitions and numbers.
     pub rows: Vec<OutboxRow>,
-    /// Rows up to these may be missing: they were deleted, or are too many to be read.
+    /// Rows up to these are missing: they were deleted, or there are too many to read.
     pub pruned: OutboxOffsets,
 }
 
-/// Rows that no sample of a page had, and some that they had.
+/// Rows that no sample of a page had, and some that the samples had.
 #[derive(Debug, Default)]
 pub struct OutboxLag {
-    /// By number: a row's partition and place in its outbox, and what it adds.
+    /// By number: a row's partition, its place in the outbox, and the added amount.
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these are deleted.
     pruned: OutboxOffsets,
-    /// Rows up to these were in Redis before it was sampled, whatever a bucket's offsets say: they stand in none that the row has nothing for, and
-    /// a bucket that was set back to an older state lost what it had.
+    /// Rows up to these were in Redis before the sample, even if the bucket's offsets are lower. A bucket has offsets
+    /// only for rows that changed it, and a bucket that was reset to an older state has lost newer offsets.
     applied: OutboxOffsets,
 }
 
 impl OutboxLag {
-    /// What followed `applied`, which was read before the sample.
+    /// `since` are the rows after `applied`, which was read before the sample.
     pub fn new(since: Since, applied: OutboxOffsets) -> Self {
         let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
         for row in since.rows {
@@ -130,7 +130,8 @@ impl OutboxLag {
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// What a sample of the number lacks whose bucket had `offsets`; none where rows are deleted that would tell.
+    /// The amount that a sample of the number lacks. `offsets` are those of its bucket. `None` if rows that are needed
+    /// for this are deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
@@ -188,8 +189,8 @@ mod tests {
     }
 
     proptest! {
-        /// Batches are committed by two partitions; each is added to the two buckets some time later, or not yet; whenever the buckets are
-        /// sampled, what they hold and what waits make the counters.
+        /// Two partitions commit batches. Each batch is added to the two buckets some time later, or not yet. At any
+        /// time, the sampled buckets plus the lacking rows must give the counters.
         #[test]
         fn what_a_bucket_holds_and_what_waits_make_the_counter(
             batches in prop::collection::vec((0..2_u16, 1..5_u64, -9..9_i64), 0..40),
@@ -210,7 +211,7 @@ mod tests {
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
                 rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() });
             }
-            // Known to be in both buckets.
+            // These rows are known to be in both buckets.
             let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));

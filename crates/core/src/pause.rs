@@ -1,4 +1,4 @@
-//! Lengths of time as config.toml has them.
+//! Durations in config.toml.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,15 +8,15 @@ use jiff::{SpanRelativeTo, Unit};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// The schema's format of texts that are a length of time.
+/// The schema's format for durations.
 pub const LENGTH_OF_TIME: &str = "length-of-time";
 
-/// A length of time, written `500ms`, `2s`, `5m`, `1h`, `30d` (days have 24 hours).
+/// A duration, written `500ms`, `2s`, `5m`, `1h`, `30d` (days have 24 hours).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pause(pub Duration);
 
 impl Pause {
-    /// So many seconds.
+    /// A duration of `seconds`.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
@@ -28,7 +28,7 @@ impl Serialize for Pause {
     }
 }
 
-/// As it is written in config.toml, in the largest unit in which it is a whole number.
+/// The format of config.toml, in the largest unit that gives a whole number.
 impl fmt::Display for Pause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos();
@@ -57,13 +57,13 @@ impl<'de> Deserialize<'de> for Pause {
         let text = String::deserialize(deserializer)?;
         parse_pause(&text).map_err(|error| {
             de::Error::custom(format!(
-                "\"{text}\" is no length of time ({error}): write it as 500ms, 2s, 5m, 1h or 30d"
+                "\"{text}\" is not a duration ({error}): write for example 500ms, 2s, 5m, 1h or 30d"
             ))
         })
     }
 }
 
-/// Reads a length of time.
+/// Parses a duration.
 pub fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
     let span: jiff::Span = text.parse()?;
     let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours()))? / 1e9;

@@ -1,36 +1,39 @@
-//! How many messages are taken at once: by how large they are, and by how often they were redelivered. Pure: no I/O, no clock.
+//! The prefetch: it depends on the size of messages and on their redeliveries. Pure: no I/O, no clock.
 //!
-//! The broker counts messages, not bytes, and a list of events has a thousand times the bytes of one event.
+//! The broker counts messages and not bytes, but a list of events has a thousand times the bytes of one event.
 //!
-//! A quorum queue counts each message's returns and dead-letters it after twenty. A daemon that crashes on one message returns all messages
-//! that it holds, again and again. So messages that were redelivered often are taken in small numbers, in the end one by one, and the
-//! neighbours of the message that crashes the daemon go through.
+//! A quorum queue counts each message's returns, and dead-letters it after twenty. If one message crashes the daemon,
+//! the queue returns all messages that the daemon holds, again and again. So after many redeliveries the prefetch
+//! becomes small, and at the end it is one message. Then the messages beside the one that crashes the daemon are
+//! applied.
 
-/// The prefetch before the first message has shown how large messages are.
+/// The prefetch before the size of messages is known.
 const FIRST_PREFETCH: u16 = 200;
 
-/// The least prefetch, however large messages are: while one is written, the next one can come.
+/// The smallest prefetch, for messages of any size. The next message can arrive while one is written.
 pub const PREFETCH_MIN: u16 = 2;
 
-/// A session that failed before it acknowledged anything leaves the next one a sixteenth of its prefetch: it may have failed at a message that
-/// the library cannot read, so that its count of returns is not seen. From the largest prefetch, four sessions lead to one message at a
-/// time. Four daemons that get the queue by turns then return neighbours sixteen times, and the limit is twenty.
+/// A session that fails before it acknowledges anything divides the next one's prefetch by sixteen. It may have failed
+/// at a message that the library cannot read, so its return count is unknown. From the largest prefetch, four such
+/// sessions lead to one message at a time. If four daemons get the queue in turn, they return the other messages
+/// sixteen times. The limit is twenty.
 const FAILED_LEAVES: u16 = 16;
 
-/// How large a partition's messages are.
+/// The size of a partition's messages.
 #[derive(Debug, Default)]
 pub struct MessageSizes {
-    /// In bytes; 0 until a message has come.
+    /// In bytes. 0 before the first message.
     mean: usize,
 }
 
 impl MessageSizes {
-    /// Notes a message's size in a moving mean.
+    /// Adds a message's size to a moving mean.
     pub fn note(&mut self, bytes: usize) {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Replaces the mean after an inbox has grown too large. Each message weighs as much as it has bytes, so that a few large messages count.
+    /// Replaces the mean after an inbox has grown too large. Each message's weight is its size, so that a few large
+    /// messages count.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -39,7 +42,8 @@ impl MessageSizes {
         }
     }
 
-    /// How many messages can be in flight: at most `configured`, and at most `bytes_max` bytes by their mean.
+    /// The number of messages that can be in flight: at most `configured`, and at most `bytes_max` bytes by the mean
+    /// size.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),
@@ -50,7 +54,7 @@ impl MessageSizes {
     }
 }
 
-/// How many messages are taken at once. There is no limit by default.
+/// A limit on the prefetch after redeliveries. By default there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchLimit(u16);
 
@@ -66,17 +70,17 @@ impl PrefetchLimit {
         self.0.min(prefetch)
     }
 
-    /// Notes how often a message came back. The limit grows by one with each message that did not come back often.
+    /// Notes how often a message was returned. The limit grows by one with each message that was not returned often.
     pub fn note(&mut self, returns: i64) {
         self.0 = match returns {
-            // Crashes of hosts and orderly stops explain this many.
+            // Crashes of hosts and normal stops can cause this many.
             ..=5 => self.0.saturating_add(1),
             6..=10 => self.0.min(100),
             _ => 1,
         };
     }
 
-    /// Notes a session that took `prefetch` and ended before anything was acknowledged.
+    /// Notes a session with this `prefetch` that ended before it acknowledged anything.
     pub fn failed(&mut self, prefetch: u16) {
         self.0 = (prefetch / FAILED_LEAVES).max(1);
     }
@@ -122,7 +126,7 @@ mod tests {
         assert_eq!(limit.of(5_000), 5_000);
     }
 
-    /// RabbitMQ dead-letters what came back more than twenty times.
+    /// RabbitMQ dead-letters a message that was returned more than twenty times.
     #[test]
     fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
         let (mut limit, mut with_neighbours) = (PrefetchLimit::default(), 0);

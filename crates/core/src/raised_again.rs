@@ -1,43 +1,45 @@
-//! Counters that somebody raises without events: a run lowers them, and the next run finds them too high again. Repairs against such a
-//! writer never end, and take its likes away each time. Pure.
+//! Detects a writer that raises counters without events. A run lowers such counters, and the next run finds them too
+//! high again. The repairs would never end, and would remove the writer's likes each time. Pure.
 //!
-//! A counter is *raised again* where the last run found it too high and left it at some drift (zero where it lowered it), and it is higher
-//! now. The repairs of a metric stop where [`RAISED_MIN`] counters of it are raised again in this run, and as many were in the run before.
-//! A run that holds repairs back leaves drifts as they are. So its next run stops, too, as long as they grow, and repairs once they don't.
+//! A counter is *raised again* if it is now higher than the last run left it. The last run must have found it too high.
+//! It left zero drift if it lowered the counter. The repairs of a metric stop if this run and the run before both
+//! found at least [`RAISED_MIN`] of its counters raised again. A run that holds repairs back leaves the drifts. So the
+//! next run also stops if they grow, and repairs them if they do not.
 //!
-//! Chance alone does not do that: a target's likes are lost or counted twice now and then, and not of the same hundred targets three times.
+//! Chance does not cause this: a target's likes are sometimes lost or counted twice, but not for the same hundred
+//! targets three times.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// Fewer counters of a metric that are raised again are repaired: a few hot targets can drift in each run.
+/// Below this number of counters per metric, a run repairs them: a few hot targets can drift in each run.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooHigh {
-    /// By how much.
+    /// The drift, without its sign.
     pub by: u64,
-    /// The drift that the run left: zero where it lowered the counter, `by` where it held the repair back.
+    /// The drift after the run: zero if it lowered the counter, `by` if it held the repair back.
     pub left: u64,
 }
 
 /// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// What this run and the one before it found raised again.
+/// The counters that this run and the one before it found raised again.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
-    /// By metric: how many the last run found.
+    /// The number in the last run, by metric.
     by_last: BTreeMap<Metric, u64>,
-    /// By metric: how many this run has found.
+    /// The number in this run, by metric.
     by_this: BTreeMap<Metric, u64>,
 }
 
 impl RaisedAgain {
-    /// For a run after the run `last`, which came after the run `before`.
+    /// Prepares a run. The run `last` was the previous one, and `before` was the one before it.
     pub fn new(before: &AllTooHigh, last: AllTooHigh) -> Self {
         let mut by_last = BTreeMap::new();
         for (key, TooHigh { by, .. }) in &last {
@@ -46,12 +48,12 @@ impl RaisedAgain {
         Self { last, by_last, by_this: BTreeMap::new() }
     }
 
-    /// Notes that this run finds the counter too high by so much: once for each counter.
+    /// Notes that this run found the counter too high. Call it once for each counter.
     pub fn note(&mut self, key: CounterKey, by: u64) {
         note(&mut self.by_this, &self.last, key, by);
     }
 
-    /// How many counters of the metric this run has found raised again, where its repairs must stop.
+    /// The number of the metric's counters that are raised again, if the repairs must stop.
     pub fn stops(&self, metric: Metric) -> Option<u64> {
         let raised = |by: &BTreeMap<Metric, u64>| by.get(&metric).copied().filter(|raised| *raised >= RAISED_MIN);
         raised(&self.by_last).and_then(|_| raised(&self.by_this))
@@ -78,7 +80,8 @@ mod tests {
         (Target { kind: Kind(1), id: TargetId(id) }, metric)
     }
 
-    /// One run after two others: these counters are too high by so much. Gives what it leaves, and whether it stops.
+    /// Simulates a run after two others that finds these counters too high. Returns the drifts that it leaves, and
+    /// whether it stops.
     fn run(before: &AllTooHigh, last: &AllTooHigh, high: &[(CounterKey, u64)]) -> (AllTooHigh, bool) {
         let mut raised = RaisedAgain::new(before, last.clone());
         high.iter().for_each(|(key, by)| raised.note(*key, *by));
@@ -115,7 +118,7 @@ mod tests {
     }
 
     proptest! {
-        /// Drift by chance: in each run another hundred or so of ten thousand targets.
+        /// Random drift: in each run about a hundred other targets of ten thousand.
         #[test]
         fn drift_by_chance_never_stops_repairs(seeds in prop::collection::vec(prop::collection::btree_set(1_u64..10_000, 0..400), 3..8)) {
             let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());
@@ -127,7 +130,8 @@ mod tests {
             }
         }
 
-        /// However the counters of a writer without events mix with others: the third run stops, and repairs once it has ended.
+        /// A writer without events raises some counters among others. The third run stops, and repairs them once the
+        /// writer has ended.
         #[test]
         fn a_writer_without_events_is_found_in_the_third_run(
             raised in 100_u64..300,

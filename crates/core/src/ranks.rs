@@ -1,18 +1,18 @@
-//! Places on a board, in any of the three usual ways. Pure.
+//! Places on a board, in the three usual ways. Pure.
 
 use std::cmp::Ordering;
 
 use crate::model::BoardMember;
 
-/// How members with equal scores are placed.
+/// How members with equal scores get places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ranking {
-    /// 1, 2, 3, 4: each has a place of its own, equals in the order that Redis has them.
+    /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
     #[default]
     Ordinal,
-    /// 1, 2, 2, 4: equals share a place, and the next one is behind all of them.
+    /// 1, 2, 2, 4: equal members share a place, and the next one comes after all of them.
     Competition,
-    /// 1, 2, 2, 3: equals share a place, and the next one follows.
+    /// 1, 2, 2, 3: equal members share a place, and the next one gets the next place.
     Dense,
 }
 
@@ -23,27 +23,28 @@ pub struct Placed {
     pub place: u64,
     /// Any bytes.
     pub member: Vec<u8>,
-    /// As the zset has it.
+    /// The score in the zset.
     pub score: f64,
 }
 
-/// What stands before a page.
+/// The members before a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// Members before its first one.
+    /// The number of members before the page's first one.
     pub members: u64,
-    /// Members with a higher score than its first one.
+    /// The number of members with a higher score than the page's first one.
     pub higher: u64,
-    /// Different scores that are higher than its first one's. Only for [`Ranking::Dense`].
+    /// The number of different higher scores. Only used by [`Ranking::Dense`].
     pub distinct: u64,
 }
 
-/// The order of a board: the higher score first, of equals the greater member, byte by byte, as Redis' ZRANGE REV has it.
+/// The order of a board, as in Redis' ZRANGE REV: the higher score first. Among equal scores the greater member is
+/// first, byte by byte.
 pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
     b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
 }
 
-/// Places the members of a page that is in order, and that follows what stands before it.
+/// Gives places to the members of a sorted page. `before` describes the members before it.
 pub fn place(ranking: Ranking, before: Before, page: Vec<BoardMember>) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::with_capacity(page.len());
     let (mut shared, mut distinct) = (before.higher + 1, before.distinct + 1);

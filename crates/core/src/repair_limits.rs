@@ -1,19 +1,19 @@
-//! What a run may change, be it a reconcile or a recount: only what two looks agree on; and nothing once it is too much to be true, before
-//! a person has looked. Pure.
+//! The limits of a reconcile or a recount. It changes only what two measurements agree on. Above a safety limit it
+//! changes nothing until a person has checked. Pure.
 
-/// Up to so many targets may drift, whatever the percentage: of ten targets one is ten percent.
+/// Up to this many targets can drift without a limit on the percentage: of ten targets, one is already ten percent.
 const TARGETS_MIN: u64 = 100;
 
 /// The limits of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairLimits<'a> {
-    /// Of the checked targets at most so many percent may have drifted.
+    /// The maximum percentage of the checked targets that can have drifted.
     pub targets_max_percent: u8,
-    /// No counter may be off by more.
+    /// The largest allowed drift of a counter.
     pub abs_max: i64,
-    /// What repairs all the same.
+    /// The command that repairs without these limits.
     pub command: &'a str,
-    /// What loads all numbers again, where there is such a command.
+    /// The command that loads all numbers again, if there is one.
     pub reload: Option<&'a str>,
 }
 
@@ -23,23 +23,26 @@ pub struct RepairLimits<'a> {
 pub struct LimitExceeded(pub String);
 
 impl RepairLimits<'_> {
-    /// Whether `drifted` of `checked` targets may be repaired, the largest drift being `largest` without its sign.
+    /// Checks whether `drifted` of `checked` targets can be repaired. `largest` is the largest drift without its sign.
     ///
     /// # Errors
-    /// [`LimitExceeded`] with the reason.
+    /// Returns [`LimitExceeded`] with the reason.
     pub fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), LimitExceeded> {
         if largest > self.abs_max.unsigned_abs() {
             return Err(LimitExceeded(format!(
-                "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}; if that is right, run {}",
+                "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}; if this is correct, run {}",
                 self.abs_max, self.command
             )));
         }
         if drifted > TARGETS_MIN && drifted * 100 > checked * u64::from(self.targets_max_percent) {
             let reload = self.reload.filter(|_| drifted * 2 > checked).map(|reload| {
-                format!(". Most of them drifted: {reload} loads all numbers from MySQL again, which is faster")
+                format!(
+                    ". Most targets have drifted: run {reload} instead, which loads all numbers from MySQL again and is \
+                     faster"
+                )
             });
             return Err(LimitExceeded(format!(
-                "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}; if that is right, \
+                "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}; if this is correct, \
                  run {}{}",
                 self.targets_max_percent,
                 self.command,
@@ -50,8 +53,8 @@ impl RepairLimits<'_> {
     }
 }
 
-/// What to add, given two drifts of one number measured at two instants: the smaller one if they agree in direction. What was on its way at
-/// one of them looks like drift there, not at both.
+/// The amount to add, from two drifts of one number at two instants: the smaller drift if both have the same direction,
+/// else zero. An event in flight looks like drift at one instant, but not at both.
 pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),

@@ -1,44 +1,44 @@
-//! Counters that events set: which of a batch's events hold, and what `counter` gains by them. Pure: no I/O, no clock.
+//! Counters that events set: which events of a batch are valid, and how `counter` changes. Pure: no I/O, no clock.
 //!
-//! A counter is the value of its newest set plus everything that was added after that set's `at`. Counts up to that instant are void,
-//! even if they come later. So the order of arrival doesn't matter: a count that comes after a newer set adds nothing, and a set that
-//! comes after newer counts keeps those (`recent_delta`).
+//! A counter is the value of its newest set plus everything that was added after that set's `at`. Counts up to that
+//! instant are void, even if they arrive later. So the order of arrival does not matter. A count that arrives after a
+//! newer set adds nothing. A set that arrives after newer counts keeps those (`recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
 use crate::model::{CounterKey, Difference, Micros};
 
-/// What a number was set to. The newer one is the greater one; of two with the same `at` the one with the larger value.
+/// The last set of a number. The newer one is greater. At the same `at` the larger value is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LastSet {
-    /// The event's `at`; 0 where none has set it.
+    /// The event's `at`, or 0 if no event has set the number.
     pub at: Micros,
     pub value: i64,
 }
 
-/// What a number is before an event sets it.
+/// A number's state before an event sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `SUM(value)` over the slots of `counter`, which may be more than one slot holds.
+    /// `SUM(value)` over the slots of `counter`. It can be larger than one slot's maximum.
     pub counted: i128,
-    /// What was added after the event's `at`.
+    /// The sum of the changes after the event's `at`.
     pub since: i128,
     /// The newest `at` that was applied.
     pub update_at: Option<Micros>,
 }
 
-/// The events of a batch that hold.
+/// The valid events of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// The sets that are newer than the one before, sorted by key.
     pub won: Vec<(CounterKey, LastSet)>,
-    /// The counts that no set has made void, in the order of the ledger.
+    /// The counts that no set has voided, in the order of the ledger.
     pub live: Vec<CountEvent>,
 }
 
-/// The newest set of each counter. Of two with the same `at` the larger value wins, so that the outcome doesn't depend on the
-/// order of arrival.
+/// The newest set of each counter. At the same `at` the larger value wins, so that the order of arrival does not
+/// matter.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
     for SetEvent { target, metric, value, at } in sets {
@@ -49,7 +49,7 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
     newest
 }
 
-/// Which events hold. `known` says what each counter was set to before.
+/// Selects the valid events. `known` has the last set of each counter.
 pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
@@ -66,8 +66,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// What `counter` gains or loses, sorted by key. `standing` says what the counters that are set were before. `None`
-    /// if a difference does not fit 64 bits.
+    /// The change of each row of `counter`, sorted by key. `standing` has the former state of the counters that are
+    /// set. Returns `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {
@@ -96,7 +96,7 @@ mod tests {
     use crate::event::{EventId, Message};
     use crate::model::{Kind, Metric, Target, TargetId};
 
-    /// The tables, written as the consumer writes them.
+    /// The tables, written by the consumer's rules.
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// What the events come to, in whatever order.
+    /// The result of the events, independent of their order.
     fn model(events: &[Message]) -> BTreeMap<CounterKey, i64> {
         let numbers: BTreeSet<CounterKey> = events.iter().map(number_of).collect();
         let value = |number: &CounterKey| {
@@ -180,7 +180,7 @@ mod tests {
             cuts in proptest::collection::vec(1..7_usize, 1..20),
         ) {
             let events: Vec<Message> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
-            // Each once at least, some more often, anywhere.
+            // Each event arrives at least once, and some more often, in any place.
             let mut arrived = events.clone();
             for (place, index) in order.iter().enumerate() {
                 match place % 2 {

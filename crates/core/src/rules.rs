@@ -1,4 +1,4 @@
-//! How metrics count that don't count as usual; of one kind, or of all.
+//! Rules for metrics that differ from the default, for one kind or for all.
 
 use std::collections::HashMap;
 
@@ -14,67 +14,67 @@ use crate::model::{Kind, Metric};
 pub struct Rule {
     /// A name of `[metrics]`.
     pub metric: String,
-    /// A name of `[kinds]`; all of them unless given. A rule of one kind goes before that of all.
+    /// A name of `[kinds]`, or all kinds by default. A rule for one kind takes precedence over a rule for all.
     #[serde(default)]
     #[schemars(with = "String")]
     pub kind: Option<String>,
-    /// Who counts it in Redis.
+    /// The writer that counts it in Redis: the daemon or API servers.
     #[serde(default)]
     pub writer: Writes,
-    /// Whether it may be less than zero.
+    /// Whether the number can be negative.
     #[serde(default)]
     pub below_zero: bool,
-    /// Whether events of the types `set` and `reset` are taken.
+    /// Whether events of the types `set` and `reset` are accepted.
     #[serde(default)]
     pub settable: bool,
-    /// The board on which what is added to it counts, too: a name of `[[board]]` whose `score` has the metric. The member is the target's id
-    /// in decimal.
+    /// A board that also counts the metric's additions: a name of `[[board]]` whose `score` has the metric. The member
+    /// is the target's id in decimal.
     #[serde(default)]
     #[schemars(with = "String")]
     pub board: Option<String>,
 }
 
 impl Rule {
-    /// That the metric counts as usual.
+    /// A rule with the default settings for the metric.
     pub fn of(metric: impl Into<String>) -> Self {
         let metric = metric.into();
         Self { metric, kind: None, writer: Writes::default(), below_zero: false, settable: false, board: None }
     }
 }
 
-/// Who counts a metric in Redis.
+/// The writer that counts a metric in Redis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
-    /// API servers, before they publish, with lua/count.lua; likes with lua/like.lua.
+    /// API servers count before they publish: with lua/count.lua, and likes with lua/like.lua.
     Api,
-    /// The daemon, once the event is committed.
+    /// The daemon counts after the event is committed.
     #[default]
     Daemon,
 }
 
-/// How one metric of one kind counts.
+/// The rule for one metric of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ruled {
-    /// Who counts it in Redis.
+    /// The writer that counts it in Redis.
     pub writer: Writes,
-    /// Whether it may be less than zero.
+    /// Whether the number can be negative.
     pub below_zero: bool,
-    /// Whether events of the types `set` and `reset` are taken.
+    /// Whether events of the types `set` and `reset` are accepted.
     pub settable: bool,
 }
 
-/// All rules, to be asked.
+/// All rules, ready for look-ups.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     of_kind: HashMap<(Kind, Metric), Ruled>,
     of_all: HashMap<Metric, Ruled>,
-    /// By the rules' kinds: which have a board.
+    /// The boards, by the kinds of their rules.
     boards: HashMap<(Option<Kind>, Metric), String>,
 }
 
 impl Rules {
-    /// As the blocks say; what fits no name is left out.
+    /// Builds the rules from the blocks. Skips blocks with unknown names.
     pub fn new(kinds: &Kinds, metrics: &Metrics, blocks: &[Rule]) -> Self {
         let mut rules = Self::default();
         for Rule { metric, kind, writer, below_zero, settable, board } in blocks {
@@ -101,13 +101,13 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
-    /// On which board what is added to this metric of that kind counts, too.
+    /// The board that also counts this metric's additions for that kind.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
         self.boards.get(&(of, metric)).map(String::as_str)
     }
 
-    /// How this metric of that kind counts.
+    /// The rule for this metric of that kind.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
         let of_kind = self.of_kind.get(&(kind, metric));
         of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()

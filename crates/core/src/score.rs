@@ -1,39 +1,41 @@
-//! A board's score: two columns in the 53 bits that a zset's score, a double, holds exactly. Pure; lua/board.lua packs the
-//! same, and tests/vectors/scores.json holds both to it.
+//! A board's score: two columns in the 53 bits that a zset's score, a double, holds exactly. lua/board.lua packs scores
+//! in the same way. tests/vectors/scores.json tests both. Pure.
 //!
-//! `score = primary * 2^low_bits + low`. What `low` is depends on the board's `tie`: nothing, a second number, or the time
-//! that was left when the primary one was reached, so that of two equals the one who got there first is ahead.
+//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is. It is nothing, a second number, or
+//! the time that remained when the primary number was reached. With the remaining time, the first of two equal members
+//! is ahead.
 
 use std::fmt;
 
 /// The bits of a double's integers: every whole number below 2^53 is exact.
 pub const SCORE_BITS: u32 = 53;
 
-/// How many of them a time may take at most, as that of all time does: 134 million of the primary number are left.
+/// The maximum bits of a time, which [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs. They leave 134
+/// million for the primary number.
 pub const LOW_BITS_MAX: u32 = 26;
 
-/// How many a second number may take at most: a billion of the primary one are left.
+/// The maximum bits of a second number. They leave a billion for the primary one.
 pub const SECOND_BITS_MAX: u32 = 23;
 
-/// What decides between members whose primary numbers are equal.
+/// How members with equal primary numbers are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Tie {
-    /// The member itself: the greater one, byte by byte, is ahead. Scores are plain numbers.
+    /// By the member: the greater one, byte by byte, is ahead. Scores are plain numbers.
     #[default]
     Member,
-    /// A second number: the higher one is ahead.
+    /// By a second number: the higher one is ahead.
     Second,
-    /// Time: the one who got there first is ahead.
+    /// By time: the member that reached the number first is ahead.
     Earliest,
 }
 
 /// How a board's scores are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// What decides between equals.
+    /// How equal members are ordered.
     pub tie: Tie,
-    /// How many bits that takes.
+    /// The bits of the lower column.
     pub packing: Packing,
 }
 
@@ -41,7 +43,7 @@ impl Rule {
     /// Plain numbers.
     pub const PLAIN: Self = Self { tie: Tie::Member, packing: Packing::new(0) };
 
-    /// Its name in scripts.
+    /// The rule's name in scripts.
     pub fn name(self) -> &'static str {
         match self.tie {
             Tie::Member => "plain",
@@ -50,14 +52,14 @@ impl Rule {
         }
     }
 
-    /// A score's two columns; none where scores are plain, or this one is none of the rule's.
+    /// A score's two columns. `None` if scores are plain numbers, or if this score is not valid for the rule.
     pub fn columns(self, score: f64) -> Option<Columns> {
         if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
     }
 
-    /// What a score is ranked by.
+    /// The primary number of a score.
     pub fn primary(self, score: f64) -> f64 {
-        // A column has at most 53 bits, which a double holds exactly.
+        // A column has at most 53 bits, so a double holds it exactly.
         self.columns(score).map_or(score, |columns| columns.primary as f64)
     }
 }
@@ -71,9 +73,9 @@ pub struct Packing {
 /// A score's two columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Columns {
-    /// What is ranked by.
+    /// The number that ranks members.
     pub primary: u64,
-    /// What decides between equals: the higher one is ahead.
+    /// The number that orders equal members: the higher one is ahead.
     pub low: u64,
 }
 
@@ -86,12 +88,12 @@ pub struct Overflow {
     max: u64,
 }
 
-/// Which of the two.
+/// One of the two columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// What is ranked by.
+    /// The number that ranks members.
     Primary,
-    /// What decides between equals.
+    /// The number that orders equal members.
     Low,
 }
 
@@ -105,22 +107,22 @@ impl fmt::Display for Column {
 }
 
 impl Packing {
-    /// With so many bits for the lower column, at most [`LOW_BITS_MAX`].
+    /// A packing with this many bits for the lower column, at most [`LOW_BITS_MAX`].
     pub const fn new(low_bits: u32) -> Self {
         Self { low_bits: if low_bits > LOW_BITS_MAX { LOW_BITS_MAX } else { low_bits } }
     }
 
-    /// How many bits the lower column has.
+    /// The bits of the lower column.
     pub const fn low_bits(self) -> u32 {
         self.low_bits
     }
 
-    /// The highest primary number.
+    /// The largest primary number.
     pub const fn primary_max(self) -> u64 {
         (1 << (SCORE_BITS - self.low_bits)) - 1
     }
 
-    /// The highest lower one.
+    /// The largest lower number.
     pub const fn low_max(self) -> u64 {
         (1 << self.low_bits) - 1
     }
@@ -128,7 +130,7 @@ impl Packing {
     /// The score, in the order of (primary, low).
     ///
     /// # Errors
-    /// A column doesn't fit: packed all the same it would rank wrongly.
+    /// Fails if a column does not fit, because such a score would rank wrongly.
     pub fn pack(self, columns: Columns) -> Result<f64, Overflow> {
         let Columns { primary, low } = columns;
         for (column, value, max) in [(Column::Primary, primary, self.primary_max()), (Column::Low, low, self.low_max())]
@@ -142,7 +144,7 @@ impl Packing {
         Ok(((primary << self.low_bits) | low) as f64)
     }
 
-    /// The columns of a score; none where it is no whole number from 0 to 2^53 - 1.
+    /// The columns of a score, or `None` if it is not a whole number from 0 to 2^53 - 1.
     pub fn unpack(self, score: f64) -> Option<Columns> {
         #[expect(clippy::cast_precision_loss, reason = "2^53 is exact")]
         let end = (1_u64 << SCORE_BITS) as f64;

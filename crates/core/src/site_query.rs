@@ -1,21 +1,20 @@
-//! A site's own query, of a `[[recount]]` or an `[[import]]`: where its placeholders are. Pure.
+//! Finds the placeholders in a site's own query, of a `[[recount]]` or an `[[import]]`. Pure.
 //!
-//! It is read only as far as that needs: what stands in quotes and comments, and which words stand outside of them. Whether it means
-//! anything is for MySQL to say.
+//! The parser distinguishes only quotes, comments and the words outside of them. MySQL checks everything else.
 
-/// The placeholders of a `[[recount]]`: the last id of the page before, and how many rows are wanted.
+/// The placeholders of a `[[recount]]`: the last id of the previous page, and the number of rows.
 pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 
-/// The placeholders of an `[[import]]` of likes: the last row of the page before, and how many rows are wanted.
+/// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the number of rows.
 pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 
-/// The placeholders of an `[[import]]` of another metric's numbers.
+/// The placeholders of an `[[import]]` of numbers of another metric.
 pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
 /// The placeholders of an `[[export]]`.
 pub const OF_EXPORT: &[&str] = &["target", "user", "at", "deleted"];
 
-/// A query with its placeholders found.
+/// A query with known placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The text between the placeholders.
@@ -25,35 +24,36 @@ pub struct Query {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
-    /// The placeholder of this place in the list.
+    /// The placeholder at this place in the list.
     Value(usize),
 }
 
-/// A part of SQL, as far as it matters here.
+/// A part of SQL.
 enum Token<'a> {
     /// A word or a number outside of quotes.
     Word(&'a str),
     /// `:name`.
     Placeholder(&'a str),
-    /// Anything in quotes, a comment, or what stands between words.
+    /// Anything in quotes, a comment, or the text between words.
     Other(&'a str),
 }
 
 impl Query {
-    /// Finds the placeholders, each of which must be there.
+    /// Finds the placeholders. All of them are required.
     ///
     /// # Errors
-    /// A sentence that says why the query can't be used.
+    /// Returns a sentence that says why the query cannot be used.
     pub fn parse(text: &str, placeholders: &[&str]) -> Result<Self, String> {
         let (query, words) = read(text, placeholders)?;
         check_words(&words)?;
         query.check_has(placeholders, placeholders.len())
     }
 
-    /// The same for a statement that writes one row and begins with one of `verbs`. Only the first `needed` placeholders must be there.
+    /// As [`Self::parse`], for a statement that writes one row and begins with one of `verbs`. Only the first `needed`
+    /// placeholders are required.
     ///
     /// # Errors
-    /// A sentence that says why the statement can't be used.
+    /// Returns a sentence that says why the statement cannot be used.
     pub fn parse_write(text: &str, verbs: &[&str], placeholders: &[&str], needed: usize) -> Result<Self, String> {
         let (query, words) = read(text, placeholders)?;
         if !words.first().is_some_and(|word| verbs.contains(&word.as_str())) {
@@ -62,7 +62,7 @@ impl Query {
         query.check_has(placeholders, needed)
     }
 
-    /// Whether the placeholder of this place in the list is there.
+    /// Whether the query has the placeholder at this place in the list.
     pub fn has(&self, place: usize) -> bool {
         self.parts.contains(&Part::Value(place))
     }
@@ -74,8 +74,8 @@ impl Query {
         }
     }
 
-    /// The statement with a value for each placeholder, in the order in which they were given to [`Self::parse`]: numbers, or what a server
-    /// reads as one value.
+    /// The statement with a value for each placeholder, in the order of the list for [`Self::parse`]. A value is a
+    /// number, or text that a server reads as one value.
     pub fn sql<V: ToString>(&self, values: &[V]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
@@ -85,7 +85,7 @@ impl Query {
     }
 }
 
-/// Finds the placeholders of one statement, and its words outside of quotes, in small letters.
+/// Finds the placeholders of one statement, and its words outside of quotes in lower case.
 fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), String> {
     let (mut parts, mut words) = (Vec::new(), Vec::new());
     let mut ended = false;
@@ -104,7 +104,8 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
             }
             Token::Placeholder(name) => {
                 let known = placeholders.iter().position(|known| name.strip_prefix(':') == Some(known));
-                let unknown = || format!("query has {name}; there are {}", listed(placeholders));
+                let unknown =
+                    || format!("query has the unknown placeholder {name}; allowed are {}", listed(placeholders));
                 parts.push(Part::Value(known.ok_or_else(unknown)?));
             }
             Token::Word(word) => {
@@ -133,20 +134,20 @@ fn push(parts: &mut Vec<Part>, text: &str) {
     }
 }
 
-/// Reads only, and holds nobody up.
+/// Accepts only queries that read and take no locks.
 fn check_words(words: &[String]) -> Result<(), String> {
     if !words.first().is_some_and(|word| matches!(word.as_str(), "select" | "with")) {
-        return Err("query is no SELECT".to_owned());
+        return Err("query is not a SELECT".to_owned());
     }
     for pair in words.windows(2) {
         let [first, second] = pair else { continue };
         if matches!((first.as_str(), second.as_str()), ("for", "update" | "share") | ("lock", "in")) {
-            return Err(format!("query locks what it reads ({first} {second}): leave that out"));
+            return Err(format!("query locks the rows that it reads ({first} {second}): remove this"));
         }
     }
     let writes = ["into", "insert", "update", "delete"];
     match words.iter().find(|word| writes.contains(&word.as_str())) {
-        Some(word) => Err(format!("query has the word {word}: it must only read; a name is written `{word}`")),
+        Some(word) => Err(format!("query has the word {word}: it must only read. If this is a name, write `{word}`")),
         None => Ok(()),
     }
 }
@@ -155,22 +156,22 @@ fn is_comment(text: &str) -> bool {
     text.starts_with("/*") || text.starts_with('#') || text.starts_with("--")
 }
 
-/// What `text` begins with; none at its end.
+/// The first token of `text`, or `None` at the end.
 fn next(text: &str) -> Result<Option<Token<'_>>, String> {
     let Some(first) = text.chars().next() else { return Ok(None) };
     let taken = |length: usize| text.get(..length).unwrap_or(text);
     let token = match first {
         '\'' | '"' | '`' => Token::Other(taken(quoted(text, first)?)),
-        // What a server runs of a comment (/*! ... */, /*M! ... */) can't be told from here.
+        // The server executes such comments (/*! ... */, /*M! ... */), so they cannot be checked here.
         _ if text.starts_with("/*!") || text.starts_with("/*M!") => {
-            return Err("query has a comment that servers run (/*! */): write it without".to_owned());
+            return Err("query has a comment that servers execute (/*! */): remove it".to_owned());
         }
         _ if text.starts_with("/*") => {
             let end = text.find("*/").ok_or("query has a comment without an end")?;
             Token::Other(taken(end + 2))
         }
         '#' => Token::Other(taken(text.find('\n').unwrap_or(text.len()))),
-        // As the servers have it, only with a blank behind: 5--1 is a difference.
+        // As in the servers, `--` begins a comment only before white space: 5--1 is a difference.
         '-' if text.starts_with("--") && text.chars().nth(2).is_none_or(char::is_whitespace) => {
             Token::Other(taken(text.find('\n').unwrap_or(text.len())))
         }
@@ -191,7 +192,8 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// How long a quoted part is, with its quotes. A doubled quote is none, nor is one behind a backslash, but for names.
+/// The length of a quoted part with its quotes. A doubled quote does not end it. A quote after a backslash does not
+/// either, except in names.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {
@@ -224,9 +226,9 @@ mod tests {
         let sql = Query::parse(text, OF_LIKES).unwrap().sql(&[7, 8, 9]);
         assert!(sql.contains("target > 7 OR (target = 7 AND user > 8)") && sql.ends_with("LIMIT 9"), "{sql}");
         let error = Query::parse(text, OF_NUMBERS).unwrap_err();
-        assert_eq!(error, "query has :after_user; there are :after_target and :rows");
+        assert_eq!(error, "query has the unknown placeholder :after_user; allowed are :after_target and :rows");
         let error = Query::parse(text, OF_RECOUNT).unwrap_err();
-        assert_eq!(error, "query has :after_target; there are :after and :limit");
+        assert_eq!(error, "query has the unknown placeholder :after_target; allowed are :after and :limit");
         let error = Query::parse(&text.replace(":rows", "5"), OF_LIKES).unwrap_err();
         assert_eq!(error, "query lacks :rows");
     }
@@ -257,7 +259,7 @@ mod tests {
             let query = parse(&format!("SELECT {kept} {PLAIN}")).unwrap();
             assert!(query.sql(&[1, 2]).starts_with(&format!("SELECT {kept} ")), "{kept}");
         }
-        // A backslash ends a name as any other letter does, and two minuses without a blank are no comment.
+        // In a name, a backslash is an ordinary character. Two minus signs without white space are not a comment.
         assert!(parse(r"SELECT `\`, 5--:after, :limit").unwrap().sql(&[3, 4]).ends_with("5--3, 4"));
         assert!(parse("SELECT @x := 1, `update`, :after, :limit").is_ok());
     }
@@ -265,21 +267,24 @@ mod tests {
     #[test]
     fn what_is_no_query_of_a_recount_is_refused() {
         for (text, why) in [
-            ("", "is no SELECT"),
+            ("", "is not a SELECT"),
             ("SELECT 1, 2 LIMIT :limit", "lacks :after"),
             ("SELECT 1, ':limit' FROM c WHERE id > :after", "lacks :limit"),
-            ("SELECT 1 WHERE id > :after AND x = :from LIMIT :limit", "has :from; there are :after and :limit"),
-            ("SELECT 1 WHERE id > :After LIMIT :limit", "has :After"),
-            ("UPDATE c SET x = :after LIMIT :limit", "is no SELECT"),
+            (
+                "SELECT 1 WHERE id > :after AND x = :from LIMIT :limit",
+                "has the unknown placeholder :from; allowed are :after and :limit",
+            ),
+            ("SELECT 1 WHERE id > :After LIMIT :limit", "placeholder :After"),
+            ("UPDATE c SET x = :after LIMIT :limit", "is not a SELECT"),
             ("SELECT :after, :limit; SELECT 1", "more than one statement"),
             ("SELECT :after, :limit;;", "more than one statement"),
             ("SELECT :after, :limit INTO OUTFILE 'x'", "has the word into"),
             ("WITH c AS (SELECT 1) DELETE FROM x WHERE id > :after LIMIT :limit", "has the word delete"),
-            ("SELECT :after, :limit FOR\nUPDATE", "locks what it reads (for update)"),
-            ("SELECT :after, :limit LOCK IN SHARE MODE", "locks what it reads (lock in)"),
+            ("SELECT :after, :limit FOR\nUPDATE", "locks the rows that it reads (for update)"),
+            ("SELECT :after, :limit LOCK IN SHARE MODE", "locks the rows that it reads (lock in)"),
             ("SELECT ':after, :limit", "has a ' without an end"),
             ("SELECT /* :after, :limit", "has a comment without an end"),
-            ("SELECT /*!50000 :after */, :limit", "a comment that servers run"),
+            ("SELECT /*!50000 :after */, :limit", "a comment that servers execute"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
@@ -297,9 +302,12 @@ mod tests {
         for (text, why) in [
             ("DELETE FROM l WHERE p = :target AND u = :user", "does not begin with INSERT OR UPDATE"),
             ("INSERT INTO l VALUES (:target, ':user')", "lacks :user"),
-            ("INSERT INTO l VALUES (:target, :user, :when)", "has :when; there are :target, :user, :at and :deleted"),
+            (
+                "INSERT INTO l VALUES (:target, :user, :when)",
+                "has the unknown placeholder :when; allowed are :target, :user, :at and :deleted",
+            ),
             ("INSERT INTO l VALUES (:target, :user); DROP TABLE l", "more than one statement"),
-            ("INSERT /*! IGNORE */ INTO l VALUES (:target, :user)", "a comment that servers run"),
+            ("INSERT /*! IGNORE */ INTO l VALUES (:target, :user)", "a comment that servers execute"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -1,11 +1,11 @@
-//! Drifts by size. Pure.
+//! The number of drifts by size. Pure.
 
 use serde::Serialize;
 
-/// How many drifts are of which size.
+/// The number of drifts of each size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sizes {
-    /// By one.
+    /// By 1.
     #[serde(rename = "1")]
     pub one: u64,
     /// By 2 to 9.
@@ -20,7 +20,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts a drift of that size, without its sign.
+    /// Counts a drift of this size, without its sign.
     pub fn note(&mut self, drift: u64) {
         *match drift {
             0..=1 => &mut self.one,

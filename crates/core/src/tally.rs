@@ -1,36 +1,35 @@
-//! What a board's members come to: how two stores are compared. Pure.
+//! The number and checksum of a board's members, to compare two stores. Pure.
 
 use crate::model::BoardMember;
 
-/// What the members of a board come to.
+/// The number and checksum of a board's members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many there are.
+    /// The number of members.
     pub members: u64,
-    /// Over members and scores, in any order.
+    /// The checksum over members and scores, independent of their order.
     pub checksum: u64,
 }
 
 impl Tally {
-    /// Adds another one.
+    /// Adds another tally.
     pub fn add(&mut self, other: Self) {
         self.members += other.members;
         self.checksum = self.checksum.wrapping_add(other.checksum);
     }
 
-    /// Adds these members.
     pub fn add_members(&mut self, page: &[BoardMember]) {
         let checksum = page.iter().fold(0_u64, |sum, member| sum.wrapping_add(digest(member)));
         self.add(Self { members: page.len() as u64, checksum });
     }
 }
 
-/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, the lowest first: easily computed again
+/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, lowest byte first. It is easy to compute
 /// in any language.
 fn digest(member: &BoardMember) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
-    // Adding zero makes -0 equal to 0, as it is to both stores.
+    // Adding zero turns -0 into 0. For both stores they are equal.
     let score = (member.score + 0.0).to_bits().to_le_bytes();
     let bytes = member.member.iter().chain(&score);
     bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
@@ -61,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_same_everywhere() {
-        // FNV-1a's own test vector for "a", with no score behind it, is 0xaf63dc4c8601ec8c.
+        // FNV-1a's own test vector for "a", without a score, is 0xaf63dc4c8601ec8c.
         let member = BoardMember { member: b"a".to_vec(), score: 1.0 };
         let score = [0, 0, 0, 0, 0, 0, 0xf0, 0x3f];
         let by_hand =

@@ -1,10 +1,10 @@
-//! Names of keys by a pattern, `counter:{kind}:{id}`, for the layouts in which each target or number has a key of its own. Pure.
+//! Patterns of key names such as `counter:{kind}:{id}`, for layouts where each target or number has its own key. Pure.
 
 use std::fmt;
 
 use crate::model::{Target, TargetId};
 
-/// A pattern of key names, with each of `{kind}`, `{id}` and `{metric}` at most once.
+/// A pattern of key names. It contains each of `{kind}`, `{id}` and `{metric}` at most once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Part>);
 
@@ -28,10 +28,10 @@ enum Part {
 }
 
 impl Template {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// A sentence's end that says what is wrong.
+    /// Returns the end of a sentence that says what is wrong.
     pub fn parse(pattern: &str) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), pattern);
         while let Some((before, after)) = rest.split_once('{') {
@@ -48,9 +48,9 @@ impl Template {
             if before.contains('}') {
                 return Err("has a } without a {".to_owned());
             }
-            // Or nobody could say where the one ends and the other begins.
+            // Otherwise the end of one value and the beginning of the next would be unknown.
             if before.is_empty() && matches!(parts.last(), Some(Part::Kind | Part::Id | Part::Metric)) {
-                return Err(format!("needs a character between {{{name}}} and what stands before it"));
+                return Err(format!("needs a character between {{{name}}} and the part before it"));
             }
             if !before.is_empty() {
                 parts.push(Part::Text(before.to_owned()));
@@ -80,12 +80,12 @@ impl Template {
         self.0.contains(part)
     }
 
-    /// Whether names tell kinds apart.
+    /// Whether names of different kinds differ.
     pub fn has_kind(&self) -> bool {
         self.has(&Part::Kind)
     }
 
-    /// Whether names tell metrics apart.
+    /// Whether names of different metrics differ.
     pub fn has_metric(&self) -> bool {
         self.has(&Part::Metric)
     }
@@ -104,7 +104,7 @@ impl Template {
         name
     }
 
-    /// What Redis' MATCH finds all names of the kind and metric by, and some others.
+    /// A MATCH pattern that finds all names of the kind and metric, and possibly others.
     pub fn pattern(&self, kind: &str, metric: &str) -> String {
         let mut pattern = String::new();
         for part in &self.0 {
@@ -118,16 +118,16 @@ impl Template {
         pattern
     }
 
-    /// The target that a name is for; none where it is no name of that kind and metric.
+    /// The target of a name, or `None` if it is not a name of that kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
-        // All but the id is fixed, and there is one id.
+        // Only the id varies, and the pattern has it once.
         let before: usize =
             self.0.iter().take_while(|part| **part != Part::Id).map(|part| part.len(kind, metric)).sum();
         let (head, tail) = (around.get(..before)?, around.get(before + 1..)?);
         let id = name.strip_prefix(head)?.strip_suffix(tail)?;
         let parsed: u64 = id.parse().ok()?;
-        // Written as we write it: not 042, not +42.
+        // Accepts only the spelling that tallyd writes: not 042, not +42.
         (parsed.to_string() == id).then_some(Target { kind: code, id: TargetId(parsed) })
     }
 }
@@ -143,7 +143,7 @@ impl Part {
     }
 }
 
-/// Text that MATCH takes as it is.
+/// Escapes text for MATCH.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

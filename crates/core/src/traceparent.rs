@@ -1,4 +1,4 @@
-//! The header `traceparent` of W3C Trace Context: the trace and the span that a message comes from. Pure.
+//! The header `traceparent` of W3C Trace Context: the trace and the span of a message. Pure.
 
 /// The header's name, in HTTP and in AMQP.
 pub const HEADER: &str = "traceparent";
@@ -6,7 +6,8 @@ pub const HEADER: &str = "traceparent";
 /// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions can append to it.
 const LENGTH: usize = 55;
 
-/// The four fields of a valid header, without what later versions append. `None` where it is invalid: the standard says to ignore it then.
+/// The four fields of a valid header, without additions of later versions. `None` if it is invalid: the standard says
+/// to ignore it.
 pub fn parse(value: &str) -> Option<&str> {
     let (fields, rest) = value.split_at_checked(LENGTH)?;
     let mut parts = fields.split('-');

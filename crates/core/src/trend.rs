@@ -1,31 +1,31 @@
-//! Whether what differs between a site's old numbers and tallyd's grows from one comparison to the next. Pure.
+//! Whether the differences between a site's old numbers and tallyd's grow from one comparison to the next. Pure.
 
 use serde::{Deserialize, Serialize};
 
-/// More by so many is chance, whatever the part: events in flight of a few hot targets.
+/// An increase up to this number is chance, for any number of targets: a few hot targets have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// More by one part of so many is chance.
+/// An increase up to this part (one twentieth) is chance.
 const TOLERATED_PART: u64 = 20;
 
-/// A short name of the numbers that are compared, by which runs over the same ones know each other.
+/// A short name for a set of compared numbers. Runs with the same name are comparable.
 pub fn series(number: &str, of: &str, text: &str) -> String {
     format!("{number} {of} {:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// What one comparison found, as its report has it.
+/// The result of one comparison, as in its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Targets that were compared.
+    /// The number of compared targets.
     pub checked: u64,
-    /// Of those, different at both looks.
+    /// The number of targets that differed in both measurements.
     pub differ: u64,
-    /// The sum of their drifts, without signs.
+    /// The sum of the drifts, without signs.
     pub drift_sum: u64,
 }
 
 impl Found {
-    /// In what it is more than `before`, by more than chance; `None` where it is not.
+    /// Says which value is larger than `before` by more than chance, or `None`.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |what: &str, now: u64, then: u64| {
             let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);

@@ -1,4 +1,4 @@
-//! The unit in which a site writes its times: of a `[[map]]`, an `[[import]]` and an `[[export]]`. Pure.
+//! The unit of a site's times in a `[[map]]`, an `[[import]]` or an `[[export]]`. Pure.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// In which unit an integer counts the time since 1970.
+/// The unit of an integer time since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -20,7 +20,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// How many microseconds it has.
+    /// The number of microseconds in the unit.
     pub fn micros(self) -> i64 {
         match self {
             Self::S => 1_000_000,
@@ -29,14 +29,14 @@ impl Unit {
         }
     }
 
-    /// Whether two events that follow each other can have the same time.
+    /// Whether two consecutive events can have the same time.
     pub fn is_coarse(self) -> bool {
         self != Self::Us
     }
 
-    /// The last microsecond of the unit that begins then.
+    /// The last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
-        // The largest time begins a unit and may end none.
+        // The largest time begins a unit, but may not be its end.
         Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))
     }
 }

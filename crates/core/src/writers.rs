@@ -8,13 +8,13 @@ use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Micros};
 use crate::rules::{Rules, Writes};
 
-/// Who counts each metric of each kind in Redis. The daemon counts all that are not listed.
+/// The writer of each metric of each kind in Redis. The daemon counts all that are not listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writers {
     by_api: BTreeSet<(Kind, Metric)>,
 }
 
-/// As JSON: `{"api":["video:like"],"since":1795251385004538}`.
+/// The JSON form: `{"api":["video:like"],"since":1795251385004538}`.
 #[derive(Serialize, Deserialize)]
 struct Announced {
     api: Vec<String>,
@@ -23,39 +23,39 @@ struct Announced {
 }
 
 impl Writers {
-    /// As the rules say, for all kinds and metrics.
+    /// The writers by the rules, for all kinds and metrics.
     pub fn new(kinds: &Kinds, metrics: &Metrics, rules: &Rules) -> Self {
         let numbers = pairs(kinds, metrics).map(|(_, number)| number);
         Self { by_api: numbers.filter(|(kind, metric)| rules.of(*kind, *metric).writer == Writes::Api).collect() }
     }
 
-    /// Who counts this metric of that kind.
+    /// The writer of this metric of that kind.
     pub fn of(&self, kind: Kind, metric: Metric) -> Writes {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Whether API servers count one of these numbers that the daemon counts `before`.
+    /// Whether API servers now count one of these numbers that the daemon counted `before`.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// The same, where API servers also count what they count by `other`.
+    /// Adds the numbers that API servers count in `other`.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.by_api.extend(&other.by_api);
         self
     }
 
-    /// The text that daemons announce. `since` is the instant of that decision: the newest one holds.
+    /// The text that daemons announce. `since` is the instant of this decision: the newest one is valid.
     pub fn encode(&self, kinds: &Kinds, metrics: &Metrics, since: Micros) -> String {
         let by_api = pairs(kinds, metrics).filter(|(_, number)| self.by_api.contains(number));
         let announced = Announced { api: by_api.map(|(name, _)| name).collect(), since: since.0 };
-        // Strings in a list always have a JSON form.
+        // A list of strings always has a JSON form.
         serde_json::to_string(&announced).unwrap_or_default()
     }
 
-    /// Reads what daemons announce; `None` where it is something else. Names that this configuration lacks are left out.
+    /// Parses the announcement of a daemon. `None` if it is something else. Skips names that this configuration lacks.
     pub fn decode(text: &str, kinds: &Kinds, metrics: &Metrics) -> Option<Self> {
         let Announced { api, .. } = serde_json::from_str(text).ok()?;
         let known: BTreeMap<String, (Kind, Metric)> = pairs(kinds, metrics).collect();
@@ -63,13 +63,13 @@ impl Writers {
     }
 }
 
-/// The instant of the decision that a text announces; `None` where it is something else.
+/// The instant of the announced decision. `None` if the text is something else.
 pub fn since(text: &str) -> Option<Micros> {
     let Announced { since, .. } = serde_json::from_str(text).ok()?;
     Some(Micros(since))
 }
 
-/// All numbers, with their names: `video:like`.
+/// All numbers with their names, such as `video:like`.
 fn pairs(kinds: &Kinds, metrics: &Metrics) -> impl Iterator<Item = (String, (Kind, Metric))> {
     kinds.0.iter().flat_map(move |(kind, kind_code)| {
         let pair =
@@ -128,7 +128,7 @@ mod tests {
         assert!(!after.hands_to_api(&after, &kinds, &metrics));
         assert!(!after.hands_to_api(&Writers::default().union(&after), &kinds, &metrics));
         let only_articles = Kinds(BTreeMap::from([("article".to_owned(), 2)]));
-        assert!(!after.hands_to_api(&before, &only_articles, &metrics), "nobody counted a kind that was unknown");
+        assert!(!after.hands_to_api(&before, &only_articles, &metrics), "an unknown kind had no writer");
     }
 
     proptest! {

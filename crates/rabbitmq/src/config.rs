@@ -1,4 +1,4 @@
-//! `[amqp]`: the broker, and how events are spread over its queues.
+//! `[amqp]`: the broker, and how its queues share the events.
 
 use std::time::Duration;
 
@@ -9,52 +9,52 @@ use tallyd_connect::secret::Secret;
 use tallyd_connect::tls::Tls;
 use tallyd_core::partition::PartitionBy;
 
-/// How many partitions at most: each costs a queue and a connection to the broker.
+/// The largest number of partitions: each costs a queue and a connection to the broker.
 pub const PARTITIONS_MAX: u16 = 256;
 
 /// `[amqp]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// `amqp://user@host:5672/vhost` or `amqps://...`; the vhost `/` is written `%2f`.
+    /// `amqp://user@host:5672/vhost` or `amqps://...`. Write the vhost `/` as `%2f`.
     pub url: ServerUrl,
-    /// Other nodes of its cluster, as `host:port`: each connection is made to the next one that answers.
+    /// Other nodes of the cluster, as `host:port`. Each connection goes to the next node that answers.
     pub seeds: Vec<String>,
-    /// The password, from the environment only.
+    /// The password. Only the environment sets it.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file that holds the password; a relative path is one of systemd's credentials.
+    /// A file with the password. A relative path names a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    /// A file with trusted authorities' certificates (PEM), in addition to the system's.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    /// A file with the client certificate (PEM), for a server that requests one.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    /// A file with the private key (PEM). A relative path names a systemd credential.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
-    /// What was read from these.
+    /// The contents of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// What every name on the broker starts with: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
+    /// The prefix of every name on the broker: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
     pub prefix: String,
-    /// How many queues the events are spread over, each with one active consumer.
+    /// The number of queues that share the events. Each has one active consumer.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
-    /// What chooses the partition of a like: a client's routing key.
+    /// How a like's partition is chosen. Clients use it as the routing key.
     pub partition_by: PartitionBy,
-    /// The kind of queue.
+    /// The type of the queues.
     pub queue_type: QueueType,
-    /// Whether tallyd makes exchanges, queues and bindings; with false they must be there.
+    /// Whether tallyd declares exchanges, queues and bindings. If false, they must already exist.
     pub declare: bool,
-    /// Messages on the way to one partition's consumer that are not acknowledged yet. At least two batches.
+    /// The maximum number of unacknowledged messages that one partition's consumer holds. At least two batches.
     pub prefetch: u16,
-    /// Seconds between heartbeats; a dead broker is noticed after twice that.
+    /// Seconds between heartbeats. A dead broker is detected after twice this time.
     #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,
-    /// Milliseconds that one call of the broker may take.
+    /// The time limit of one call to the broker, in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
 }
@@ -83,18 +83,18 @@ impl Default for Amqp {
 }
 
 impl Amqp {
-    /// The longest that one call of the broker may take.
+    /// The time limit of one call to the broker.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
     }
 }
 
-/// The kind of a partition's queue.
+/// The type of a partition's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
-    /// Replicated and always on disk; also the faster to drain.
+    /// Replicated and always on disk. It also drains faster.
     Quorum,
-    /// One node's own; for brokers without quorum queues.
+    /// On one node only, for brokers without quorum queues.
     Classic,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with RabbitMQ, and what becomes of the work then.
+//! Errors of RabbitMQ, and how to continue after each.
 
 use std::time::Duration;
 
@@ -9,62 +9,60 @@ use tallyd_connect::whole::Whole;
 
 use super::probe::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED};
 
-/// An error of RabbitMQ, or on the way to it.
+/// An error of RabbitMQ or of the connection to it.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// The broker said no, or the connection failed.
+    /// The broker rejected the call, or the connection failed.
     #[error("{action}")]
     Call {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
         #[source]
         source: Whole<lapin::Error>,
     },
-    /// The broker accepted a call and didn't answer within `[amqp] timeout_ms`.
+    /// The broker accepted a call but did not answer within `[amqp] timeout_ms`.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
     NoAnswer {
-        /// What was tried.
+        /// The action that timed out.
         action: &'static str,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
-    /// The server can't be believed to be the one that is meant, or doesn't believe us.
+    /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
     /// No queue is bound for a message.
-    #[error("the broker gave the message back: {reply} (no queue is bound for it)")]
+    #[error("the broker returned the message: {reply} (no queue is bound for it)")]
     Returned {
-        /// The broker's words.
+        /// The broker's text.
         reply: String,
     },
-    /// A queue is full, or on its way to another node.
-    #[error("the broker could not take the message")]
+    /// A queue is full, or is moving to another node.
+    #[error("the broker rejected the message: a queue is full, or is moving to another node")]
     Nacked,
-    /// Nobody has switched confirms on.
-    #[error("the channel does not confirm")]
+    /// Publisher confirms are off.
+    #[error("publisher confirms are off for this channel")]
     Unconfirmed,
-    /// An address can't be used.
+    /// An address cannot be used.
     #[error("{0}")]
     Config(String),
-    /// One of the others, and what it is about.
+    /// Another error, with its subject.
     #[error("{what}")]
     About {
         /// A queue, a node, or what to do.
         what: String,
-        /// The error itself.
         #[source]
         source: Box<Self>,
     },
 }
 
 impl BrokerError {
-    /// Says what it is about.
+    /// Adds the subject.
     pub(crate) fn about(self, what: impl Into<String>) -> Self {
         Self::About { what: what.into(), source: Box::new(self) }
     }
 
-    /// The error itself, without what it is about.
+    /// The error without its subject.
     pub fn root(&self) -> &Self {
         match self {
             Self::About { source, .. } => source.root(),
@@ -72,7 +70,7 @@ impl BrokerError {
         }
     }
 
-    /// What becomes of the work.
+    /// How to continue the work after this error.
     pub fn fate(&self) -> Fate {
         match (self.root(), self.code()) {
             (Self::TlsFault(_), _) => Fate::Untrusted,
@@ -83,7 +81,7 @@ impl BrokerError {
         }
     }
 
-    /// AMQP's code of a refusal, and the broker's words.
+    /// AMQP's error code and the broker's text.
     pub(crate) fn code(&self) -> Option<(u16, String)> {
         let Self::Call { source, .. } = self.root() else { return None };
         match source.0.kind() {
@@ -93,5 +91,5 @@ impl BrokerError {
     }
 }
 
-/// The result of whatever asks RabbitMQ.
+/// The result of a call to RabbitMQ.
 pub type Result<T> = std::result::Result<T, BrokerError>;

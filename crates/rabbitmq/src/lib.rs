@@ -1,9 +1,9 @@
-//! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes: under a
-//! memory alarm the broker stops reading from whoever publishes, acknowledgements too.
+//! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes. Under a
+//! memory alarm the broker stops reading from publishers, and so it would not read acknowledgements either.
 //!
-//! Nothing here reconnects. Whoever uses a [`Link`] drops it at the first error and makes a new one; the library's own
-//! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
-//! limit, so each gets ours.
+//! This crate does not reconnect. The user of a [`Link`] drops it after the first error and opens a new one. The
+//! library's own recovery is off, because after some errors it leaves a consumer waiting forever. The library's calls
+//! have no time limit, so this crate sets one for each call.
 
 #![warn(unreachable_pub)]
 
@@ -41,18 +41,17 @@ pub use self::error::{BrokerError, Result};
 pub use self::maps::MapQueue;
 use crate::config::Amqp;
 
-/// AMQP's number for "kept on disk".
+/// AMQP's number for a persistent message.
 const PERSISTENT: u8 = 2;
 
-/// Connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections this process has opened.
+/// The number of connections that this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// How to reach the broker, and how its things are named.
+/// How to reach the broker, and the names of its exchanges and queues.
 #[derive(Clone)]
 pub struct Broker {
     config: Amqp,
@@ -61,10 +60,10 @@ pub struct Broker {
     tls: OwnedTLSConfig,
 }
 
-/// One connection and one channel on it. Dropping it closes both, and the broker takes back what wasn't acknowledged.
+/// One connection with one channel. Dropping it closes both, and the broker requeues unacknowledged messages.
 pub struct Link {
     pub channel: Channel,
-    /// Open as long as this is there.
+    /// Dropping this field closes the connection.
     connection: Connection,
     timeout: Duration,
 }
@@ -72,17 +71,16 @@ pub struct Link {
 /// A link that publishes with confirms.
 pub struct Publisher(Link);
 
-/// A queue's length as the broker tells it.
+/// A queue's length, as the broker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// Messages that wait; not those that are delivered and not acknowledged.
+    /// Ready messages, without delivered and unacknowledged ones.
     pub messages: u32,
-    /// Consumers.
     pub consumers: u32,
 }
 
 impl Broker {
-    /// Reads the address.
+    /// Parses the address.
     pub fn new(config: &Amqp) -> Result<Self> {
         let nodes = Nodes::new(config)?;
         let uri = nodes.all().first().map(|node| node.uri.clone()).unwrap_or_default();
@@ -93,19 +91,19 @@ impl Broker {
                     pem: certificate.clone().into_bytes(),
                     key: key.expose().as_bytes().to_vec(),
                 }),
-                // The library adds the system's.
+                // The library adds the system's authorities.
                 cert_chain: config.tls.authorities.clone(),
             },
         };
         Ok(Self { config: config.clone(), nodes: Arc::new(nodes), vhost: uri.vhost, tls })
     }
 
-    /// The vhost that the address names.
+    /// The vhost of the address.
     pub fn vhost(&self) -> &str {
         &self.vhost
     }
 
-    /// How many partitions `[amqp]` configures.
+    /// The number of partitions in `[amqp]`.
     pub fn partitions(&self) -> u16 {
         self.config.partitions
     }
@@ -113,7 +111,7 @@ impl Broker {
     /// Connects to a node and opens a channel. `purpose` is the connection's name in the broker's tools.
     ///
     /// # Errors
-    /// No node answers, each within the time limit, or all refuse.
+    /// Fails if no node answers within its time limit, or if all nodes refuse.
     pub async fn connect(&self, purpose: &str) -> Result<Link> {
         let mut failed = Vec::new();
         for node in self.nodes.in_turn() {
@@ -143,16 +141,17 @@ impl Broker {
         Ok(Link { channel, connection, timeout })
     }
 
-    /// Says what is wrong with a certificate, in place of the library.
+    /// Replaces the library's error with one that explains the problem with the certificate.
     fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
         let BrokerError::Call { source: Whole(source), .. } = &error else { return error };
         let has_certificate = self.config.tls.identity.is_some();
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
         match TlsFault::of(source, server) {
             Some(fault) => fault.into(),
-            // It says why only after the handshake, and then the connection is gone, often with what it said.
+            // The server reports the reason only after the handshake. By then the connection is often closed and the
+            // reason is lost.
             None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(source) => error.about(format!(
-                "RabbitMQ at {} ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)",
+                "RabbitMQ at {} closes the connection immediately: see its log. It may require a client certificate that it trusts ([amqp] tls_cert_file)",
                 node.name
             )),
             None => error,
@@ -162,61 +161,64 @@ impl Broker {
     /// Connects a publisher.
     pub async fn connect_publisher(&self, purpose: &str) -> Result<Publisher> {
         let link = self.connect(purpose).await?;
-        link.call("switch confirms on", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        link.call("enable publisher confirms", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(Publisher(link))
     }
 }
 
 impl Link {
-    /// One more channel: for what may close it.
+    /// Opens one more channel, for a call that can close it.
     async fn another_channel(&self) -> Result<Channel> {
         limit(self.timeout, "open a channel", self.connection.create_channel()).await
     }
 
-    /// Waits for a call of the library, but not for ever.
+    /// Waits for a call of the library, with a time limit.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
         limit(self.timeout, action, call).await
     }
 
-    /// Asks for a queue's length. An answer costs the broker little; a missing queue costs this link its channel.
+    /// Reads a queue's length. This is cheap for the broker. If the queue is missing, the broker closes this link's
+    /// channel.
     ///
     /// # Errors
-    /// The broker is away, or there is no such queue.
+    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
-        let asked = self.call("ask for the queue's length", declare).await;
+        let asked = self.call("read the queue's length", declare).await;
         let queue = asked.map_err(|error| error.about(format!("queue {queue}")))?;
         Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
     }
 
-    /// Takes one message from a queue, none where it is empty. What is not acknowledged goes back when the link is dropped.
+    /// Gets one message from a queue. Returns `None` if it is empty. Dropping the link requeues unacknowledged
+    /// messages.
     ///
     /// # Errors
-    /// The broker is away, or there is no such queue.
+    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn get(&self, queue: &str) -> Result<Option<BasicGetMessage>> {
         let get = self.channel.basic_get(queue.into(), BasicGetOptions::default());
-        self.call("take a message", get).await.map_err(|error| error.about(format!("queue {queue}")))
+        self.call("get a message", get).await.map_err(|error| error.about(format!("queue {queue}")))
     }
 }
 
 impl Publisher {
-    /// Sends a message that the broker keeps on disk, and waits until it has. It must reach a queue.
+    /// Publishes a persistent message and waits for the broker's confirm. The message must reach a queue.
     ///
     /// # Errors
-    /// The broker is away, didn't take it, or no queue is bound. Whether it arrived is unknown unless the broker said
-    /// no: publishing again is harmless, because applying an event twice changes nothing.
+    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. Unless the broker
+    /// rejected it, the message may have arrived. Publishing it again is harmless, because applying an event twice
+    /// changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }
 
-    /// Sends a message behind all that waits in the queue. RabbitMQ 4.3 delivers by priority, and takes a message without one for priority 4:
-    /// it would pass those that clients send with 0.
+    /// Publishes a message behind all others of the queue. RabbitMQ 4.3 delivers by priority, and treats a message
+    /// without one as priority 4. Such a message would overtake those that clients send with priority 0.
     pub async fn publish_behind(&self, queue: &str, body: &[u8]) -> Result<()> {
         self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
     }
 
-    /// The same as [`Publisher::publish`] with more properties.
+    /// The same as [`Publisher::publish`], with more properties.
     pub async fn publish_with(
         &self,
         exchange: &str,
@@ -228,7 +230,7 @@ impl Publisher {
         confirmed(published)
     }
 
-    /// The same as [`Publisher::publish`] with the header `traceparent`, where there is one.
+    /// The same as [`Publisher::publish`], with the header `traceparent` if there is one.
     pub async fn publish_traced(
         &self,
         exchange: &str,
@@ -239,7 +241,8 @@ impl Publisher {
         self.publish_with(exchange, routing_key, body, traced(traceparent)).await
     }
 
-    /// Publishes several messages of one trace, and waits once for the confirms of all. Gives the result of each, in their order.
+    /// Publishes several messages of one trace, and waits once for all confirms. Returns the results in the order of
+    /// the messages.
     pub async fn publish_all(
         &self,
         exchange: &str,
@@ -250,7 +253,7 @@ impl Publisher {
             let sent = self.send(exchange, routing_key, body, traced(traceparent));
             self.0.call("publish", sent).await.and_then(confirmed)
         };
-        // They are first polled in their order, and so they are sent in it.
+        // `join_all` polls the calls in order at first, so the messages are sent in order.
         join_all(messages.iter().map(send)).await
     }
 
@@ -267,21 +270,21 @@ impl Publisher {
         channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
     }
 
-    /// Asks something that changes nothing: whether the broker answers.
+    /// Makes a call that changes nothing, to check that the broker answers.
     pub async fn answers(&self) -> Result<()> {
         let select = self.0.channel.confirm_select(ConfirmSelectOptions::default());
-        self.0.call("ask RabbitMQ anything", select).await
+        self.0.call("check that RabbitMQ answers", select).await
     }
 
-    /// Asks for a queue's length; likewise.
+    /// Reads a queue's length.
     ///
     /// # Errors
-    /// The broker is away, or there is no such queue.
+    /// Fails if the broker is unreachable or the queue is missing.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         self.0.depth(queue).await
     }
 
-    /// How many messages these partitions hold that no consumer has taken.
+    /// The number of messages in these partitions that no consumer has received.
     pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {
@@ -309,7 +312,7 @@ fn confirmed(confirmation: Confirmation) -> Result<()> {
     }
 }
 
-/// Whether the other side has ended the connection.
+/// Whether the server closed the connection.
 fn was_ended(error: &lapin::Error) -> bool {
     let causes = std::iter::successors(error.source(), |cause| (**cause).source());
     causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {

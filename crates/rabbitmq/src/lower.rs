@@ -1,4 +1,4 @@
-//! Fewer partitions: their queues leave the topology.
+//! Reduces the number of partitions: removes their queues from the topology.
 
 use lapin::options::{ExchangeDeleteOptions, ExchangeUnbindOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
@@ -8,21 +8,21 @@ use super::probe::NOT_FOUND;
 use super::{Broker, Depth, Link, Result};
 
 impl Broker {
-    /// Each partition's queue and its length; `None` where there is no such queue.
+    /// Each partition's queue and its length. The length is `None` if the queue is missing.
     pub async fn depths(&self, link: &Link, partitions: &Partitions) -> Result<Vec<(String, Option<Depth>)>> {
         let mut depths = Vec::new();
         let mut channel = link.another_channel().await?;
         for (_, queue) in partitions.queues() {
             let passive = QueueDeclareOptions::durable().passive();
             let declare = channel.queue_declare(queue.into(), passive, FieldTable::default());
-            match link.call("ask for the queue's length", declare).await {
+            match link.call("read the queue's length", declare).await {
                 Ok(found) => {
                     let depth = Depth { messages: found.message_count(), consumers: found.consumer_count() };
                     depths.push((queue.to_owned(), Some(depth)));
                 }
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
                     depths.push((queue.to_owned(), None));
-                    // The refusal has closed the other one.
+                    // The error has closed the other channel.
                     channel = link.another_channel().await?;
                 }
                 Err(error) => return Err(error.about(format!("queue {queue}"))),
@@ -31,8 +31,8 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Takes the queues `to..from` out of the topology, and returns those that hold messages or have consumers after they were unbound: these
-    /// stay. Every event reaches a queue meanwhile. A call that was interrupted can be repeated.
+    /// Removes the queues `to..from` from the topology. Returns the queues that still hold messages or have consumers
+    /// after they were unbound: these stay. Each event still reaches a queue. Repeat an interrupted call.
     pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
         if to == 1 {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
@@ -40,7 +40,7 @@ impl Broker {
         }
         let spare: Partitions = (to..from).map(|partition| (partition, self.queue(partition))).collect();
         let there = |depths: Vec<(String, Option<Depth>)>| -> Vec<(String, bool)> {
-            // Messages that a consumer has not acknowledged are not counted.
+            // The count does not include unacknowledged messages.
             let is_used = |depth: Depth| depth.messages > 0 || depth.consumers > 0;
             depths.into_iter().filter_map(|(queue, depth)| Some((queue, is_used(depth?)))).collect()
         };
@@ -58,7 +58,7 @@ impl Broker {
             if is_used {
                 kept.push(queue);
             } else {
-                // RabbitMQ refuses `if_unused` and `if_empty` of quorum queues.
+                // For quorum queues RabbitMQ rejects `if_unused` and `if_empty`.
                 let delete = link.channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default());
                 link.call("delete the queue", delete).await?;
             }

@@ -1,4 +1,4 @@
-//! The queue of a map: bound to an exchange of the site's, which is never declared here.
+//! The queue of a map. It is bound to the site's exchange, which tallyd never declares.
 
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeleteOptions};
@@ -7,7 +7,7 @@ use lapin::types::FieldTable;
 use super::probe::{Found, NOT_FOUND};
 use super::{Broker, Link, Result};
 
-/// A map's queue, and where its messages come from.
+/// A map's queue, and the source of its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapQueue {
     pub queue: String,
@@ -15,28 +15,28 @@ pub struct MapQueue {
     pub binding_keys: Vec<String>,
 }
 
-/// A binding key that no map has: to unbind it changes nothing.
+/// A binding key that no map has. Unbinding it changes nothing.
 const NO_KEY: &str = "tallyd-check";
 
 impl Broker {
-    /// The queue of the map of that name.
+    /// The queue of the map `name`.
     pub fn map_queue(&self, name: &str) -> String {
         format!("{}{name}", self.map_queues())
     }
 
-    /// The beginning of the names of all maps' queues.
+    /// The common prefix of all maps' queues.
     pub fn map_queues(&self) -> String {
         format!("{}.map.", self.config.prefix)
     }
 
-    /// Whether the site's exchange is there, and whether this account may bind queues to it. Changes nothing.
+    /// Checks that the site's exchange exists and that this account can bind queues to it. Changes nothing.
     pub async fn probe_map_exchange(&self, link: &Link, map: &MapQueue) -> Result<Found> {
         let channel = link.another_channel().await?;
         let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-        // Of an exchange that is there the kind is not compared.
+        // For an existing exchange the broker does not compare the type.
         let declare =
             channel.exchange_declare(map.exchange.as_str().into(), ExchangeKind::Topic, passive, FieldTable::default());
-        let there = Found::of(link.call("ask for the site's exchange", declare).await)?;
+        let there = Found::of(link.call("check the site's exchange", declare).await)?;
         if there != Found::Right || !self.config.declare {
             return Ok(there);
         }
@@ -47,20 +47,20 @@ impl Broker {
             NO_KEY.into(),
             FieldTable::default(),
         );
-        // The rights are checked before the binding is looked for.
-        let may = Found::of(link.call("ask whether it may bind a queue", unbind).await)?;
+        // The broker checks the rights before it looks for the binding.
+        let may = Found::of(link.call("check the right to bind a queue", unbind).await)?;
         Ok(if may == Found::Missing { Found::Right } else { may })
     }
 
-    /// What is said of the map's queue.
+    /// Checks the map's queue. Changes nothing.
     pub async fn probe_map_queue(&self, link: &Link, map: &MapQueue) -> Result<Found> {
         self.probe_queue(link, &map.queue, &self.partition_arguments()).await
     }
 
-    /// Declares and binds the map's queue, if `[amqp] declare` is set. The exchange must be there.
+    /// Declares and binds the map's queue, if `[amqp] declare` is set. The exchange must already exist.
     ///
     /// # Errors
-    /// The queue exists and is different, or a right is missing.
+    /// Fails if the queue exists with other arguments, or if a right is missing.
     pub async fn declare_map(&self, link: &Link, map: &MapQueue) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -72,7 +72,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Removes a binding of a map's queue. One that is not there is no error.
+    /// Removes a binding of a map's queue. A missing binding is no error.
     pub async fn unbind_map(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
         let channel = link.another_channel().await?;
         let unbind = channel.queue_unbind(queue.into(), exchange.into(), key.into(), FieldTable::default());
@@ -82,9 +82,9 @@ impl Broker {
         }
     }
 
-    /// Deletes a map's queue with what it holds.
+    /// Deletes a map's queue and its messages.
     pub async fn delete_map(&self, link: &Link, queue: &str) -> Result<()> {
-        // RabbitMQ refuses `if_unused` and `if_empty` of quorum queues.
+        // For quorum queues RabbitMQ rejects `if_unused` and `if_empty`.
         let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
         link.call("delete the queue", delete).await.map(drop)
     }

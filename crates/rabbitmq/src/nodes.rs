@@ -1,4 +1,5 @@
-//! The nodes of a cluster, one of which is enough: connections go to them in turn, and one that didn't answer is tried last for a while.
+//! The nodes of a cluster. Connections use them in turn, and one node is enough. A node that did not answer is tried
+//! last for a while.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,36 +12,35 @@ use tracing::{info, warn};
 use super::{BrokerError, Result};
 use crate::config::Amqp;
 
-/// How long a node that didn't answer is tried after the others: it costs the whole time limit where its machine is gone.
+/// How long an unreachable node is tried last. If its machine is down, each attempt takes the whole time limit.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
-/// AMQP's port where an address names none, and the one with TLS.
+/// AMQP's default port, without and with TLS.
 const PORTS: [u16; 2] = [5_672, 5_671];
 
 pub(super) struct Nodes {
     nodes: Vec<Node>,
-    /// Which is tried first by the next connection.
+    /// The node that the next connection tries first.
     next: AtomicUsize,
 }
 
 pub(super) struct Node {
     /// `host:port`.
     pub name: String,
-    /// How it is reached.
     pub uri: AMQPUri,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// When it last failed, if nothing went well since.
+    /// The time of the last failure. `None` after a success.
     failed: Option<Instant>,
-    /// Whether that is in the log.
+    /// Whether the log has reported the failure.
     is_told: bool,
 }
 
 impl Nodes {
-    /// The node of `url` and those of `seeds`.
+    /// The nodes of `url` and `seeds`.
     pub(crate) fn new(config: &Amqp) -> Result<Self> {
         let wrong = |error| BrokerError::Config(format!("[amqp] seeds: {error}"));
         let mut urls = vec![config.url.clone()];
@@ -49,8 +49,8 @@ impl Nodes {
         }
         let mut nodes: Vec<Node> = Vec::new();
         for url in urls {
-            // The library's error quotes the address, password and all.
-            let unread = |_| BrokerError::Config("[amqp] url can't be read".to_owned());
+            // The library's error quotes the address with the password.
+            let unread = |_| BrokerError::Config("[amqp] url cannot be parsed".to_owned());
             let mut uri: AMQPUri = url.expose().parse().map_err(unread)?;
             uri.query.heartbeat = Some(config.heartbeat_s);
             let parts = url.parts().map_err(wrong)?;
@@ -63,12 +63,11 @@ impl Nodes {
         Ok(Self { nodes, next: AtomicUsize::new(0) })
     }
 
-    /// All of them.
     pub(crate) fn all(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// All of them, in the order in which one connection tries them.
+    /// All nodes, in the order in which one connection tries them.
     pub(crate) fn in_turn(&self) -> Vec<&Node> {
         let from = self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len();
         let (before, after) = self.nodes.split_at(from);
@@ -77,7 +76,7 @@ impl Nodes {
         turn
     }
 
-    /// Notes which nodes didn't answer before `reached` did, or that none has: then their errors in one.
+    /// Notes the nodes that failed before `reached` answered. If no node answered, returns their errors as one.
     pub(crate) fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
@@ -99,7 +98,7 @@ impl Node {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }
 
-    /// That none answers is told by whoever wanted to connect.
+    /// If no node answers, the caller reports it.
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());
@@ -111,7 +110,7 @@ impl Node {
             let (node, instead, error) = (&self.name, &reached.name, Chain(error).to_string());
             warn!(
                 event = "rabbitmq-node-away",
-                node, instead, error, "RabbitMQ's node {node} is away, connected to {instead} instead: {error}"
+                node, instead, error, "RabbitMQ's node {node} is unreachable, connected to {instead} instead: {error}"
             );
         }
     }

@@ -1,7 +1,7 @@
-//! Questions to the broker that change nothing on it: what is there, what is different, what the account may do.
+//! Checks of the broker that change nothing: what exists, what differs, and the account's rights.
 //!
-//! A thing is asked for passively first: declared, one that is missing would be made. Each question has a channel of its own, which a
-//! refusal closes.
+//! Each check asks passively first, because a declaration would create a missing exchange or queue. Each check has its
+//! own channel, because an error closes it.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -16,39 +16,39 @@ use lapin::{BasicProperties, Channel, ExchangeKind};
 use super::topology::CONSISTENT_HASH;
 use super::{Broker, Link, Result};
 
-/// No such thing, or unknown.
+/// Something is missing or unknown.
 pub(super) const NOT_FOUND: u16 = 404;
 
-/// No right.
+/// The account has no right.
 pub(super) const ACCESS_REFUSED: u16 = 403;
 
-/// It exists and is different.
+/// It exists with other arguments.
 const PRECONDITION_FAILED: u16 = 406;
 
-/// No such kind of exchange.
+/// The type of exchange is unknown.
 const COMMAND_INVALID: u16 = 503;
 
-/// No such vhost, or no right to it.
+/// The vhost is missing, or the account has no right to it.
 pub(super) const NOT_ALLOWED: u16 = 530;
 
-/// The broker can't do it.
+/// The broker does not support it.
 pub(super) const NOT_IMPLEMENTED: u16 = 540;
 
-/// What the broker says of one thing.
+/// The broker's answer about one exchange, queue or right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// There, and as it is declared.
+    /// It exists, with these arguments.
     Right,
-    /// Not there.
+    /// It is missing.
     Missing,
-    /// There, and different: the broker's words.
+    /// It exists with other arguments. Contains the broker's text.
     Different(String),
-    /// The account has no right: the broker's words.
+    /// The account has no right. Contains the broker's text.
     Refused(String),
 }
 
 impl Found {
-    /// What an answer says.
+    /// Interprets an answer.
     pub(super) fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
         match error.code() {
@@ -75,7 +75,7 @@ fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<V
     Ok(payload)
 }
 
-/// The text of that name in an AMQP table: the name's length, the name, `S`, the text's length, the text.
+/// The text `name` of an AMQP table: the name's length, the name, `S`, the text's length, the text.
 fn property(table: &[u8], name: &str) -> Option<String> {
     let mark = [&[u8::try_from(name.len()).ok()?], name.as_bytes(), b"S"].concat();
     let from = table.windows(mark.len()).position(|window| window == mark)? + mark.len();
@@ -85,14 +85,14 @@ fn property(table: &[u8], name: &str) -> Option<String> {
 }
 
 impl Broker {
-    /// A link to each node, or why there is none, beside the node's `host:port`.
+    /// For each node, its `host:port` and a link to it, or the error.
     pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
         let asked =
             self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "config check").await));
         join_all(asked).await
     }
 
-    /// The exchanges, each with what is said of it.
+    /// The exchanges, each with the result of its check.
     pub async fn probe_exchanges(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, kind) in self.exchanges() {
@@ -102,7 +102,7 @@ impl Broker {
                 let channel = link.another_channel().await?;
                 let declare =
                     channel.exchange_declare(name.as_str().into(), kind.clone(), options, FieldTable::default());
-                Found::of(link.call("ask for the exchange", declare).await)
+                Found::of(link.call("check the exchange", declare).await)
             };
             let there = ask(passive).await?;
             let is = if there == Found::Right && self.config.declare { ask(durable).await? } else { there };
@@ -111,7 +111,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// The queues, each with what is said of it.
+    /// The queues, each with the result of its check.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {
@@ -125,7 +125,7 @@ impl Broker {
         let ask = async |options| {
             let channel = link.another_channel().await?;
             let declare = channel.queue_declare(name.into(), options, arguments.clone());
-            Found::of(link.call("ask for the queue", declare).await)
+            Found::of(link.call("check the queue", declare).await)
         };
         let there = ask(QueueDeclareOptions::durable().passive()).await?;
         match there {
@@ -134,10 +134,11 @@ impl Broker {
         }
     }
 
-    /// Whether the account may publish there: in a transaction that is taken back, so that nothing is published.
+    /// Whether the account can publish to the exchange. The message is sent in a transaction that is rolled back, so
+    /// nothing is published.
     ///
     /// # Errors
-    /// The broker is away, or reads nothing from publishers now: it has a memory or disk alarm.
+    /// Fails if the broker is unreachable, or if it has a memory or disk alarm and reads nothing from publishers.
     pub async fn probe_publish(&self, link: &Link, exchange: &str) -> Result<Found> {
         let channel: Channel = link.another_channel().await?;
         let publish = async {
@@ -146,7 +147,7 @@ impl Broker {
             channel.basic_publish(exchange.into(), "tallyd-check".into(), options, b"", properties).await?;
             channel.tx_rollback().await
         };
-        let answer = link.call("ask whether it may publish", publish).await;
+        let answer = link.call("check the right to publish", publish).await;
         match link.connection.status().blocked() {
             true => {
                 let alarm = "the broker has a memory or disk alarm, and reads nothing from publishers";
@@ -156,7 +157,8 @@ impl Broker {
         }
     }
 
-    /// The broker's product and version, `RabbitMQ 3.10.8`, which it sends before a login. `None` where it does not.
+    /// The broker's product and version, such as `RabbitMQ 3.10.8`. A broker sends it before a login. `None` if it does
+    /// not.
     pub async fn version(&self) -> Option<String> {
         let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
         let read = move || greeting(&uri, tls, limit).ok();
@@ -164,15 +166,15 @@ impl Broker {
         Some(format!("{} {}", property(&greeting, "product")?, property(&greeting, "version")?))
     }
 
-    /// Whether the broker has the kind of exchange that spreads events over partitions. It is asked to make one by a name that it lets
-    /// nobody use: it looks at the kind first.
+    /// Whether the broker has the exchange type that distributes events over partitions. The check declares an exchange
+    /// with a reserved name. The broker checks the type before the name.
     pub async fn probe_plugin(&self) -> Result<bool> {
-        // Not to know the kind closes the connection.
+        // An unknown type closes the connection.
         let link = self.connect("config check").await?;
         let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declare = link.channel.exchange_declare("amq.tallyd-check".into(), kind, options, FieldTable::default());
-        let Err(error) = link.call("ask for the plugin", declare).await else { return Ok(true) };
+        let Err(error) = link.call("check the plugin", declare).await else { return Ok(true) };
         match error.code() {
             Some((COMMAND_INVALID, _)) => Ok(false),
             Some((ACCESS_REFUSED, _)) => Ok(true),

@@ -1,4 +1,4 @@
-//! The broker's exchanges, queues and bindings: their names, their arguments, and how they are declared.
+//! The broker's exchanges, queues and bindings: their names, their arguments, and how tallyd declares them.
 
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
@@ -8,17 +8,18 @@ use tallyd_core::partition::Partitions;
 use super::{Broker, Link, Result};
 use crate::config::QueueType;
 
-/// How often a message may come back before the broker sets it aside.
+/// How often the broker redelivers a message before it dead-letters it.
 const RETURNS_MAX: i32 = 20;
 
-/// Bytes that the queue of returned messages holds: what comes then stays where it is.
+/// The size limit of the queue of returned messages, in bytes. When it is full, a dead-lettered message stays in its
+/// queue.
 const RETURNED_BYTES_MAX: i64 = 1 << 30;
 
-/// The kind of exchange that spreads by hash.
+/// The exchange type that distributes by hash.
 pub(super) const CONSISTENT_HASH: &str = "x-consistent-hash";
 
 impl Broker {
-    /// Where producers publish: a durable topic exchange.
+    /// The durable topic exchange that producers publish to.
     pub fn exchange(&self) -> String {
         format!("{}.events", self.config.prefix)
     }
@@ -33,22 +34,24 @@ impl Broker {
         (0..count).map(|number| (number, self.queue(number))).collect()
     }
 
-    /// Spreads the events over several partitions by the routing key's hash: by user.
+    /// The exchange that distributes events over several partitions, by the hash of the routing key.
     pub(super) fn spread(&self) -> String {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// The queue of messages that the broker gave up on after too many returns, and of dead letters without room.
+    /// The queue of messages that the broker dead-lettered after too many redeliveries, and of dead letters above the
+    /// quota.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
-    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Many daemons can do it while events are
-    /// published, because a new binding comes before the old one goes. In between an event can reach two queues, which changes nothing;
-    /// without any binding the broker would return it to its publisher.
+    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Many daemons can do
+    /// this while events are published, because a new binding is added before the old one is removed. Meanwhile an
+    /// event can reach two queues, which changes nothing. Without any binding the broker would return it to its
+    /// publisher.
     ///
     /// # Errors
-    /// Something of that name exists and is different, or a right is missing.
+    /// Fails if one of them exists with other arguments, or if a right is missing.
     pub async fn declare_for(&self, link: &Link, partitions: u16) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -65,7 +68,7 @@ impl Broker {
         let plugin = "several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange";
         self.declare_exchange(link, &spread, kind).await.map_err(|error| error.about(plugin))?;
         for partition in 0..partitions {
-            // With this kind of exchange the binding key is a weight.
+            // For this exchange type the binding key is a weight.
             self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
         }
         let bind = link.channel.exchange_bind(
@@ -76,7 +79,7 @@ impl Broker {
             FieldTable::default(),
         );
         link.call("bind the exchanges", bind).await?;
-        // What a single partition was bound with: it would get every event once more.
+        // Removes the binding of a single partition. It would deliver each event a second time.
         let unbind =
             link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
         link.call("unbind the queue", unbind).await
@@ -97,14 +100,13 @@ impl Broker {
         })
     }
 
-    /// The exchanges and their kinds.
     pub(super) fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
         let spread = (self.spread(), ExchangeKind::Custom(CONSISTENT_HASH.to_owned()));
         let events = (self.exchange(), ExchangeKind::Topic);
         if self.partitions() == 1 { vec![events] } else { vec![events, spread] }
     }
 
-    /// The queues and their arguments: of what was returned too often, and of each partition.
+    /// The queues and their arguments: the queue of returned messages, and each partition's queue.
     pub(super) fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
         let mut returned = FieldTable::default();
         returned.insert("x-queue-type".into(), self.queue_type());
@@ -115,7 +117,7 @@ impl Broker {
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
     }
 
-    /// The arguments of the queue of a partition.
+    /// The arguments of a partition's queue.
     pub(super) fn partition_arguments(&self) -> FieldTable {
         let is_quorum = self.config.queue_type == QueueType::Quorum;
         let mut partition = FieldTable::default();
@@ -124,10 +126,10 @@ impl Broker {
         partition.insert("x-dead-letter-exchange".into(), text(""));
         partition.insert("x-dead-letter-routing-key".into(), text(&self.returned()));
         if is_quorum {
-            // The broker keeps a message until `returned` has it.
+            // The broker keeps a message until `returned` has stored it.
             partition.insert("x-dead-letter-strategy".into(), text("at-least-once"));
             partition.insert("x-overflow".into(), text("reject-publish"));
-            // RabbitMQ 3 has no default limit: a message that crashes its receiver would block the partition.
+            // RabbitMQ 3 has no default limit, so a message that crashes its receiver would block the partition.
             partition.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
         }
         partition

@@ -74,7 +74,7 @@ async fn what_can_not_be_shown_is_said_and_is_a_mistake_of_usage() {
         (vec!["top", "film"], "no board is called \"film\": the configuration has likes, users"),
         (vec!["top", "likes"], "likes has boards by week, total: name a period"),
         (vec!["top", "likes", "2026-11"], "likes has no board by month"),
-        (vec!["top", "likes", "yesterday"], "is no period"),
+        (vec!["top", "likes", "yesterday"], "is not a period"),
         (vec!["top", "users", "--count", "0"], "0 is not in 1..=100000"),
         (vec!["archive", "--period", "total"], "total never ends, and is not archived"),
     ] {

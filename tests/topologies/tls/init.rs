@@ -32,7 +32,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     ];
     // The authority is not the system's.
     let refused = day.init(&environment, &[]);
-    assert!(stderr(&refused).contains("certificate in [amqp] tls_ca_file"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("set [amqp] tls_ca_file to a file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
     // With another name it could be another server, whatever authority signs.

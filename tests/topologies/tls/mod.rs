@@ -53,7 +53,7 @@ async fn has_likes(world: &World, likes: i64) {
 
 /// A server that shows `wrong` is not believed, whichever it is, nor by a daemon that starts, which goes on by itself once it is right.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
-    let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed";
+    let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
     daemon.logged(&format!("MySQL at {} {said}", servers.mysql_address())).await;
     servers.show_mysql(Certificate::Right).await;
@@ -70,7 +70,7 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
 /// Without a certificate of ours, and with one of an authority that the servers don't know. What a server says of it comes after the
 /// handshake, and is lost where its end of the connection comes first: it is asked until it was heard.
 async fn strangers_are_told(world: &World, servers: &Servers) {
-    let ended = "ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)";
+    let ended = "closes the connection immediately: see its log. It may require a client certificate that it trusts ([amqp] tls_cert_file)";
     let asks = ["asks for a certificate (CertificateRequired): set [", "] tls_cert_file and tls_key_file"];
     let refuses = ["does not accept the certificate in [", "] tls_cert_file (UnknownCA)"];
     for (certificate, [before, after]) in [(None, asks), (Some("stranger.pem"), refuses)] {
@@ -130,7 +130,7 @@ async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, server
         (Certificate::OtherName, "for other names (elsewhere.example)", right),
         (
             Certificate::NoName,
-            "for no name, as MySQL makes it for itself: end [mysql] url with ?ssl-mode=VERIFY_CA",
+            "that names no server, like the ones MySQL generates: end [mysql] url with ?ssl-mode=VERIFY_CA",
             right,
         ),
         (Certificate::Expired, "expired on 2021", "expired on 2021"),
@@ -197,13 +197,13 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         (Certificate::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
         (
             Certificate::OtherAuthority,
-            "shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file",
+            "shows a certificate from an authority that is not trusted here: set [{section}] tls_ca_file to a file with that authority's certificate",
         ),
         (
             Certificate::Early,
-            "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock",
+            "shows a certificate that is not valid before 2091-05-04T00:00:00Z: correct this machine's clock",
         ),
-        (Certificate::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
+        (Certificate::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it"),
     ] {
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);

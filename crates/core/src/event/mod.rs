@@ -1,8 +1,8 @@
-//! The event's JSON: the only code that knows it. One message in, one verdict out: a like, a count, a set, a fence, or a
-//! refusal with a stable reason. Pure: "now" is an argument.
+//! Parses an event's JSON. This is the only code that knows the format, which is in docs/events.md. Each message gives
+//! one result: a like, a count, a set, a fence, or a refusal with a stable reason. Pure: "now" is an argument.
 //!
-//! A field's *shape* never fails the parse: every field is taken as a scalar, then judged by name, so that the
-//! reason says which field is wrong and what is allowed. The format is docs/events.md.
+//! A field of the wrong type never fails the parse. Every field is read as a scalar and then checked by name, so that
+//! the reason says which field is wrong and what is allowed.
 
 mod encode;
 pub(crate) mod raw;
@@ -26,96 +26,96 @@ use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use crate::partition::PartitionBy;
 use crate::rules::Rules;
 
-/// An event's largest JSON in bytes. Real events have about 120.
+/// The largest JSON of an event, in bytes. Real events have about 120.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// A body that is a list of events: its largest size in bytes.
+/// The largest body that is a list of events, in bytes.
 pub const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// A body that is a list of events: how many it may hold.
+/// The largest number of events in a list.
 pub const LIST_EVENTS_MAX: usize = 1_000;
 
-/// The largest id: MySQL's and most languages' signed 64-bit maximum.
+/// The largest id: the maximum of signed 64-bit integers in MySQL and most languages.
 pub const ID_MAX: u64 = i64::MAX as u64;
 
-/// The largest `delta`, and without its sign the least.
+/// The largest absolute value of `delta`.
 pub const DELTA_MAX: u64 = 1 << 31;
 
-/// The largest `value`, and without its sign the least: every whole number up to it is one in JavaScript and in Lua.
+/// The largest absolute value of `value`. JavaScript and Lua hold every integer up to it exactly.
 pub const VALUE_MAX: u64 = 1 << 53;
 
-/// Characters that an `event_id` has at most.
+/// The maximum length of an `event_id`, in characters.
 pub const EVENT_ID_MAX: usize = 64;
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A user likes a target, or does no longer.
+    /// A user likes a target, or no longer likes it.
     Like(LikeEvent),
     /// A number of a target changes.
     Count(CountEvent),
-    /// A number of a target becomes a value.
+    /// A number of a target is set to a value.
     Set(SetEvent),
-    /// The marker of a reconcile: once its number is committed, so is every event published before it.
+    /// A job's marker: once its number is committed, every event published before it is committed.
     Fence(u64),
 }
 
 impl Message {
-    /// The message, unless it is one that tallyd alone sends.
+    /// Returns the message, unless only tallyd may send it.
     ///
     /// # Errors
-    /// It is a fence.
+    /// Fails if it is a fence.
     pub fn of_publisher(self) -> Result<Self, Refusal> {
         if matches!(self, Self::Fence(_)) { Err(not_a_fence()) } else { Ok(self) }
     }
 }
 
-/// `like` and `unlike`: they *set* a state, they never flip it.
+/// `like` and `unlike`: they *set* a state and never toggle it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeEvent {
-    /// What is liked.
+    /// The target that is liked.
     pub target: Target,
-    /// Who likes it.
+    /// The user who likes it.
     pub user: UserId,
-    /// When, by Redis' clock: of two events the newer one wins.
+    /// The time of the click by the sender's clock, or by Redis' clock with `writer = "api"`. The newer event wins.
     pub at: Micros,
-    /// The state that is set: true for `like`.
+    /// The new state: true for `like`.
     pub liked: bool,
 }
 
-/// `count`: a number changes by so much, once for each `event_id`, however often the event comes.
+/// `count`: changes a number by `delta`. Each `event_id` counts once, even if the event arrives many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountEvent {
     pub target: Target,
-    /// Which one; never `like`, which follows from who likes the target.
+    /// The metric. It is never `like`, because the likes of a target follow from its users.
     pub metric: Metric,
-    /// What is added: -2^31 to 2^31.
+    /// The amount to add: -2^31 to 2^31.
     pub delta: i64,
-    /// When, by the producer: the same each time that the event is sent.
+    /// The producer's time. It must be the same each time the event is sent.
     pub at: Micros,
-    /// Which event it is.
+    /// The event's id.
     pub id: EventId,
 }
 
-/// `set`, and `reset`, which sets to zero: of a number the newest one wins, and what was counted until then is void.
+/// `set`, and `reset`, which sets to zero. The newest one of a number wins, and counts up to its `at` are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
     pub target: Target,
-    /// Which one; its rule is `settable`.
+    /// The metric. Its rule is `settable`.
     pub metric: Metric,
-    /// What it becomes: -2^53 to 2^53.
+    /// The new value: -2^53 to 2^53.
     pub value: i64,
-    /// When, by the clock that counts of this number have their `at` from.
+    /// The time, by the same clock as the `at` of this number's counts.
     pub at: Micros,
 }
 
-/// What stands for an `event_id` in the ledger: the first 16 bytes of the SHA-256 of the target, the metric and the id, so that two numbers
-/// of one happening may share its id. Two of a million million events are the same with a probability of 10^-15.
+/// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 of target, metric and id. So two numbers of
+/// one occurrence can share its id. Among a million million events, two have the same key with a probability of 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub [u8; 16]);
 
 impl EventId {
-    /// Of that text, for a number of that target.
+    /// The key of the `event_id` `text`, for a number of that target.
     pub fn of(target: Target, metric: Metric, text: &str) -> Self {
         let of = format!("{}:{}:{}:{text}", target.kind.0, target.id.0, metric.0);
         let digest: [u8; 32] = Sha256::digest(of.as_bytes()).into();
@@ -125,25 +125,25 @@ impl EventId {
     }
 }
 
-/// What events are judged by.
+/// The rules for checking events.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// `[kinds]`.
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
-    /// How far ahead of now an `at` may be: further ahead it would win against every later event of its row.
+    /// How far an `at` may be in the future. An event further ahead would win against every later event of its row.
     pub future_max: Duration,
-    /// How far back the `at` of a count or set may be: so long the ledger remembers which were applied.
+    /// How old the `at` of a count or set may be. The ledger remembers applied events for this time.
     pub applied_event_keep: Duration,
-    /// Which metrics may be set.
+    /// The rules of the metrics: for example which can be set.
     pub rules: Rules,
-    /// What chooses the partition of a like, where one is sent again.
+    /// How a like's partition is chosen when the like is sent again.
     pub partition_by: PartitionBy,
 }
 
-/// Judges a message's body, which holds one event or a list of up to [`LIST_EVENTS_MAX`]: `each` gets every verdict, with
-/// where in the body its event stands. An event of a list is judged by itself: one that is refused harms no other.
+/// Checks a message's body, which is one event or a list of up to [`LIST_EVENTS_MAX`]. Calls `each` with every result
+/// and the event's place in the body. A refused event of a list does not affect the others.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
@@ -158,7 +158,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a part of the body, so its address says where.
+                // The event is a slice of the body, so its address gives its place.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
             }
@@ -169,44 +169,44 @@ pub fn decode_all(
 /// The events of a body that is a list.
 ///
 /// # Errors
-/// It is no JSON, or it is too large.
+/// Fails if the body is not JSON or is too large.
 pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
-        let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are taken", body.len());
+        let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
         return Err(refuse(Reason::TooLarge, error));
     }
     let events: Vec<&RawValue> =
         serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
     if events.len() > LIST_EVENTS_MAX {
-        let error = format!("the list has {} events, at most {LIST_EVENTS_MAX} are taken", events.len());
+        let error = format!("the list has {} events, at most {LIST_EVENTS_MAX} are allowed", events.len());
         return Err(refuse(Reason::TooLarge, error));
     }
     Ok(events)
 }
 
-/// Judges one event.
+/// Checks one event.
 ///
 /// # Errors
-/// A [`Refusal`] for whatever can never be applied; never for anything that another try could change.
+/// Returns a [`Refusal`] only if the event can never be applied, and never for a problem that a retry could solve.
 pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     if body.len() > BODY_BYTES_MAX {
         return Err(refuse(
             Reason::TooLarge,
-            format!("the body has {} bytes, at most {BODY_BYTES_MAX} are taken", body.len()),
+            format!("the body has {} bytes, at most {BODY_BYTES_MAX} are allowed", body.len()),
         ));
     }
     if body.trim_ascii_start().first() != Some(&b'{') {
-        return Err(refuse(Reason::MalformedJson, "the body is no JSON object".to_owned()));
+        return Err(refuse(Reason::MalformedJson, "the body is not a JSON object".to_owned()));
     }
-    // Of the fields that are ignored a parser would not look at the bytes.
+    // The parser would not check the bytes of ignored fields.
     let text = std::str::from_utf8(body).map_err(|error| {
-        refuse(Reason::MalformedJson, format!("the body is no UTF-8 from byte {} on", error.valid_up_to()))
+        refuse(Reason::MalformedJson, format!("the body is not UTF-8 from byte {}", error.valid_up_to()))
     })?;
     let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
     judge(&raw, terms, now)
 }
 
-/// The fence's number, where a body is a fence.
+/// The fence's number, if the body is a fence.
 pub fn fence_of(body: &[u8]) -> Option<u64> {
     let raw: Raw<'_> = serde_json::from_slice(body).ok().filter(|_| body.len() <= BODY_BYTES_MAX)?;
     match (raw.event_type.text(), &raw.fence) {
@@ -215,7 +215,7 @@ pub fn fence_of(body: &[u8]) -> Option<u64> {
     }
 }
 
-/// Judges fields.
+/// Checks the fields.
 pub(crate) fn judge(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     match raw.event_type.text() {
         Some("like") => like(raw, true, terms, now),
@@ -232,7 +232,7 @@ pub(crate) fn judge(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message
     }
 }
 
-/// The body of a like or an unlike that has no `at`, with this one. `None` for any other body.
+/// Adds this `at` to the body of a like or unlike without one. `None` for any other body.
 pub fn with_at(body: &[u8], at: Micros) -> Option<Vec<u8>> {
     let raw: Raw<'_> = serde_json::from_slice(body).ok()?;
     let lacks_at = matches!(raw.event_type.text(), Some("like" | "unlike")) && matches!(raw.at, Scalar::Missing);
@@ -268,7 +268,7 @@ fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<
     let target = target(raw, terms)?;
     let metric = metric(raw, terms)?;
     if !terms.rules.of(target.kind, metric).settable {
-        let error = format!("metric is {}, which no [[rule]] of config.toml makes settable for the kind", raw.metric);
+        let error = format!("metric is {}, and no [[rule]] of config.toml makes it settable for this kind", raw.metric);
         return Err(refuse(Reason::NotSettable, error));
     }
     let Some(value) = value.integer().filter(|value| value.unsigned_abs() <= VALUE_MAX) else {
@@ -283,20 +283,20 @@ fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
     let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.metrics.get(name));
     metric.map(|code| Metric(*code)).ok_or_else(|| {
         let error = match raw.metric.text() {
-            Some(LIKE) => "metric is \"like\", which events of the types like and unlike count".to_owned(),
+            Some(LIKE) => "metric is \"like\", which only events of the types like and unlike change".to_owned(),
             _ => format!("metric is {}, which is not in [metrics] of config.toml", raw.metric),
         };
         refuse(Reason::UnknownMetric, error)
     })
 }
 
-/// The `at` of what is remembered for `applied_event_keep`.
+/// Checks the `at` of an event that the ledger remembers for `applied_event_keep`.
 fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(&raw.at, now, terms.future_max)?;
     if at < now.before(terms.applied_event_keep) {
         let keep = terms.applied_event_keep.as_secs();
         let error = format!(
-            "at is {:.1} s ago, and which events were applied is remembered for {keep} s ([consumer] applied_event_keep)",
+            "at is {:.1} s ago, and the ledger remembers applied events for {keep} s only ([consumer] applied_event_keep)",
             micros_as_s(now.0 - at.0)
         );
         return Err(refuse(Reason::AtTooOld, error));
@@ -321,7 +321,7 @@ fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {
 }
 
 fn not_a_fence() -> Refusal {
-    refuse(Reason::UnknownType, "a fence is sent by tallyd alone, straight to a queue and with its number".to_owned())
+    refuse(Reason::UnknownType, "only tallyd sends fences, directly to a queue and with a number".to_owned())
 }
 
 fn id(value: &Scalar<'_>, field: &str, reason: Reason) -> Result<u64, Refusal> {
@@ -339,7 +339,7 @@ fn id_of_user(value: &Scalar<'_>) -> Result<UserId, Refusal> {
     id(value, "user_id", Reason::UserIdOutOfRange).map(UserId)
 }
 
-/// Digits alone: no sign, no space, no leading zero, so that one id has one spelling.
+/// Accepts digits only: no sign, space or leading zero, so that each id has one spelling.
 fn decimal(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     if digits && !text.starts_with('0') { text.parse().ok() } else { None }
@@ -358,7 +358,7 @@ fn at(value: &Scalar<'_>, now: Micros, future_max: Duration) -> Result<Micros, R
     let ahead = at.saturating_sub(now.0);
     if u128::try_from(ahead).is_ok_and(|ahead| ahead > future_max.as_micros()) {
         let error = format!(
-            "at is {:.1} s ahead of this daemon's clock, allowed are {} s",
+            "at is {:.1} s ahead of this daemon's clock, at most {} s are allowed",
             micros_as_s(ahead),
             future_max.as_secs()
         );

@@ -1,8 +1,8 @@
-//! An event's fields before they are judged.
+//! An event's fields before they are checked.
 
 use super::scalar::Scalar;
 
-/// The fields this version reads; any other is ignored, so that producers may add some.
+/// The fields that this version reads. Other fields are ignored, so that producers can add some.
 #[derive(serde::Deserialize)]
 pub(crate) struct Raw<'a> {
     #[serde(rename = "type", default, borrow)]

@@ -1,11 +1,11 @@
 //! Why an event is refused.
 
-/// Why an event can never be applied.
+/// Says why an event can never be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Stable, for machines: a column of `dead_letter`.
+    /// The stable code for machines, a column of `dead_letter`.
     pub reason: Reason,
-    /// A sentence for a person: what is wrong and what is allowed.
+    /// A sentence for a person, with the problem and the allowed values.
     pub error: String,
 }
 
@@ -14,11 +14,11 @@ pub struct Refusal {
 pub enum Reason {
     /// The body is larger than [`super::BODY_BYTES_MAX`].
     TooLarge,
-    /// Not JSON, not UTF-8, not an object, or a field stands twice.
+    /// The body is not JSON, not UTF-8 or not an object, or it has a field twice.
     MalformedJson,
-    /// `type` is missing or no text.
+    /// `type` is missing or not text.
     NoType,
-    /// `type` is not one that this version takes.
+    /// This version does not support the `type`.
     UnknownType,
     /// `kind` is missing or not in `[kinds]`.
     UnknownKind,
@@ -28,28 +28,28 @@ pub enum Reason {
     UserIdOutOfRange,
     /// `metric` is missing, or not in `[metrics]`, or `like`.
     UnknownMetric,
-    /// `set` or `reset` of a metric whose rule isn't `settable`.
+    /// `set` or `reset` of a metric that its rule does not make `settable`.
     NotSettable,
     /// `delta` is missing or not -2^31 to 2^31.
     DeltaOutOfRange,
     /// `value` is missing or not -2^53 to 2^53.
     ValueOutOfRange,
-    /// `event_id` is missing or no text of 1 to 64 characters.
+    /// `event_id` is missing or not text of 1 to 64 characters.
     EventIdOutOfRange,
-    /// `at` is missing or no time that a `DATETIME(6)` holds.
+    /// `at` is missing or not a time that `DATETIME(6)` can hold.
     AtOutOfRange,
     /// `at` is further ahead of this machine's clock than `future_max`.
     AtInFuture,
-    /// A `count`, `set` or `reset` is older than what the ledger remembers: nobody can say what was applied.
+    /// A `count`, `set` or `reset` is older than the ledger: it is unknown whether the event was applied.
     AtTooOld,
-    /// The database refuses this event's row, and no other of its batch.
+    /// The database rejects this event's row, but accepts the rest of the batch.
     RefusedByDatabase,
-    /// No refusal: the broker has set the message aside before it was written.
+    /// Not a refusal: the broker dead-lettered the message before it was written.
     ReturnedByBroker,
 }
 
 impl Reason {
-    /// Every reason, in the order of the checks.
+    /// All reasons, in the order of the checks.
     pub const ALL: [Self; 17] = [
         Self::TooLarge,
         Self::MalformedJson,
@@ -70,8 +70,8 @@ impl Reason {
         Self::ReturnedByBroker,
     ];
 
-    /// Whether another configuration, another clock or a newer version may take what was refused with that code, or nobody has judged it.
-    /// What other versions say is taken for such.
+    /// Whether such an event could be accepted later: with another configuration, another clock or a newer version, or
+    /// because it was never checked. Codes from other versions count as such.
     pub fn may_be_good(code: &str) -> bool {
         let never = [
             Self::TooLarge,
@@ -87,7 +87,7 @@ impl Reason {
         never.into_iter().all(|reason| reason.code() != code)
     }
 
-    /// The code as it stands in `dead_letter.reason`, in logs and metrics.
+    /// The code in `dead_letter.reason`, in logs and metrics.
     pub fn code(self) -> &'static str {
         match self {
             Self::TooLarge => "too-large",

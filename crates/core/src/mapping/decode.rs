@@ -1,5 +1,5 @@
-//! Bodies of a site to events: each field is looked up, named as tallyd names it, and judged as a field of tallyd's own events is. A refusal
-//! names the pointer.
+//! Converts a site's JSON to events. Each field is looked up, renamed as in tallyd's events, and checked by the same
+//! rules. A refusal contains the JSON pointer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::event::scalar::Scalar;
 use crate::event::{BODY_BYTES_MAX, LIST_BYTES_MAX, Message, Reason, Refusal, Terms, judge, split};
 use crate::model::Micros;
 
-/// Judges a body that holds one event, or a list of them: `each` gets every verdict, with where in the body its event is.
+/// Checks a body that is one event or a list. Calls `each` with every result and the event's place in the body.
 pub fn decode_all(
     body: &[u8],
     map: &Map,
@@ -33,7 +33,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a part of the body, so its address says where.
+                // The event is a slice of the body, so its address gives its place.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, map, terms, now), from..from + event.len());
             }
@@ -41,10 +41,10 @@ pub fn decode_all(
     }
 }
 
-/// The list of events in the body; `None` where it is one event.
+/// The list of events in the body, or `None` if the body is one event.
 fn list_of<'a>(body: &'a [u8], map: &Map) -> Result<Option<&'a [u8]>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
-        let error = format!("the body has {} bytes, at most {LIST_BYTES_MAX} are taken", body.len());
+        let error = format!("the body has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
         return Err(refuse(Reason::TooLarge, error));
     }
     if is_list(body) {
@@ -70,16 +70,16 @@ fn is_list(body: &[u8]) -> bool {
     body.trim_ascii_start().first() == Some(&b'[')
 }
 
-/// Judges one event.
+/// Checks one event.
 fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     if body.len() > BODY_BYTES_MAX {
-        let error = format!("the event has {} bytes, at most {BODY_BYTES_MAX} are taken", body.len());
+        let error = format!("the event has {} bytes, at most {BODY_BYTES_MAX} are allowed", body.len());
         return Err(refuse(Reason::TooLarge, error));
     }
     let event: Value =
         serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
     if !event.is_object() {
-        return Err(refuse(Reason::MalformedJson, "the event is no JSON object".to_owned()));
+        return Err(refuse(Reason::MalformedJson, "the event is not a JSON object".to_owned()));
     }
     let field = |name, source, reason| mapped(&event, name, source, reason);
     let raw = Raw {
@@ -97,19 +97,21 @@ fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message,
     let event_type = raw.event_type.text().unwrap_or_default();
     if !TYPES.contains(&event_type) {
         let reason = if raw.event_type.text().is_some() { Reason::UnknownType } else { Reason::NoType };
-        let why = no_toggle(event_type).unwrap_or("write what it means into `values`");
+        let why = no_toggle(event_type).unwrap_or("add its meaning to `values`");
         let error = format!("{} is {}: {why}", said("type", Some(&map.event_type)), raw.event_type);
         return Err(refuse(reason, error));
     }
     if map.at.unit.is_coarse() && matches!(event_type, "set" | "reset") {
-        let error =
-            format!("{event_type} needs times in microseconds, and those of the map {} are {}", map.name, map.at.unit);
+        let error = format!(
+            "{event_type} needs times in microseconds, but the times of the map {} are {}",
+            map.name, map.at.unit
+        );
         return Err(refuse(Reason::NotSettable, error));
     }
     judge(&raw, terms, now).map_err(|refusal| with_pointer(refusal, map, &raw))
 }
 
-/// A field of the event as its source says.
+/// Reads a field of the event as the map says.
 fn mapped<'a>(
     event: &'a Value,
     name: &'static str,
@@ -132,7 +134,7 @@ fn mapped<'a>(
     let value = key.as_deref().and_then(|key| source.values.get(key));
     value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
         let is = match found.map_or(Scalar::Missing, scalar) {
-            // Its name would do for other fields.
+            // The type's name would be valid for other fields.
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
@@ -155,7 +157,7 @@ fn scalar(value: &Value) -> Scalar<'_> {
     }
 }
 
-/// A number that is given as text.
+/// Converts a number that is given as text.
 fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar.text().and_then(|text| text.parse::<i64>().ok()) {
         Some(number) => u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Unsigned),
@@ -163,7 +165,7 @@ fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// A text that is given as a number.
+/// Converts text that is given as a number.
 fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar {
         Scalar::Unsigned(number) => Scalar::Text(Cow::Owned(number.to_string())),
@@ -187,7 +189,7 @@ fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>,
     }
 }
 
-/// How a sentence names a field.
+/// The name of a field in messages.
 fn said(name: &str, source: Option<&Source>) -> String {
     match source.map(|source| source.pointer.as_deref()) {
         Some(Some(pointer)) => format!("{name} from {pointer}"),
@@ -196,7 +198,7 @@ fn said(name: &str, source: Option<&Source>) -> String {
     }
 }
 
-/// The refusal with the place of the field that it begins with, and with what to do about a UUID.
+/// Adds the field's place to the refusal, and advice about a UUID.
 fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));

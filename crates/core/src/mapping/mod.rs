@@ -1,7 +1,7 @@
-//! `[[map]]`: events of a site that has a JSON of its own. Where each field of an event is in a body, and what its values mean here.
+//! `[[map]]`: events from a site with its own JSON. A map says where each field is in a body, and what its values mean.
 //!
-//! `decode` makes events of bodies, judged by the same rules as tallyd's own; `order` decides between events whose times are too coarse to
-//! say which is newer. Pure.
+//! `decode` converts bodies to events, with the same checks as for tallyd's own events. `order` decides between events
+//! whose times are too coarse to order them. Pure.
 
 mod decode;
 mod order;
@@ -20,16 +20,16 @@ use crate::unit::Unit;
 /// The largest number of a map.
 pub const MAP_NUMBER_MAX: u8 = 99;
 
-/// The types of events that a map can make.
+/// The event types that a map can produce.
 pub const TYPES: [&str; 5] = ["like", "unlike", "count", "set", "reset"];
 
-/// Events of another JSON, on an exchange that is not tallyd's.
+/// Events in another JSON format, on an exchange that tallyd does not own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Map {
-    /// Its name in the name of its queue, in commands and messages.
+    /// The name in the queue's name, in commands and messages.
     pub name: String,
-    /// Its number in MySQL and Redis, never given to another map.
+    /// The number in MySQL and Redis. Never give it to another map.
     #[schemars(range(min = 1, max = MAP_NUMBER_MAX))]
     pub number: u8,
     /// The site's exchange.
@@ -37,7 +37,7 @@ pub struct Map {
     /// The binding keys of tallyd's queue.
     #[serde(default = "all_keys")]
     pub binding_keys: Vec<String>,
-    /// A JSON pointer to the list of events in a body; a body without it is one event, or a list of events.
+    /// A JSON pointer to the list of events in a body. A body without it is one event, or a list of events.
     #[serde(default)]
     #[schemars(with = "String")]
     pub list: Option<String>,
@@ -54,19 +54,19 @@ pub struct Map {
     pub user_id: Option<Source>,
     /// When it happened.
     pub at: Time,
-    /// The metric, for count, set and reset: a name of `[metrics]`.
+    /// The metric: a name of `[metrics]`, for count, set and reset.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub metric: Option<Source>,
-    /// What is added, for count.
+    /// The amount to add, for count.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub delta: Option<Source>,
-    /// What the number becomes, for set.
+    /// The new value, for set.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub value: Option<Source>,
-    /// Which event it is, for count.
+    /// The event's id, for count.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub event_id: Option<Source>,
@@ -77,12 +77,12 @@ fn all_keys() -> Vec<String> {
 }
 
 impl Map {
-    /// The number of its partition.
+    /// The number of the map's partition.
     pub fn partition(&self) -> u16 {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Its fields beside `at`, by their names.
+    /// All fields except `at`, with their names.
     pub fn fields(&self) -> [(&'static str, Option<&Source>); 8] {
         [
             ("type", Some(&self.event_type)),
@@ -105,17 +105,17 @@ pub struct Source {
     #[serde(default)]
     #[schemars(with = "String")]
     pub pointer: Option<String>,
-    /// The event's values, with what they are here; no other value is taken.
+    /// The event's values and their meanings. Other values are refused.
     #[serde(default)]
     pub values: BTreeMap<String, String>,
-    /// The value of all events.
+    /// The value for all events.
     #[serde(default)]
     #[schemars(with = "String")]
     pub constant: Option<String>,
 }
 
 impl Source {
-    /// The values that it can give; `None` where it gives whatever an event has.
+    /// All values that the source can give, or `None` if it passes the event's value on.
     pub fn possible(&self) -> Option<Vec<&str>> {
         match &self.constant {
             Some(constant) => Some(vec![constant]),
@@ -135,16 +135,16 @@ pub struct Time {
     pub unit: Unit,
 }
 
-/// Why a value that says toggle is no type, as the end of a sentence.
+/// Why a value with "toggle" cannot be mapped, as the end of a sentence.
 pub fn no_toggle(value: &str) -> Option<&'static str> {
     let toggles = value.to_ascii_lowercase().contains("toggle");
     toggles.then_some(
-        "a toggle can't be mapped: it does not say which state it leads to, and a message that comes twice would undo itself; publish the \
+        "a toggle can't be mapped: it does not contain the new state, and a message that is delivered twice would undo itself; publish the \
          new state (like or unlike)",
     )
 }
 
-/// Why a text that is a UUID is no id, as the end of a sentence.
+/// Why a UUID cannot be an id, as the end of a sentence.
 pub fn no_uuid(value: &str) -> Option<&'static str> {
     let bytes = value.as_bytes();
     let is_uuid = bytes.len() == 36

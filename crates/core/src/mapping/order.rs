@@ -1,12 +1,14 @@
-//! The order of likes whose times have a coarse unit: the order in which they arrived decides within it.
+//! Orders likes whose times have a coarse unit: within one unit, the order of arrival decides.
 //!
-//! The race, and what decides it:
+//! These races are possible:
 //!
-//! * A: a like. B: an unlike of the same user and target in the same second, written after A. C: the daemon dies before it acknowledges, and
-//!   both come again. An event of the unit that the row's version is in always wins, and gets a version that is one microsecond newer. So
-//!   the like wins once more at first. But the broker delivers again in the order of the queue, so the unlike wins after it.
-//! * A: an event. B: its redelivery alone. It says what the row says, and changes nothing.
-//! * A: a like of one second. B: an event of an earlier one, which arrives later. The versions decide, as for all events.
+//! * A is a like. B is an unlike of the same user and target in the same second, written after A. Then the daemon
+//!   crashes before it acknowledges, and both are delivered again. An event in the same unit as the row's version
+//!   always wins, and gets a version that is one microsecond newer. So the like wins again at first. But the broker
+//!   redelivers in the order of the queue, so the unlike wins after it.
+//! * A is an event. B is a redelivery of A alone. The row already has B's state, so B changes nothing.
+//! * A is a like of one second. B is an event of an earlier second, which arrives later. The versions decide, as for
+//!   all events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,8 +17,8 @@ use crate::event::LikeEvent;
 use crate::model::Micros;
 use crate::unit::Unit;
 
-/// What `events`, in the order of their arrival and each dated by the beginning of its unit, make of the rows, sorted by key; and what each row
-/// was before. `old` has the states of the rows, and no entry for a pair without a row.
+/// The new row states, sorted by key, and the state of each row before. `events` are in the order of arrival, each with
+/// the time at which its unit begins. `old` contains the existing rows only.
 pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {
@@ -33,7 +35,7 @@ pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) 
     last.map(meets).unzip()
 }
 
-/// The state after an event that has just arrived.
+/// The row's state after an event arrives.
 fn after(state: Option<State>, event: &LikeEvent, unit: Unit) -> State {
     let (from, until) = (event.at, unit.end(event.at));
     match state {
@@ -55,7 +57,7 @@ mod tests {
         LikeEvent { target, user: UserId(user), at: Micros(at_s * 1_000_000), liked }
     }
 
-    /// Writes batches as transactions do.
+    /// Writes the batches as transactions would.
     fn write<'a>(rows: &mut HashMap<Pair, State>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
         for batch in batches {
             let (winners, before) = in_arrival(batch, Unit::S, rows);
@@ -80,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model: of a user's events the last one of the newest second wins.
+        /// The model: of a user's events, the last one of the newest second wins.
         #[test]
         fn the_later_arrival_wins_within_a_second_in_any_batches_and_redelivery(
             events in prop::collection::vec((1..4_u64, 1..4_i64, any::<bool>()), 1..30),
@@ -106,7 +108,7 @@ mod tests {
             let mut rows = HashMap::new();
             write(&mut rows, batches.iter().copied().filter(|batch| !batch.is_empty()));
             prop_assert_eq!(&liked(&rows), &expected);
-            // All from one on, once more and in other batches.
+            // All events from this one on, redelivered in other batches.
             let again = &events[redelivered.min(events.len() - 1)..];
             write(&mut rows, again.chunks(2));
             prop_assert_eq!(&liked(&rows), &expected);

@@ -1,9 +1,9 @@
 //! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and "now" is an argument.
 //!
-//! A week has the name of an ISO week, whatever day it begins with: of the one in which most of its days lie.
+//! A week can begin on any day. Its name is the ISO week that contains most of its days.
 //!
-//! A period lasts from its start to the next one's start, so every instant is in exactly one, whatever the clocks of
-//! the zone do at midnight.
+//! A period lasts from its start to the start of the next one. So every instant is in exactly one period, even if the
+//! zone's clocks change at midnight.
 
 use std::fmt;
 use std::iter;
@@ -16,8 +16,8 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// How many closed periods are looked at: what was missed for longer than 400 days (or weeks, or months) is asked for
-/// by name.
+/// The number of closed periods that are checked. A period that was missed for longer than 400 days (or weeks, or
+/// months) must be requested by name.
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -37,7 +37,8 @@ pub enum PeriodKind {
 }
 
 impl PeriodKind {
-    /// How many bits the time that is left takes, in steps of [`Self::step_s`]: an hour more than the longest one lasts.
+    /// The number of bits for the remaining time, in steps of [`Self::step_s`]. It covers the longest period plus one
+    /// hour.
     pub const fn time_bits(self) -> u32 {
         match self {
             Self::Day => 17,
@@ -47,7 +48,7 @@ impl PeriodKind {
         }
     }
 
-    /// What the names of such periods are LIKE, in SQL.
+    /// An SQL LIKE pattern for the names of such periods.
     pub const fn like(self) -> &'static str {
         match self {
             Self::Day => "____-__-__",
@@ -57,7 +58,7 @@ impl PeriodKind {
         }
     }
 
-    /// Seconds of one step of the time that is left.
+    /// The length of one step of the remaining time, in seconds.
     pub const fn step_s(self) -> i64 {
         match self {
             Self::Day | Self::Week | Self::Month => 1,
@@ -66,26 +67,26 @@ impl PeriodKind {
     }
 }
 
-/// When the time of [`PeriodKind::Total`] runs out, in seconds since the epoch: in 2097.
+/// The end of the time of [`PeriodKind::Total`], in seconds since the epoch: in 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
 /// One day, week or month, or all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
     kind: PeriodKind,
-    /// Of a week, the Monday of the ISO week that it is named after.
+    /// The first day. For a week, the Monday of the ISO week in its name.
     first_day: Date,
 }
 
-/// A text that names no period.
+/// A text that is not the name of a period.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{0}\" is no period: write a day as 2026-11-21, an ISO week as 2026-W47, a month as 2026-11, all time as total"
+    "\"{0}\" is not a period: write a day as 2026-11-21, an ISO week as 2026-W47, a month as 2026-11, all time as total"
 )]
 pub struct PeriodError(String);
 
 impl Period {
-    /// The period that `at` lies in. An instant before 1970 counts as 1970.
+    /// The period that contains `at`. An instant before 1970 counts as 1970.
     pub fn containing(kind: PeriodKind, at: Micros, calendar: &Calendar) -> Self {
         let at = at.max(Micros(0));
         let day = calendar.date(at);
@@ -96,16 +97,17 @@ impl Period {
             PeriodKind::Total => Date::ZERO,
         };
         let period = Self { kind, first_day };
-        // A clock that is set back over midnight shows yesterday's date once more: the first midnight was the end.
+        // If a clock is set back over midnight, it shows yesterday's date again. The period ended at the first
+        // midnight.
         if period.end(calendar) <= at { period.next().unwrap_or(period) } else { period }
     }
 
-    /// Its length.
+    /// The period's length.
     pub fn kind(self) -> PeriodKind {
         self.kind
     }
 
-    /// Its first instant.
+    /// The period's first instant.
     pub fn start(self, calendar: &Calendar) -> Micros {
         match self.kind {
             PeriodKind::Total => Micros(0),
@@ -114,24 +116,24 @@ impl Period {
         }
     }
 
-    /// The first instant after it.
+    /// The first instant after the period.
     pub fn end(self, calendar: &Calendar) -> Micros {
         self.next().map_or(Micros::MAX, |next| next.start(calendar))
     }
 
-    /// The one after it; none at the calendar's end.
+    /// The next period, or `None` at the calendar's end.
     #[must_use]
     pub fn next(self) -> Option<Self> {
         Some(Self { first_day: self.first_day.checked_add(self.length()?).ok()?, ..self })
     }
 
-    /// The one before it; none at the calendar's beginning.
+    /// The previous period, or `None` at the calendar's beginning.
     #[must_use]
     pub fn previous(self) -> Option<Self> {
         Some(Self { first_day: self.first_day.checked_sub(self.length()?).ok()?, ..self })
     }
 
-    /// None for all time.
+    /// `None` for all time.
     fn length(self) -> Option<Span> {
         match self.kind {
             PeriodKind::Day => Some(1.day()),
@@ -141,7 +143,7 @@ impl Period {
         }
     }
 
-    /// When its time runs out, in seconds since the epoch, as `tie = "earliest"` counts it.
+    /// The end of the period's time, in seconds since the epoch, for `tie = "earliest"`.
     pub fn time_ends_s(self, calendar: &Calendar) -> i64 {
         match self.kind {
             PeriodKind::Total => TOTAL_ENDS_S,
@@ -149,7 +151,7 @@ impl Period {
         }
     }
 
-    /// The [`LOOK_BACK`] latest periods that had ended at `now`, and `grace` had passed; newest first.
+    /// The [`LOOK_BACK`] latest periods that ended at least `grace` before `now`, newest first.
     pub fn closed(kind: PeriodKind, calendar: &Calendar, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
         let open = Self::containing(kind, now.before(grace), calendar);
         iter::successors(open.previous(), |period| period.previous()).take(LOOK_BACK)
@@ -187,7 +189,7 @@ impl FromStr for Period {
 
     fn from_str(text: &str) -> Result<Self, PeriodError> {
         let read = read(text);
-        // Only the one spelling that keys and rows have: 2026-W07, not 2026-W7.
+        // Accepts only the spelling in keys and rows: 2026-W07, not 2026-W7.
         read.filter(|period| period.to_string() == text).ok_or_else(|| PeriodError(text.to_owned()))
     }
 }
@@ -230,7 +232,8 @@ pub enum WeekStart {
 }
 
 impl WeekStart {
-    /// Days from the Monday of the ISO week that such a week is named after, the one in which most of its days lie.
+    /// The days from the ISO week's Monday to the first day of a week with this start. Most days of both weeks are the
+    /// same.
     fn shift(self) -> Span {
         match self {
             Self::Monday => 0,
@@ -245,7 +248,7 @@ impl WeekStart {
     }
 }
 
-/// A zone's days, and weeks of them.
+/// The days and weeks of a time zone.
 #[derive(Clone, Debug)]
 pub struct Calendar {
     zone: TimeZone,
@@ -256,12 +259,12 @@ impl Calendar {
     /// ISO weeks in UTC.
     pub const UTC: Self = Self::new(TimeZone::UTC, WeekStart::Monday);
 
-    /// Of that zone.
+    /// The calendar of the zone.
     pub const fn new(zone: TimeZone, week_starts: WeekStart) -> Self {
         Self { zone, week_starts }
     }
 
-    /// The date that the zone's clocks show.
+    /// The date on the zone's clocks.
     fn date(&self, at: Micros) -> Date {
         self.zone.to_datetime(Timestamp::from_microsecond(at.0).unwrap_or(Timestamp::MAX)).date()
     }
@@ -271,24 +274,24 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight: the day begins with the jump. The later offset's midnight lies before it.
+            // The clock jumps over midnight, so the day begins with the jump. The later offset's midnight is before it.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()
                 .and_then(|before| self.zone.following(before).next().map(|jump| jump.timestamp())),
-            // Of a midnight that comes twice, the first.
+            // If a midnight comes twice, use the first.
             AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => ambiguous.compatible().ok(),
         };
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// The Monday of the ISO week that the day's week is named after. Fails only at the calendar's ends.
+    /// The Monday of the ISO week in the name of the day's week. Fails only at the calendar's ends.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)
     }
 
-    /// The first day of the week that is named after that Monday's ISO week.
+    /// The first day of the week that is named after this Monday's ISO week.
     fn first_of_week(&self, monday: Date) -> Date {
         monday.checked_add(self.week_starts.shift()).unwrap_or(monday)
     }

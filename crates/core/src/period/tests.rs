@@ -1,4 +1,4 @@
-//! Periods in zones whose clocks do what they like.
+//! Periods in zones whose clocks change at midnight.
 
 use proptest::prelude::*;
 
@@ -6,9 +6,9 @@ use super::*;
 
 const KINDS: [PeriodKind; 3] = [PeriodKind::Day, PeriodKind::Week, PeriodKind::Month];
 
-/// Zones that differ in what their clocks do at midnight: nothing; a jump over it (Sao Paulo until 2018, Beirut,
-/// Toronto in 1919 from 23:30); a step back over it (St John's until 2011, from 00:01); half-hour steps (Lord
-/// Howe); a whole day left out (Apia, 2011-12-30).
+/// Zones whose clocks differ at midnight. Some do nothing. Sao Paulo (until 2018), Beirut, and Toronto (1919, from
+/// 23:30) jump over it. St John's (until 2011, from 00:01) steps back over it. Lord Howe has half-hour steps. Apia left
+/// out a whole day (2011-12-30).
 const ZONES: [&str; 12] = [
     "UTC",
     "Asia/Shanghai",
@@ -58,7 +58,7 @@ fn an_instant_lies_in_the_period_that_the_zones_calendar_shows() {
         ("America/New_York", "2026-11-01T03:59:59Z", ["2026-10-31", "2026-W44", "2026-10"]),
         ("Europe/Berlin", "2026-03-29T21:59:59Z", ["2026-03-29", "2026-W13", "2026-03"]),
         ("Europe/Berlin", "2026-03-29T22:00:00Z", ["2026-03-30", "2026-W14", "2026-03"]),
-        // New Year within a week; the week's year is not the day's.
+        // New Year within a week: the week's year differs from the day's.
         ("UTC", "2027-01-01T00:00:00Z", ["2027-01-01", "2026-W53", "2027-01"]),
         ("UTC", "2024-12-30T12:00:00Z", ["2024-12-30", "2025-W01", "2024-12"]),
         ("UTC", "2028-02-29T12:00:00Z", ["2028-02-29", "2028-W09", "2028-02"]),
@@ -139,7 +139,7 @@ fn a_week_begins_with_the_day_that_is_set_and_is_named_after_the_iso_week_of_mos
         assert_eq!((week.start(&calendar), week.end(&calendar)), (at(start), at(end)), "{week_starts:?}");
         assert_eq!(Period::containing(PeriodKind::Week, at(start), &calendar), week, "{week_starts:?}");
         assert_eq!(Period::containing(PeriodKind::Week, at(end), &calendar), period("2026-W48"), "{week_starts:?}");
-        // Days and months are the zone's.
+        // Days and months follow the zone.
         assert_eq!(Period::containing(PeriodKind::Month, at(start), &calendar), period("2026-11"));
     }
     // Over New Year: Sunday, 27 December 2026, to Saturday, 2 January 2027.

@@ -87,7 +87,7 @@ fn lists_are_taken_at_the_top_and_under_a_pointer_and_judged_one_by_one() {
         assert!(found[1].0.as_ref().is_err_and(|error| error.contains("/action is \"SHARE\"")), "{found:?}");
         assert_eq!(found.len(), 2);
     }
-    // A part of a list is an event by itself: so it can be replayed.
+    // Each part of a list is an event, so it can be replayed.
     assert_eq!(verdicts(&site(), &one)[0].0, Ok(is(7, true)));
     assert_eq!(verdicts(&site(), "{\"batch\":{\"events\":[]}}"), []);
 }
@@ -110,7 +110,7 @@ fn refusals_name_the_pointer_and_what_can_not_be_mapped() {
         (with("ts", 1_795_252_385_004_i64.into()), "at from /ts is 1000.0 s ahead of this daemon's clock"),
         (with("action", 7.into()), "delta from /by is missing"),
         (with("action", Value::Null), "type from /action is null, which is not in its `values`"),
-        (refusal(&json!(7)), "the event is no JSON object"),
+        (refusal(&json!(7)), "the event is not a JSON object"),
     ] {
         assert!(error.contains(expected), "{error}");
     }
@@ -131,7 +131,7 @@ fn types_without_a_table_are_tallyds_own_and_a_toggle_is_none() {
 }
 
 proptest! {
-    /// A map that is tallyd's own JSON takes and refuses what tallyd does.
+    /// A map with tallyd's own field names must accept and refuse the same events as tallyd.
     #[test]
     fn a_map_of_tallyds_own_fields_decides_as_tallyd_does(
         target in 0..3_u64, user in prop_oneof![0..3_u64, Just(u64::MAX)], at in prop_oneof![0..i64::MAX, 1..NOW.0], liked in any::<bool>()
