@@ -1,28 +1,32 @@
--- Adds to a member of a board, in all of the board's current zsets at once, and keeps the order right among equals.
+-- Adds to a member of a board, in all current zsets of the board, and ranks members with equal numbers.
 --
--- KEYS     the zsets of the periods that now lies in, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
---          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one slot.
+-- KEYS     the zsets of the current periods, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
+--          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one
+--          slot.
 -- ARGV[1]  the member
--- ARGV[2]  what is added to its primary number
--- ARGV[3]  what is added to its second number; 0 where the board has none
+-- ARGV[2]  the amount to add to its primary number
+-- ARGV[3]  the amount to add to its second number; 0 if the board has none
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal
--- ARGV     then for each key two numbers: how many bits of the score the second number has; and, for "earliest", the
---          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in seconds
+-- ARGV     then three numbers for each key: how many bits of the score the second number has; for "earliest", the
+--          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in
+--          seconds
 --
--- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, tally:board:{likes}:added, and ARGV five more: "once", a
--- partition, the number and place of what is added in its outbox, and number:place of what was sent before it, or nothing. What comes again, or is before
--- the last one, is left out: an empty list is returned then; and -1 where what was sent before it is missing, and nothing is done.
+-- The daemon can send an addition several times, and it must count once. Then KEYS has one more at the end,
+-- tally:board:{likes}:added. ARGV has five more: "once", a partition, the number and place of the addition in its
+-- outbox, and number:place of the previous addition, or nothing. If the addition was already made, the script skips it
+-- and returns an empty list. If the previous addition is missing, it does nothing and returns -1.
 --
--- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. low is the second number; or, for
--- "earliest", the steps that are left until the time runs out, as of when the primary number was last changed, so that
--- of two equals the one who got there first is ahead. "plain" scores are what was added, of any kind.
+-- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
+-- number. For "earliest", low is the number of steps that were left when the primary number last changed. So of two
+-- equal members the one who got there first is ahead. "plain" scores are sums of any kind.
 --
--- Returns the member's new score in each zset, as text. A member whose score falls to zero or below is removed, and its
--- score is zero. Of "second" neither number falls below zero, and a member stays while it has one of them; of "earliest"
--- it goes with its primary number. What doesn't fit is an error, which names the key and the member, and then nothing is
--- changed in any zset.
+-- Returns the member's new score in each zset, as text. If the score falls to zero or below, the member is removed and
+-- its score is zero. For "second", neither number falls below zero, and a member stays while it has one of them. For
+-- "earliest", a member is removed with its primary number. A number that doesn't fit is an error, which names the key
+-- and the member. Then no zset is changed.
 --
--- A zset that the archiver has taken away meanwhile is made anew by this: what comes late is merged into the frozen one.
+-- If the archiver has moved a zset away, this script creates it again. The archiver merges these late members into the
+-- frozen zset.
 
 local member, kind = ARGV[1], ARGV[4]
 local scores, zsets = {}, #KEYS
@@ -81,7 +85,7 @@ for index = 1, zsets do
         low = 0
     elseif primary_delta ~= 0 then
         low = math.floor((tonumber(ARGV[at + 1]) - now) / tonumber(ARGV[at + 2]))
-        -- What comes late has no time left.
+        -- A late member has no time left.
         low = math.min(math.max(0, low), low_end - 1)
     end
     if low >= low_end or primary >= 2 ^ 53 / low_end then

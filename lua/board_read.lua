@@ -2,15 +2,18 @@
 --
 -- KEYS[1]  the zset
 -- ARGV[1]  "page" or "around"
--- ARGV[2]  page: how many members are left out before it; around: the member
--- ARGV[3]  page: how many members; around: how many before and after it
+-- ARGV[2]  page: how many members to skip; around: the member
+-- ARGV[3]  page: how many members to read; around: how many before and after it
 --
--- Returns { members, before, higher, member, score, member, score, ... }: how many members the zset has; how many are
--- before the first one that is returned; how many of those have a higher score than it; the members from the highest
--- score on, of equals the greater member first. An empty list where the board doesn't have the member.
+-- Returns { members, before, higher, member, score, member, score, ... }
+--   members  the number of members of the zset
+--   before   how many members are before the first returned one
+--   higher   how many of those have a higher score than it
+--   then the members, highest score first; of equal scores the greater member first
+-- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
--- What no board has is asked for by nobody but by mistake; and -1 would be the last member.
+-- A count outside of the board is a mistake of the caller. A negative one would read up to the last member.
 local wanted = math.min(math.max(0, tonumber(ARGV[3])), count)
 if ARGV[1] == 'around' then
     local rank = redis.call('ZREVRANK', KEYS[1], ARGV[2])

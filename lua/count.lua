@@ -1,31 +1,33 @@
--- Changes a number of a target that API servers count in Redis themselves (writer = "api"), and gives the instant of it. Not for
--- likes: those are lua/like.lua's.
+-- Changes a number that API servers count in Redis (writer = "api"), and returns the instant of the change. Likes use
+-- lua/like.lua instead.
 --
--- KEYS[1]  where the number is: the target's bucket, for instance tally:c:{video:3a2f}; in the other layouts a key of its own
--- KEYS[2]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
+-- KEYS[1]  the key of the number: the target's bucket, for instance tally:c:{video:3a2f}; in the other layouts its own
+--          key
+-- KEYS[2]  in the other layouts the target's bucket: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
--- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of
---          the hash's field, for instance "entity:view"; in the layout string "string"
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
+--          and the name of the hash's field, for instance "entity:view"; in the layout string "string"
 -- ARGV[3]  "add" or "set"
--- ARGV[4]  what is added, or the number that is set: below 2^53, and above -2^53
--- ARGV[5]  1 where the number may be less than zero, else 0
--- ARGV[6]  of a number that can be set: 0, or of a change that was taken back and is made again the `at` that it has. Then nothing is
---          changed where a number of the bucket was set since. Left out for other numbers
+-- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive
+-- ARGV[5]  1 if the number may be less than zero, else 0
+-- ARGV[6]  only for a number that can be set: 0; or, for a change that was taken back and is repeated, its first `at`.
+--          Then nothing changes if a number of the bucket was set since
 --
 -- Returns { result, at, count, added }.
---   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was changed,
---           and nothing is to be published
---   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`
---   count   the number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or is still
---           getting it back. Then the change is made whatever ARGV[5] says: nobody knows how far above zero the number is
---   added   by how much the number has changed: what is added the other way round takes the change back
+--   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was
+--           changed, and nothing must be published
+--   at      this server's clock in microseconds since the epoch as text. The event must carry it as `at`
+--   count   the number after the change. nil if it is unknown, because Redis has lost the bucket (it has no field `_`)
+--           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is
+--   added   the difference. Adding its opposite takes the change back
 --
--- A set is noted in the bucket's field `_s`, its `at`: a number that was set since it was measured is not repaired.
+-- A set is noted in the bucket's field `_s`, with its `at`. A number that was set since it was measured is not
+-- repaired.
 --
--- Called twice it counts twice. A number that would no longer be exact (2^53 or more) is refused, and so is a key that
--- holds something else; nothing is changed then.
+-- Each call counts: a repeated call counts twice. The script refuses a number that would no longer be exact (2^53 or
+-- more), and a key that holds something else. Then nothing is changed.
 
--- The last number that is exact, and so is what is one more: whatever is beyond shows.
+-- The largest number that is exact. A result above it is always detected.
 local exact = 9007199254740991
 local number = tonumber(ARGV[4])
 if not number or number % 1 ~= 0 or math.abs(number) > exact then
@@ -77,7 +79,7 @@ elseif ARGV[3] == 'set' then
 else
     return redis.error_reply('ERR count.lua: ARGV[3] is neither "add" nor "set"')
 end
--- No zero has a sign.
+-- Adding 0 turns -0 into 0.
 local after = before + added + 0
 if math.abs(after) > exact or math.abs(added) > exact then
     return redis.error_reply('ERR count.lua: the number of ' .. id .. ' would no longer be exact')
@@ -91,7 +93,8 @@ if ARGV[6] and ARGV[6] ~= '0' then
         return { 1, ARGV[6], loaded and before, 0 }
     end
 elseif ARGV[6] and set_at >= at and set_at < at + 300000000 then
-    -- The clock went back, and MySQL takes nothing that is older than a set. A set that is further ahead was refused itself (future_max).
+    -- The clock went back, and MySQL rejects events that are older than a set. A set that is further ahead was itself
+    -- rejected (future_max).
     at = set_at + 1
 end
 at = string.format('%.0f', at)

@@ -1,20 +1,22 @@
--- Says whether a user may be among those who like a target, by its Bloom filter. Changes nothing.
+-- Checks by its Bloom filter whether a user may like a target. Changes nothing.
 --
 -- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42
 -- KEYS[2]  its config
--- KEYS[3]  who likes the target and is not in its bits yet
+-- KEYS[3]  the users who like the target and are not in its bits yet
 -- ARGV[1]  the user's id in decimal
--- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second: a filter of another epoch is not believed
+-- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
+--          is not trusted
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits
 -- ARGV     then the user's bits in it
 --
--- Returns 0: the user does not like the target, for certain, unless a click of the last minutes says otherwise, which must have been looked
--- at before. 1: nobody knows, ask MySQL. A list { size, hashIterations }: the filter has this shape, and other bits are needed.
+-- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can say otherwise: check
+-- the clicks first. Returns 1 if it is unknown: ask MySQL. Returns { size, hashIterations } if the filter has this shape
+-- and the bits are for another one: call again with bits for this shape.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')
 local size, iterations = config[1], config[2]
--- One of another epoch says nothing: a failover may have lost likes. Nor does one that lost a part (an eviction): its string is shorter,
--- or more were added than are there.
+-- A filter of another epoch is not trusted, because a failover may have lost likes. A filter is also not trusted if
+-- Redis evicted a part of it: its string is shorter, or fewer users are noted than were added.
 if
     not size
     or config[4] ~= ARGV[2]

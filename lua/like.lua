@@ -1,49 +1,58 @@
--- Sets whether a user likes a target: counts it if that changes, and gives the instant of it.
+-- Sets whether a user likes a target. Counts it if that changes something, and returns the instant of the click.
 --
--- KEYS[1]  where the target's number is: its bucket, for instance tally:c:{video:3a2f}; in the other layouts a key of its own
--- KEYS[2]  who clicked lately in this bucket: tally:recent:{video:3a2f}
--- KEYS[3]  who did before that: tally:recent:{video:3a2f}:former
--- KEYS[4]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
+-- KEYS[1]  the key of the target's number: its bucket, for instance tally:c:{video:3a2f}; in the other layouts its own
+--          key
+-- KEYS[2]  the recent clicks in this bucket: tally:recent:{video:3a2f}
+-- KEYS[3]  the clicks before those: tally:recent:{video:3a2f}:former
+-- KEYS[4]  in the other layouts the target's bucket: its field `_` says whether Redis has lost something
 -- ARGV[1]  the target's id in decimal: the field of a bucket
--- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of
---          the hash's field, for instance "entity:like"; in the layout string "string"
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:"
+--          and the name of the hash's field, for instance "entity:like"; in the layout string "string"
 -- ARGV[3]  "like" or "unlike"
 -- ARGV[4]  the user's id in decimal
--- ARGV[5]  for how many seconds a click is remembered at least: longer than an event takes into MySQL
--- ARGV[6]  the user's row in MySQL, as a click is remembered: `update_at` in microseconds since the epoch with "+" behind it, or "-" where
---          is_del is 1; "0-" where there is no row. Empty where MySQL was not asked
--- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too: nothing is counted where the user's last one
---          is newer. Empty or left out otherwise
+-- ARGV[5]  for how many seconds a click is remembered at least: longer than an event needs to reach MySQL
+-- ARGV[6]  the user's row in MySQL, in the format of a remembered click: `update_at` in microseconds since the epoch,
+--          then "+", or "-" if is_del is 1; "0-" if there is no row. Empty if MySQL was not asked
+-- ARGV[7]  only for a click that is also counted in a second layout: the `at` that it already has. Nothing is counted
+--          if the user's last click is newer. Otherwise empty or left out
 --
--- Where targets have Bloom filters, also (docs/events.md):
+-- If targets have Bloom filters, also (docs/events.md):
 --
--- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42; KEYS[6] its config, KEYS[7] who likes the target and is not in its bits yet
--- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second: a filter of another epoch is not believed. Left out with the
---          following ones by those who compute no bits
+-- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42
+-- KEYS[6]  its config
+-- KEYS[7]  the users who like the target and are not in its bits yet
+-- ARGV[8]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
+--          is not trusted. Callers that compute no bits leave out this argument and the following ones
 -- ARGV[9]  the size of the filter that the following bits are for; empty without bits
 -- ARGV[10] and so on: the user's bits in it
 --
 -- Returns { result, at, count }.
---   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
---           user's last one once more, perhaps nobody published that; or it makes sure of what MySQL said, which may lag behind.
---           -1: unknown, nothing was counted: ask MySQL whether the user likes the target, and call again with the answer.
---           Where the target has a filter of another size than ARGV[9], its size and hashIterations follow: whoever can
---           compute the user's bits calls again with them first, and has to ask MySQL only if that is unknown, too.
---   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; at least one more than
---           that of the user's last click or row. Of result 0 that of the user's last click, where it is remembered
---   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
---           is still getting it back. The like counts all the same.
+--   result  1: the state changed, and the click counts. Publish the event.
+--           0: the state was already so, and nothing was counted. Publish the event, too. It is the user's last event
+--           again, which perhaps was never published; or it confirms the answer of MySQL, which may lag behind.
+--           -1: unknown, nothing was counted. Ask MySQL whether the user likes the target, and call again with the
+--           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. A
+--           caller that can compute the user's bits calls again with them first. It asks MySQL only if the result is
+--           still -1.
+--   at      this server's clock in microseconds since the epoch as text. The event must carry it as `at`. It is at
+--           least one more than that of the user's last click or row. For result 0, it is the `at` of the user's last
+--           click, if Redis remembers that click
+--   count   the target's number after this. nil if it is unknown, because Redis has lost the bucket (it has no field
+--           `_`) or is still loading it. The like counts nevertheless.
 --
--- A field that is no list of numbers is an error, and nothing is changed.
+-- A field that is not a list of numbers is an error, and nothing is changed.
 --
--- With KEYS[1] and ARGV[1] to ARGV[3] alone it counts without asking: for those who know that the state changes.
+-- With only KEYS[1] and ARGV[1] to ARGV[3] the script counts without a check, for callers that know that the state
+-- changes.
 --
--- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
--- which everything is zero has no field. A click is remembered as `at` with "+" for a like or "-" behind it, in two hashes that
--- take turns, so that each one is there for between one and two times ARGV[5]. Beside it, in a field named by target, user and `at`,
--- is how many further requests were given its event.
+-- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, without trailing zeros. A target
+-- whose numbers are all zero has no field.
+--
+-- A click is remembered as `at` with "+" for a like or "-" after it. Two hashes take turns, so that each exists for
+-- between one and two times ARGV[5]. A field beside it, named by target, user and `at`, counts the further requests
+-- that were given its event.
 
--- The numbers of a field; nil where it holds something else.
+-- The numbers of a field. nil if it holds something else.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -82,7 +91,7 @@ else
     else
         found = redis.call('GET', KEYS[1])
     end
-    -- As INCRBY and HINCRBY read it: what they refuse must not be remembered as counted.
+    -- The same format as INCRBY and HINCRBY accept: a click that they refuse must not be remembered as counted.
     if found and found ~= '0' and (#found > 18 or not string.match(found, '^%-?[1-9]%d*$')) then
         return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
     end
@@ -90,8 +99,8 @@ else
 end
 loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
--- The target's filter. One of another epoch says nothing: a failover may have lost likes. Nor does one that lost a part (an eviction): its
--- string is shorter, or more were added than are there.
+-- The target's filter. A filter of another epoch is not trusted, because a failover may have lost likes. A filter is
+-- also not trusted if Redis evicted a part of it: its string is shorter, or fewer users are noted than were added.
 local filter
 if KEYS[5] then
     local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting', 'epoch')
@@ -105,14 +114,15 @@ if KEYS[5] then
     end
 end
 
--- Whoever likes the target from now on is in its bits, or noted beside it: also where nothing is counted, because MySQL is told.
+-- Each user who likes the target from now on is in its bits, or noted beside it. This also holds if nothing is counted,
+-- because the event is published.
 local function note_liker()
     if filter.fits then
         for index = 10, #ARGV do
             redis.call('SETBIT', KEYS[5], ARGV[index], 1)
         end
     end
-    -- Also where a new filter is being built, which may have been read before this.
+    -- Note the user also while a new filter is being built: the build may have read MySQL before this like.
     if not filter.fits or filter.building then
         redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
         redis.call('PERSIST', KEYS[7])
@@ -160,7 +170,7 @@ if KEYS[2] then
     if last then
         local last_at = string.sub(last, 1, -2)
         if known == sign then
-            -- Another request publishes the same event: take_back.lua changes nothing until all have failed.
+            -- Another request publishes the same event. take_back.lua changes nothing until all of them have failed.
             local key, others = lately[1] and KEYS[2] or KEYS[3], click .. ':' .. last_at
             redis.call('HSET', key, others, (redis.call('HGET', key, others) or 0) + 1)
         end
@@ -170,9 +180,9 @@ if KEYS[2] then
         at = math.max(at, tonumber(last_at) + 1)
     end
     local age = lately[2] and time[1] - lately[2]
-    -- Negative: the clock went back, and the hash would keep every click until it has caught up.
+    -- Negative: the clock went back. Without this, the hash would keep every click until the clock has caught up.
     if age and (age >= tonumber(ARGV[5]) or age < 0) then
-        -- Not left to RENAME: that would free a large one at once.
+        -- Before RENAME, because RENAME would free a large hash in one step.
         redis.call('UNLINK', KEYS[3])
         redis.call('RENAME', KEYS[2], KEYS[3])
         lately[2] = false
@@ -184,7 +194,7 @@ if KEYS[2] then
         redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
     end
     if known == sign then
-        -- Nothing was counted, so nothing can be taken back.
+        -- Nothing was counted, so nothing must be taken back.
         redis.call('HSET', KEYS[2], click .. ':' .. text, 1)
         return { 0, text, loaded and values[place] }
     end

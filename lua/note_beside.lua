@@ -1,9 +1,11 @@
--- Notes beside a target's filter that a user likes it, whom lua/like.lua counts without the filter's keys.
+-- Notes beside a target's filter that a user likes it. It is for likes that lua/like.lua counts without the filter's
+-- keys.
 --
--- KEYS[1]  who likes the target and is not in its filter's bits yet
--- KEYS[2]  the filter's config; left out while the slot of a Cluster is moving, and scripts of several keys can't run
+-- KEYS[1]  the users who like the target and are not in its filter's bits yet
+-- KEYS[2]  the filter's config. Leave it out while the slot of a Cluster is moving, when scripts of several keys can't
+--          run
 -- ARGV[1]  the user's id in decimal
--- ARGV[2]  for how many seconds it stays where the target has no filter, and so nobody else was noted
+-- ARGV[2]  for how many seconds the note stays if the target has no filter and no other user is noted
 --
 -- Returns 1.
 

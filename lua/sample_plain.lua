@@ -2,12 +2,14 @@
 --
 -- KEYS[1]   the bucket: its field `_`, and its marks
 -- KEYS      then the key of each number
--- ARGV      what in each of these keys is the number, or one for all of them: "entity:" and the name of the hash's field, for instance
---           "entity:like"; or "string"
+-- ARGV      where the number is in each of these keys, or one value for all of them: "entity:" and the name of the
+--           hash's field, for instance "entity:like"; or "string"
 --
--- Returns what sample.lua does: one text, its parts separated by \0: this server's clock in microseconds since the epoch; the
--- field `_`, empty where there is none; each number, empty where there is none, and "?" where its key is of another type; the
--- bucket's marks.
+-- Returns one text of several parts, separated by \0, like sample.lua:
+-- * this server's clock in microseconds since the epoch;
+-- * the field `_`, or nothing;
+-- * each number, or nothing; "?" if its key is of another type;
+-- * the bucket's marks.
 
 local now = redis.call('TIME')
 local bucket = redis.call('HMGET', KEYS[1], '_', '_o', '_m')

@@ -1,21 +1,22 @@
--- Takes back a like or an unlike that could not be published, unless another request can still publish it. Called once for each answer
--- of like.lua whose event was not published.
+-- Takes back a like or an unlike that could not be published, unless another request can still publish it. Call it once
+-- for each answer of like.lua whose event was not published.
 --
--- KEYS[1]  where the target's number is, as in like.lua
--- KEYS[2]  who clicked lately in this bucket
--- KEYS[3]  who did before that
+-- KEYS[1]  the key of the target's number, as in like.lua
+-- KEYS[2]  the recent clicks in this bucket
+-- KEYS[3]  the clicks before those
 -- ARGV[1]  the target's id in decimal
 -- ARGV[2]  the place of the metric in the field's value, "entity:" and its field, or "string", as in like.lua
--- ARGV[3]  "like" or "unlike": what is taken back
+-- ARGV[3]  "like" or "unlike": the click to take back
 -- ARGV[4]  the user's id in decimal
--- ARGV[5]  the `at` that like.lua gave it
+-- ARGV[5]  the `at` that like.lua returned
 --
--- Returns 1 where it was taken back: what the user likes is remembered as it was before. 0 where like.lua gave the event to more requests
--- than have failed, the user has clicked again since, or the click is forgotten: the number is not changed. A newer click that is
--- published sets the state for both.
--- A field that is no list of numbers is an error, and nothing is changed.
+-- Returns 1 if the click was taken back. Then Redis remembers the state before it. Returns 0, without changing the
+-- number, if like.lua gave the event to more requests than have failed, if the user has clicked again since, or if the
+-- click is forgotten. A newer click that is published sets the state for both.
+--
+-- A field that is not a list of numbers is an error, and nothing is changed.
 
--- The numbers of a field; nil where it holds something else.
+-- The numbers of a field. nil if it holds something else.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -48,7 +49,7 @@ local values = place and read(redis.call('HGET', KEYS[1], ARGV[1]))
 if place and not values then
     return redis.error_reply('ERR take_back.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. ARGV[1])
 end
--- Newer than the event, which may have arrived although its confirm did not.
+-- Remember a newer instant than the event's: the event may have arrived although its confirm did not.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local delta = ARGV[3] == 'like' and -1 or 1
 if not place then

@@ -1,29 +1,32 @@
--- Adds what some rows of one partition's outbox have for buckets, to each bucket once: all of it or nothing.
+-- Adds outbox rows of one partition to buckets. Each bucket gets the rows once, all of them or none.
 --
--- KEYS     the buckets; on a Cluster one
+-- KEYS     the buckets; on a Cluster only one
 -- ARGV[1]  the partition
 -- ARGV[2]  the lowest mark that a bucket may have
--- ARGV[3]  the highest one: all that the rows after it have for the bucket is here
+-- ARGV[3]  the highest mark that a bucket may have: the call has everything that the rows after it add to the bucket
 -- ARGV[4]  the number of the last row
--- ARGV     then for each bucket: of how many targets, their ids, and for each of these what is added: "1", or "0,0,1" by metric
+-- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
+--          or "0,0,1" by metric
 --
--- The bucket holds a mark for each partition, the number of the last row up to which it has everything: the fields `_0`, `_1` and so on, and
--- `_65535` for what reconciles correct. `_o` says how many there are from `_0` on. Partitions from 60000 on are those of maps: their marks are listed
--- in `_m`, as "60001,60007". A bucket whose mark is not between those two has some of the
--- rows already, or lacks others: it is left alone. So a call that comes twice, late, or from two daemons adds nothing twice; and mark and numbers are
--- lost together.
+-- The bucket holds a mark for each partition: the number of the last row up to which it has everything. The marks are
+-- the fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the marks from
+-- `_0` on. Partitions from 60000 on belong to maps. The field `_m` lists their marks, as "60001,60007".
 --
--- Returns { left, place, mark, place, mark, ... }: how many targets were left alone because what they hold is no numbers, and which buckets were
--- left alone, with their marks; -1 as the mark of one that is no hash.
+-- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks others.
+-- The script skips it. So a call that arrives twice, late, or from two daemons adds nothing twice. Mark and numbers are
+-- in the same hash, so Redis can only lose them together.
+--
+-- Returns { left, place, mark, place, mark, ... }. `left` counts the targets that were skipped because their field
+-- holds no numbers. The rest are the skipped buckets with their marks. The mark is -1 if the bucket is not a hash.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition
--- Ids that are read and written together, because Lua's stack holds about 8,000.
+-- Ids per read or write. Lua's stack holds about 8,000.
 local PIECE = 1000
--- A number beyond is written out here: servers write the largest ones with an exponent.
+-- Larger numbers are formatted here, because servers write the largest ones with an exponent.
 local PLAIN_MAX = 1e15
 
--- The numbers of a field; nil where it holds something else.
+-- The numbers of a field. nil if it holds something else.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -35,7 +38,7 @@ local function read(text)
     return values
 end
 
--- The sum of a number and a text. One of more digits than a double holds is added in two steps, which are both exact.
+-- Adds a text to a number. If the text has more digits than a double holds, it is added in two exact steps.
 local function plus(value, text)
     local sign, high, low = string.match(text, '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
     if not high then
@@ -44,7 +47,7 @@ local function plus(value, text)
     return value + tonumber(sign .. high) * 1e15 + tonumber(sign .. low)
 end
 
--- The field with what is added; '' where all of it is zero, nil where it holds something else.
+-- The field after the addition. '' if all numbers are zero, nil if the field holds something else.
 local function sum(held, delta)
     if tonumber(delta) and (not held or string.find(held, '^%-?%d+$')) then
         local value = plus(held or 0, delta)
@@ -71,7 +74,7 @@ local function sum(held, delta)
     return table.concat(values, ',', 1, filled)
 end
 
--- The first mark of this partition: all marks below `_o` are there, so that fields can be counted.
+-- Writes the first mark of this partition. All marks below `_o` must exist, so that the number of fields is known.
 local function begin_marks(key, fields)
     local marks = redis.call('HMGET', key, '_o', '_m')
     local known = marks[1]
@@ -95,7 +98,8 @@ local function begin_marks(key, fields)
     put('_o', wanted)
 end
 
--- Adds to the targets `from` to `to` of those that follow `index`, and returns how many it left alone. `held` begins with something else.
+-- Adds to the targets `from` to `to` after `index`. Returns how many were skipped. The first element of `held` is not a
+-- target's.
 local function add(key, fields, held, index, count, from, to)
     local left, emptied = 0, nil
     local filled = #fields
@@ -134,7 +138,8 @@ for place, key in ipairs(KEYS) do
         answer[#answer + 1] = place
         answer[#answer + 1] = held.err and '-1' or string.format('%.0f', mark)
     else
-        -- The first piece has the mark: where Redis refuses that (memory is full), nothing is done; where it doesn't, it refuses none of the others.
+        -- The mark is written with the first piece. If memory is full, Redis refuses that write, and nothing was done.
+        -- If it accepts it, it accepts the other pieces, too.
         local fields = { mark_field, last }
         if not held[1] then
             begin_marks(key, fields)

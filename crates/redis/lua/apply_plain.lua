@@ -1,13 +1,15 @@
--- Adds rows of one partition's outbox to numbers of one bucket in the layouts entity and string, each row once (apply.lua).
+-- Adds outbox rows of one partition to numbers of one bucket, each row once, in the layouts entity and string (see
+-- apply.lua).
 --
 -- KEYS[1]  the bucket, which has the marks
 -- KEYS     then the keys of the numbers
 -- ARGV[1]  the partition
--- ARGV     then for each row that has something for this bucket, in order: its number, for how many numbers, and for each of these: which of
---          KEYS, "entity:" with the hash's field, or "string"; and what is added
+-- ARGV     then for each row that has something for this bucket, in order: the row's number, and its count of
+--          additions. Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or
+--          "string"; the amount
 --
--- Returns { left, 1, mark }: how many numbers were left alone because what they hold is no number, and the mark as it was; -1 as the mark where
--- the bucket is no hash: then nothing is done.
+-- Returns { left, 1, mark }. `left` counts the numbers that were skipped because their key holds no number. `mark` is
+-- the mark before the call. It is -1 if the bucket is not a hash: then nothing is done.
 
 local partition = ARGV[1]
 local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o', '_m')
@@ -27,7 +29,7 @@ while ARGV[index] do
                 order[#order + 1] = of
             end
             local sum = added[of][part] or { 0, 0 }
-            -- In two parts, where it has more digits than a double holds.
+            -- In two parts, if it has more digits than a double holds.
             local sign, high, low = string.match(ARGV[at + 2], '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
             added[of][part] = { sum[1] + (high and sign .. high or 0), sum[2] + (high and sign .. low or ARGV[at + 2]) }
         end
@@ -46,7 +48,7 @@ local function put(field, value)
     fields[#fields + 1] = value
 end
 if not kept[1] then
-    -- All marks below `_o` are there, so that fields can be counted.
+    -- All marks below `_o` must exist, so that the number of fields is known.
     local count = tonumber(kept[2] or 0) or 0
     local wanted = tonumber(partition) >= 60000 and count or math.max(count, partition + 1)
     for missing = count, wanted - 1 do
@@ -63,7 +65,7 @@ if not kept[1] then
     put('_o', wanted)
 end
 
--- First: should one of the others fail, this call must not run again.
+-- Write the marks first. If a later command fails, this call must not run again.
 redis.call('HSET', KEYS[1], unpack(fields))
 local left = 0
 for _, of in ipairs(order) do

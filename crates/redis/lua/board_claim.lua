@@ -1,14 +1,15 @@
--- Lets a run, and no other one from now on, change a board's closed periods.
+-- Allows only this run to change a board's closed periods from now on.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the notes of which periods were frozen
--- KEYS     then the live zset of each period that MySQL has as frozen
+-- KEYS     then the live zset of each period that is frozen in MySQL
 -- ARGV[1]  the claim
 -- ARGV[2]  the run's number
--- ARGV     then of each of these periods its name, and the generation and the note that MySQL has of it
+-- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL
 --
--- Returns the generation of this data: the number of the first run that claimed the board. It is lost with all the data, and goes back in time
--- with it. Redis may have gone back to before it had a period. Then the note is made again, because all that is written from now on is late.
+-- Returns the generation of this data: the number of the first run that claimed the board. It is lost with all the
+-- data, and goes back in time with it. If Redis has gone back to before it had a period, the script writes the note of
+-- its freeze again: everything written from now on is late.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

@@ -1,14 +1,15 @@
--- Ends a frozen zset whose archive has been verified and whose time has come.
+-- Deletes a frozen zset after its archive was verified and its time has come.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
--- ARGV[1]  the claim of the run that does it
+-- ARGV[1]  the claim of this run
 --
--- Returns 1 where it did, or nothing was left to do; 0 where something came late at the last moment: then the frozen
--- zset stays, to be merged into; -1 where the claim is not this run's (any more).
+-- Returns  1  it was deleted, or there was none
+--          0  late members arrived at the last moment: the frozen zset stays, and they are merged into it
+--         -1  another run has the claim
 --
--- UNLINK, because DEL and expiring free a large zset at once, and every other client waits meanwhile.
+-- It uses UNLINK. DEL and expiry free a large zset in one step, and every other client waits meanwhile.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,12 +1,12 @@
--- Takes a member out of a board's zset, or gives it another name that keeps its score.
+-- Removes a member from a board's zset, or renames it and keeps its score.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
--- ARGV[1]  the claim of the run that does it
+-- ARGV[1]  the claim of this run
 -- ARGV[2]  the member
--- ARGV[3]  its new name; empty for none
+-- ARGV[3]  its new name; empty to remove it
 --
--- Returns 1 where it did, -1 where the claim is not this run's (any more), -2 where the zset has no such member.
+-- Returns 1 on success, -1 if another run has the claim, -2 if the zset has no such member.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

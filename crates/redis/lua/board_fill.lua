@@ -1,13 +1,13 @@
--- Adds members of a snapshot or an archive to a zset that nobody reads yet.
+-- Adds members of a snapshot or an archive to a zset that no client reads yet.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
--- ARGV[1]  the claim of the run that does it
--- ARGV     then scores and members in turn; none to begin anew
+-- ARGV[1]  the claim of this run
+-- ARGV     then scores and members in turn; none to start over
 --
--- It goes away by itself after a day, unless it is put in its place.
+-- The zset expires after a day, unless it was put into its place before.
 --
--- Returns how many members the zset has; -1 where the claim is not this run's (any more).
+-- Returns the zset's number of members. -1 if another run has the claim.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,17 +1,22 @@
--- Puts a zset in another one's place: a closed period's live one, which its writers lose, or one that was filled.
+-- Moves a zset to a new key: the live zset of a closed period, so that clients no longer write to it, or a filled one.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
--- KEYS[3]  its new place
--- KEYS[4]  where that is the frozen zset: the notes of which periods were frozen
--- KEYS[5]  where the zset was raised: how many pages this server was given
--- ARGV[1]  the claim of the run that does it
+-- KEYS[3]  its new key
+-- KEYS[4]  if the new key is the frozen zset: the notes of which periods were frozen
+-- KEYS[5]  if the zset was raised: the number of pages that this server received
+-- ARGV[1]  the claim of this run
 -- ARGV[2]  the period
--- ARGV[3]  its note: the run that put it back, 0 where it is the board itself
--- ARGV[4]  how many pages it was given in all
+-- ARGV[3]  its note: the run that restored it, or 0 if it is the original board
+-- ARGV[4]  the number of pages in all
 --
--- Returns 1 where it did; 0 where the place is taken, which is never renamed over; -1 where the claim is not this run's (any more); -2 where
--- there is no zset; -3 where pages are missing: another server has taken over. Note and zset change together, or a failover could part them.
+-- Returns  1  it was moved
+--          0  the new key exists: it is never overwritten
+--         -1  another run has the claim
+--         -2  there is no zset
+--         -3  pages are missing: another server has taken over
+--
+-- Note and zset change together. Otherwise a failover could separate them.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -29,7 +34,7 @@ redis.call('RENAME', KEYS[2], KEYS[3])
 if KEYS[4] then
     redis.call('PERSIST', KEYS[3])
     redis.call('HSET', KEYS[4], ARGV[2], ARGV[3])
-    -- Into this zset nothing was moved yet (board_merge.lua).
+    -- No late members were moved into this zset yet (board_merge.lua).
     redis.call('HDEL', KEYS[4], ARGV[2] .. ':late')
 end
 return 1

@@ -1,14 +1,16 @@
--- Marks a board with the number of a snapshot, or takes the mark away. With the mark gone, so is the board.
+-- Marks a board with the number of a snapshot, or removes the mark. If the mark is lost, so is the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the mark
 -- KEYS[3]  the live zset
--- ARGV[1]  the claim of the run that does it
--- ARGV[2]  the mark that must be there; empty where there must be none
--- ARGV[3]  the mark that it gets; empty for none
+-- ARGV[1]  the claim of this run
+-- ARGV[2]  the expected mark; empty for none
+-- ARGV[3]  the new mark; empty for none
 --
--- Returns 1 where it did; -1 where the claim is not this run's (any more); -2 where there is neither a mark nor a board; -3 where the mark is
--- another one or gone.
+-- Returns  1  it was changed
+--         -1  another run has the claim
+--         -2  there is neither a mark nor a board
+--         -3  the mark is missing or another one
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

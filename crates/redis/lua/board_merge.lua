@@ -1,23 +1,25 @@
--- Moves one page of what was written to a closed period after it was frozen into the frozen zset, by adding; or of what was
--- written to a board since Redis lost it into the one that is restored, which takes the live one's place in the end.
+-- Moves one page of members between zsets, adding their scores. It has two uses. A period was frozen: members that were
+-- written to it afterwards move into the frozen zset. Redis lost a board: members that were written since move into the
+-- restored zset, which then becomes the live one.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the live zset, made anew by what came late, or since
+-- KEYS[2]  the live zset, which has the late members, or the members since the loss
 -- KEYS[3]  the frozen zset, or the restored one
--- KEYS[4]  of a restored one, the mark of its snapshot: gone from the first page on, until the restored zset is the live one;
---          of a frozen one, the notes of which periods were frozen
--- ARGV[1]  the claim of the run that does it
--- ARGV[2]  how many members at most
+-- KEYS[4]  for a restored zset: the mark of its snapshot. It is deleted with the first page, and set again when the
+--          restored zset is the live one. For a frozen zset: the notes of which periods were frozen
+-- ARGV[1]  the claim of this run
+-- ARGV[2]  the most members to move
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
--- ARGV[5]  of a restored one, the number that the mark gets; of a frozen one, the field of the notes that counts the members moved
+-- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts the moved members
 --
--- Returns how many were moved; -1 where the claim is not this run's (any more); -2 where there is no frozen zset: then
--- nothing moves, because what came late alone is no board; -4 and less, by how many were moved, where nothing is left and the restored
--- zset is the live one.
+-- Returns  n  the number of moved members
+--         -1  another run has the claim
+--         -2  there is no frozen zset. Nothing is moved, because late members alone are not a board
+--         -4-n  n members were moved, none remain, and the restored zset is the live one
 --
--- Each member is added and removed in one piece, so however often and late this runs, each score is added once. What
--- doesn't fit is an error, which names the key and the member; what was moved before it stays moved.
+-- Each member is added and removed in one step. So each score is added once, however often and late the script runs. A
+-- score that doesn't fit is an error, which names the key and the member. Members that were moved before it stay moved.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -27,7 +29,7 @@ if redis.call('EXISTS', KEYS[3]) == 0 then
 end
 local restored = tonumber(ARGV[5])
 if restored then
-    -- From now on it alone has what is moved.
+    -- From now on only this zset has the moved members.
     redis.call('PERSIST', KEYS[3])
     redis.call('UNLINK', KEYS[4])
 end
@@ -48,7 +50,7 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- "earliest": it got there with what came late.
+        -- "earliest": the member reached this number with its late score.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')
@@ -65,7 +67,8 @@ if restored and redis.call('EXISTS', KEYS[2]) == 0 then
     return -4 - #page / 2
 end
 if not restored and #page > 0 then
-    -- With the zset, so that a MySQL that went back is seen to lack what was moved.
+    -- Count in the same script as the zset changes. If MySQL goes back, the count shows that it lacks the moved
+    -- members.
     local moved = tonumber(redis.call('HGET', KEYS[4], ARGV[5]) or '0')
     redis.call('HSET', KEYS[4], ARGV[5], string.format('%.0f', moved + #page / 2))
 end

@@ -1,16 +1,19 @@
--- Raises members of a live board to what MySQL has of them, in a snapshot or an archive, where that is higher: for a board that Redis has an older
--- state of.
+-- Raises members of a live board to their scores in MySQL (in a snapshot or an archive) where these are higher. It is
+-- used if Redis has an older state of the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
--- KEYS[4]  of a board that is frozen after that: how many pages this server has been given
--- ARGV[1]  the claim of the run that does it
--- ARGV[2]  how many pages came before this one
+-- KEYS[4]  if the board is frozen afterwards: the number of pages that this server received
+-- ARGV[1]  the claim of this run
+-- ARGV[2]  the number of pages before this one
 -- ARGV     then scores and members in turn
 --
--- Returns how many members were raised or added; -1 where the claim is not this run's (any more), or a page before this one is missing: another server
--- has taken over; -2 where the board is frozen. However often it runs, nothing is added twice.
+-- Returns  n  the number of members that were raised or added
+--         -1  another run has the claim, or a page before this one is missing because another server has taken over
+--         -2  the board is frozen
+--
+-- It adds nothing twice, however often it runs.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

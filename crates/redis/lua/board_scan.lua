@@ -1,16 +1,21 @@
--- Reads some of a board for its snapshot, if the board is still the one that the snapshot is about.
+-- Reads a part of a board for its snapshot, if the board is still the one that the snapshot began with.
 --
 -- KEYS[1]  the snapshot's mark: the number of the run that began it
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
 -- ARGV[1]  the number of the run
--- ARGV[2]  how many members the zset must have at least
+-- ARGV[2]  the least number of members that the zset must have
 -- ARGV[3]  "scan" or "have"
--- ARGV     scan: a cursor, 0 to begin with, and about how many members; have: members
+-- ARGV     scan: a cursor, 0 to begin with, and about how many members to read. have: members
 --
--- Returns for scan { the next cursor, 0 at the end, { member, score, member, score, ... } }, each member that is there all the time at
--- least once; for have each member's score, or nil. -1 where the mark is another one or gone: Redis has lost the board since; -2 where
--- the board is frozen; -3 where it has too few members: it was evicted, or deleted. What is returned was read while that held.
+-- Returns  scan: { the next cursor, 0 at the end, { member, score, member, score, ... } }. A member that exists during
+--          the whole scan is returned at least once
+--          have: each member's score, or nil
+--         -1  the mark is missing or another one: Redis has lost the board since
+--         -2  the board is frozen
+--         -3  the board has too few members: it was evicted or deleted
+--
+-- The check and the read are one atomic step.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,11 +1,11 @@
--- Says how long a frozen zset stays.
+-- Sets how long a frozen zset stays.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the frozen zset
--- ARGV[1]  the claim of the run that does it
--- ARGV[2]  seconds from now; 0 for as long as it takes
+-- ARGV[1]  the claim of this run
+-- ARGV[2]  seconds from now; 0 for no limit
 --
--- Returns 1 where it did; -1 where the claim is not this run's (any more); -2 where there is no frozen zset.
+-- Returns 1 on success, -1 if another run has the claim, -2 if there is no frozen zset.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,10 +1,10 @@
--- Says that a target's filter is being built: from now on everybody who likes the target is also noted beside it.
+-- Marks a target's filter as being built. From now on every user who likes the target is also noted beside the filter.
 --
 -- KEYS[1]  the filter's config
--- KEYS[2]  where the new one is built
+-- KEYS[2]  the key of the new filter
 -- ARGV[1]  the number of the run that builds it
 --
--- Returns 1; 0 where a later run has begun, and this one is over.
+-- Returns 1. 0 if a later run has begun: this run is outdated.
 
 if tonumber(redis.call('HGET', KEYS[1], 'building') or 0) > tonumber(ARGV[1]) then
     return 0

@@ -1,11 +1,11 @@
--- Says which filters are trusted: those of one epoch, until no run has said so for some time.
+-- Makes readers trust the filters of one epoch, until no run has renewed that for some time.
 --
 -- KEYS[1]  tally:filter:epoch
--- ARGV[1]  the number of the run that says so
+-- ARGV[1]  the number of this run
 -- ARGV[2]  the epoch
 -- ARGV[3]  for how many seconds
 --
--- Returns 1; 0 where a later run has spoken, and this one is over.
+-- Returns 1. 0 if a later run has called it: this run is outdated.
 
 if tonumber(redis.call('HGET', KEYS[1], 'run') or 0) > tonumber(ARGV[1]) then
     return 0

@@ -1,13 +1,14 @@
--- Sets the bits of users who were only noted beside a filter, and takes them out of there.
+-- Sets the bits of users who were only noted beside a filter, and removes the notes.
 --
 -- KEYS[1]  the filter
 -- KEYS[2]  its config
--- KEYS[3]  who likes the target and is not in its bits yet
+-- KEYS[3]  the users who like the target and are not in its bits yet
 -- ARGV[1]  the size of the filter that the bits are for
 -- ARGV[2]  its hashIterations
--- ARGV     then for each user: the id in decimal, and as many bits
+-- ARGV     then for each user: the id in decimal, and the bits, ARGV[2] of them
 --
--- Returns how many were taken out; -1 where the filter is another one now, or one is being built, which would lack them.
+-- Returns the number of removed notes. -1 if the filter was replaced, or if a new one is being built, which would lack
+-- the users.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'building', 'waiting')
 if
@@ -27,6 +28,6 @@ for place = 3, #ARGV, iterations + 1 do
     taken = taken + redis.call('SREM', KEYS[3], ARGV[place])
 end
 redis.call('HSET', KEYS[2], 'waiting', redis.call('SCARD', KEYS[3]))
--- It may have come with an end, from a like that was counted while a slot of a Cluster moved.
+-- The notes may have an expiry, if a like was counted while a slot of a Cluster was moving.
 redis.call('PERSIST', KEYS[3])
 return taken

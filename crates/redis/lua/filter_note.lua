@@ -1,10 +1,11 @@
--- Notes beside a target's filter users who like the target: those whose likes the daemon has written.
+-- Notes users who like a target beside its filter. The daemon calls it for the likes that it has written.
 --
 -- KEYS[1]  the filter's config
--- KEYS[2]  who likes the target and is not in its bits yet
+-- KEYS[2]  the users who like the target and are not in its bits yet
 -- ARGV     the users' ids in decimal
 --
--- Returns how many were not noted before; 0 where the target has no filter and none is being built. Twice is harmless.
+-- Returns how many were not noted before. 0 if the target has no filter and none is being built. Calling it twice is
+-- harmless.
 
 local config = redis.call('HMGET', KEYS[1], 'size', 'building')
 if not (config[1] or config[2]) then

@@ -1,17 +1,17 @@
--- Puts the filter that was built in the place of the former one.
+-- Replaces a filter with the one that was built.
 --
 -- KEYS[1]  the filter
--- KEYS[2]  its config, as Redisson has it, and more fields of ours
--- KEYS[3]  who likes the target and is not in its bits yet
--- KEYS[4]  where the new one was built
+-- KEYS[2]  its config: Redisson's fields, and more of tallyd's
+-- KEYS[3]  the users who like the target and are not in its bits yet
+-- KEYS[4]  the key of the new filter
 -- ARGV[1]  the number of the run that built it
 -- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them
--- ARGV[6]  how many users are in it
--- ARGV[7]  since when this Redis is trusted: the number of a run
--- ARGV[8]  how many more may be in it, whom Redis remembered
+-- ARGV[6]  the number of users in it
+-- ARGV[7]  the number of the run since which this Redis is trusted
+-- ARGV[8]  the number of further users that may be in it, because Redis remembered their clicks
 --
--- Returns 1; 0 where another run builds it, or Redis lost some of it: then nothing is changed. Those who were noted while it was built
--- stay noted: they may not be in it.
+-- Returns 1. 0 if another run builds the filter, or Redis lost a part of it: then nothing is changed. Users who were
+-- noted during the build stay noted, because the filter may lack them.
 
 if
     redis.call('HGET', KEYS[2], 'building') ~= ARGV[1]
@@ -20,7 +20,7 @@ if
 then
     return 0
 end
--- Not left to RENAME: that would free a large one at once.
+-- Before RENAME, because RENAME would free a large filter in one step.
 redis.call('UNLINK', KEYS[1])
 redis.call('RENAME', KEYS[4], KEYS[1])
 redis.call('PERSIST', KEYS[1])

@@ -1,8 +1,9 @@
--- Remembers likes and unlikes of a user that a gateway has just published. Nothing is counted, and of two clicks the newer one stays.
+-- Remembers likes and unlikes of a user that a gateway has just published. It counts nothing. A click
+-- replaces only an older one.
 --
 -- KEYS[1]  the user's clicks, for instance tally:gw:{7}
--- ARGV[1]  for how many seconds they are remembered, from the last one on
--- ARGV[2]  how many are remembered at most: with more, those of before are forgotten
+-- ARGV[1]  for how many seconds they are remembered after the last one
+-- ARGV[2]  the most clicks that are remembered; if there are as many, all of them are forgotten first
 -- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-"
 --
 -- Returns 1.
@@ -13,7 +14,7 @@ end
 for i = 3, #ARGV, 2 do
     local click, last = ARGV[i + 1], redis.call('HGET', KEYS[1], ARGV[i])
     local at, last_at = tonumber(string.sub(click, 1, -2)), last and tonumber(string.sub(last, 1, -2)) or 0
-    -- Of two with the same `at` the unlike wins, as in MySQL.
+    -- If both have the same `at`, the unlike wins, as in MySQL.
     if at > last_at or at == last_at and string.sub(click, -1) == '-' then
         redis.call('HSET', KEYS[1], ARGV[i], click)
     end

@@ -1,14 +1,16 @@
--- Says that a bucket is being loaded, or that it is loaded. Until then its missing targets are unknown, not zero.
+-- Marks a bucket as being loaded, or as loaded. Until it is loaded, its missing targets are unknown, not zero.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  "begin" or "end"
 -- ARGV[2]  the number of the run that loads it
--- ARGV[3]  begin: the last number of each partition's outbox, read before this, as "0:17,3:12"
+-- ARGV[3]  begin: the last number of each partition's outbox, read before this call, as "0:17,3:12"
 --
--- begin: a bucket that nobody has loaded gets the field `_` = "~RUN:0", and its marks (apply.lua) are raised to those numbers: what these rows
--- have for the bucket is loaded, and never added afterwards. Returns { cut, id, value, id, value, ... }, this server's clock in
--- microseconds since the epoch as text and what the bucket holds then; an empty list where it is loaded.
--- end: "~RUN:N" becomes "RUN:N". Returns 1 where it did; 0 where the bucket was flushed or taken by another run since.
+-- begin: if the bucket is not loaded, its field `_` becomes "~RUN:0", and its marks (apply.lua) are raised to the
+-- numbers of ARGV[3]. The load contains these rows, so they are never added afterwards. Returns { cut, id, value, id,
+-- value, ... }: this server's clock in microseconds since the epoch, as text, and the bucket's content at that instant.
+-- Returns an empty list if the bucket is loaded.
+--
+-- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since, or another run loads it.
 
 -- Raises the bucket's marks.
 local function raise(text)
@@ -20,7 +22,7 @@ local function raise(text)
     for partition = 0, count - 1 do
         marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
     end
-    -- Those of maps, and of what reconciles correct.
+    -- Also the marks of maps, and of reconciles.
     local beyond = { 65535 }
     for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
         beyond[#beyond + 1] = tonumber(partition)
@@ -37,7 +39,7 @@ local function raise(text)
         end
         marks[partition] = math.max(marks[partition] or 0, number)
     end
-    -- All marks below `_o` are there, so that fields can be counted.
+    -- All marks below `_o` must exist, so that the number of fields is known.
     local fields = { '_o', count }
     if #beyond > 1 then
         fields = { '_o', count, '_m', table.concat(beyond, ',', 2) }

@@ -1,5 +1,5 @@
--- Which commands the account may not run. ARGV: a command and its arguments as JSON, one after the other. Runs none of them.
--- Returns the names of those that it may not run, or that the server doesn't know.
+-- Finds commands that the account may not run. ARGV: commands with their arguments, each as JSON. It runs none of them.
+-- Returns the names of the commands that the account may not run, or that the server doesn't know.
 local refused = {}
 for _, text in ipairs(ARGV) do
   local command = cjson.decode(text)

@@ -2,26 +2,30 @@
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  the field `_` as the sample saw it
--- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
--- ARGV[3]  the latest instant of the repair, by this server's clock: later, another run can have measured
--- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; what is added. "5@12" adds only where no number
---          of the bucket was set since the instant 12, for numbers that are also set; with "!" behind it also where the number goes below zero
+-- ARGV[2]  the new value of `_`: the same loader, this repair's number
+-- ARGV[3]  the latest instant of the repair, by this server's clock. After it another run can have measured
+-- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; the amount.
+--          "5@12" is for numbers that are also set: it adds only if no number of the bucket was set since the instant
+--          12. With "!" at the end it may take the number below zero
 --
--- Returns for each number 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set, or its field is no list of numbers: left
--- alone), or an empty list when the bucket was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and
--- runs late is never added twice.
+-- Returns for each number  1  it was added
+--                          0  it was skipped, because it would have gone below zero
+--                          2  it was skipped, because it may have been set, or its field is not a list of numbers
+-- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if it is too late.
+-- So a repair that timed out and runs late is never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set from the future is from before the clock was put back. Up to five minutes it holds repairs, as lua/count.lua goes on from it.
+-- A set from the future was made before the clock was put back. Up to five minutes ahead it blocks repairs, because
+-- lua/count.lua continues from it.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0
 end
--- The numbers of a field; nil where it holds something else.
+-- The numbers of a field. nil if it holds something else.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do

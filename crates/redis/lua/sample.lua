@@ -3,10 +3,14 @@
 -- KEYS[1]   the bucket
 -- ARGV      the targets' ids in decimal
 --
--- Returns one text, its parts separated by \0: this server's clock in microseconds since the epoch; the field `_` (who
--- loaded the bucket and the last repair), empty where there is none; each target's field, empty where there is none; the bucket's marks
--- (apply.lua) as "0:17,3:12". One text, because each part of a list costs as much as reading a field does. A script is atomic, so every like
--- that has counted here has an `at` before the cut, and every other one after.
+-- Returns one text of several parts, separated by \0:
+-- * this server's clock in microseconds since the epoch;
+-- * the field `_` (the loader of the bucket, and the last repair), or nothing;
+-- * each target's field, or nothing;
+-- * the bucket's marks (apply.lua) as "0:17,3:12".
+--
+-- It is one text, because each part of a list costs as much as reading a field. A script is atomic. So every like that
+-- was counted here before has an `at` before the cut, and every other like has a later one.
 
 local now = redis.call('TIME')
 local found = redis.call('HMGET', KEYS[1], '_o', '_', unpack(ARGV))

@@ -1,7 +1,8 @@
-//! The outbox, added to Redis: each row once in each bucket, however often and however late a call runs (crates/redis/lua/apply.lua).
+//! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
+//! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed a call has sums of what all rows of a pass have for several buckets. A bucket that has some of these rows already
-//! answers with its mark. It gets another call, with a sum of the rows that follow its mark.
+//! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. A bucket that already
+//! has some of these rows answers with its mark. It gets another call, with the sum of the rows after its mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -12,26 +13,26 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
-/// A row of an outbox, or what of it is for one bucket: its number, and what it adds.
+/// A row of an outbox, or the part of it that belongs to one bucket: its number and its additions.
 pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
 
-/// What one row adds: to a target's metric.
+/// A row's addition to one metric of a target.
 type Sum = (Bucket, TargetId, u8, i64);
 
-/// Buckets of one call: other commands wait for a fraction of a millisecond.
+/// Buckets per call. The script blocks other commands for a fraction of a millisecond.
 const CALL_BUCKETS_MAX: usize = 32;
 
-/// Buckets that are sent together.
+/// Buckets per pipeline.
 const SENT_BUCKETS_MAX: usize = 500;
 
-/// Rows of one partition's outbox that are being added, bucket by bucket.
+/// An outbox pass in progress: rows of one partition that are being added, bucket by bucket.
 pub struct Applying<'r> {
     pass: Pass<'r>,
     /// Not sent yet.
     calls: VecDeque<BucketCall>,
-    /// Buckets that have some of the rows already, with their marks.
+    /// Buckets that already have some of the rows, with their marks.
     partly: HashMap<Bucket, u64>,
     left: Left,
     failed: Option<CacheError>,
@@ -41,27 +42,30 @@ pub struct Applying<'r> {
 struct Pass<'r> {
     kinds: &'r KindNames,
     partition: u16,
-    /// All rows follow this one.
+    /// All rows have a higher number than this one.
     after: u64,
     rows: &'r [Row],
 }
 
-/// All that the rows have for some buckets: a second call would find their marks raised.
+/// A call with everything that the rows have for some buckets. It must be one call: a second one would find the marks
+/// already raised.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,
 }
 
-/// What was left alone: no later call could add it. A reconcile finds it off or unknown.
+/// Additions that were skipped. A later call could not add them either. A reconcile reports these numbers as drifted or
+/// unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Additions to kinds or metrics that the configuration doesn't know.
     pub unknown: u64,
-    /// Numbers that are something else, by somebody's hand.
+    /// Numbers whose field holds something else, because someone wrote to it by hand.
     pub no_numbers: u64,
-    /// Buckets that are no hashes, by somebody's hand.
+    /// Buckets that are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
-    /// Buckets whose mark names a row that MySQL doesn't have: it went back to an older state. To these the rows are added.
+    /// Buckets whose mark names a row that MySQL doesn't have, because MySQL went back to an older state. The rows are
+    /// added to these buckets.
     pub unknown_marks: u64,
 }
 
@@ -70,27 +74,27 @@ impl Pass<'_> {
         self.rows.last().map_or(self.after, |(number, _)| *number)
     }
 
-    /// Whether no row between the first and the last has the number.
+    /// Returns whether `mark` lies between the first and the last row without being one of them.
     fn is_unknown(&self, mark: u64) -> bool {
         mark > self.after && mark < self.last() && self.rows.binary_search_by_key(&mark, |(number, _)| *number).is_err()
     }
 }
 
 impl Applying<'_> {
-    /// Whether all calls were sent.
+    /// Returns whether all calls were sent.
     pub fn is_done(&self) -> bool {
         self.calls.is_empty() && self.partly.is_empty()
     }
 
-    /// What was left alone, once all calls were sent.
+    /// Returns the skipped additions, once all calls were sent.
     ///
     /// # Errors
-    /// One of the calls failed, while others may have run: all rows must be added again.
+    /// One of the calls failed, and others may have run. The caller must add all rows again.
     pub fn ended(self) -> Result<Left> {
         self.failed.map_or(Ok(self.left), Err)
     }
 
-    /// Calls for as many buckets as are sent together.
+    /// Returns the calls of the next pipeline.
     fn next_calls(&mut self) -> Vec<BucketCall> {
         let mut buckets = 0;
         let fits = |call: &&BucketCall| {
@@ -103,8 +107,8 @@ impl Applying<'_> {
 }
 
 impl Cache {
-    /// Prepares calls for those rows of a partition's outbox, which are in the order of their numbers and all that follow `after`. Nothing
-    /// is sent yet.
+    /// Prepares the calls for rows of a partition's outbox, without sending any. The rows must be sorted by number and
+    /// all come after `after`.
     pub fn applying<'r>(&self, kinds: &'r KindNames, partition: u16, after: u64, rows: &'r [Row]) -> Applying<'r> {
         let pass = Pass { kinds, partition, after, rows };
         let all = rows.iter().flat_map(|(_, additions)| additions);
@@ -114,14 +118,15 @@ impl Cache {
         Applying { pass, calls: calls.into(), partly: HashMap::new(), left, failed: None }
     }
 
-    /// `None` where the configuration doesn't know the kind or the metric.
+    /// `None` if the configuration doesn't know the kind or the metric.
     fn bucket_of(&self, pass: &Pass<'_>, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
         let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
         let is_known = is_named && pass.kinds.get(target.kind).is_some();
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
-    /// Calls with the sum of the rows for each bucket; where marks are given, for these buckets, of the rows that follow their marks.
+    /// Builds calls with the sum of the rows for each bucket. With `marks`, only for the buckets in it, and only of the
+    /// rows after their marks.
     fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
         let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
         let mut additions = Vec::new();
@@ -153,7 +158,7 @@ impl Cache {
         calls
     }
 
-    /// A call for each bucket in the other layouts, with the rows.
+    /// Builds one call per bucket with its rows, for the other layouts.
     fn row_calls(&self, pass: &Pass<'_>) -> Vec<BucketCall> {
         let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
         for (number, additions) in pass.rows {
@@ -175,7 +180,7 @@ impl Cache {
 
     fn row_call(&self, kind: &str, bucket: u32, partition: u16, rows: &[Row]) -> Call {
         let mut call = Call::new(&APPLY_PLAIN, self.keys.counters(kind, bucket)).number(partition);
-        // By key, its place in KEYS.
+        // The position of each key in KEYS.
         let mut keys: BTreeMap<String, usize> = BTreeMap::new();
         for (number, additions) in rows {
             call = call.number(number).number(additions.len());
@@ -192,11 +197,11 @@ impl Cache {
         call
     }
 
-    /// Sends as many of the calls as one pipeline holds. One that fails keeps none of the others from being sent: a node of a Cluster may be
-    /// away.
+    /// Sends the calls of one pipeline. If one fails, the others are still sent: perhaps only one node of a Cluster is
+    /// unreachable.
     ///
     /// # Errors
-    /// Redis is away: any of them may have run, or may run late.
+    /// Redis failed to answer. Any of the calls may have run, or may still run later.
     pub async fn apply_some(&self, applying: &mut Applying<'_>) -> Result<()> {
         const ACTION: &str = "add the outbox to counters";
         if applying.calls.is_empty() {
@@ -220,7 +225,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes the mark that the bucket had; `None` where it is no bucket.
+    /// Notes the mark that the bucket had. `None` means that the key is not a bucket.
     fn note_mark(&self, applying: &mut Applying<'_>, bucket: Option<&Bucket>, mark: Option<u64>) {
         let Some(mark) = mark else {
             applying.left.no_buckets += 1;
@@ -228,19 +233,20 @@ impl Cache {
         };
         applying.left.unknown_marks += u64::from(applying.pass.is_unknown(mark));
         if let Some(bucket) = bucket.filter(|_| self.is_packed() && mark < applying.pass.last()) {
-            // An older one is that of a Redis that went back meanwhile.
+            // An older mark means that Redis has gone back to an older state since.
             applying.partly.insert(*bucket, mark.max(applying.pass.after));
         }
     }
 }
 
-/// A call for buckets that have this mark; where it is `after`, also for those with a lower one, for which the rows between had nothing.
+/// Begins a call for buckets with this mark. If the mark is `after`, the call also accepts lower marks: the rows
+/// between had nothing for these buckets.
 fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     let lowest = if mark == pass.after { 0 } else { mark };
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
 }
 
-/// Adds a bucket's targets to the call, each with all its additions.
+/// Adds a bucket's targets to the call, each with the sums of its metrics.
 fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
     call = call.number(targets.clone().count());
     for id in targets.clone().filter_map(|of_target| of_target.first()).map(|(_, id, ..)| id) {
@@ -253,7 +259,7 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
             (place..metric).for_each(|_| deltas.push_str("0,"));
             place = metric.saturating_add(1);
             let delta = of_metric.iter().fold(0_i64, |sum, (.., delta)| sum.saturating_add(*delta));
-            // A String can't fail.
+            // Writing to a String can't fail.
             let _ = write!(deltas, "{delta},");
         }
         call = call.arg(deltas.trim_end_matches(','));
@@ -261,10 +267,10 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// Marks by the places of their buckets in a call; `None` for what is no bucket.
+/// Marks by the position of their bucket in a call. `None` means that the key is not a bucket.
 type Marks = Vec<(usize, Option<u64>)>;
 
-/// Reads a script's answer: how many numbers were left alone, and the marks of buckets that were.
+/// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.
 fn read_applied(answer: &Value) -> Option<(u64, Marks)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(left), marks @ ..] = parts.as_slice() else { return None };

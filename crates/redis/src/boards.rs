@@ -1,10 +1,11 @@
-//! Boards in Redis: a closed period's zset is frozen, added to by what came late, read in rank order, and ended.
+//! Boards in Redis. The zset of a closed period is frozen, late members are merged into it, it is read in rank order,
+//! and in the end it is deleted.
 //!
-//! Whatever changes a closed period carries the number of the archiver's run, and a script refuses it unless that run
-//! has the board's claim. So a run that was overtaken changes nothing, and neither does a command that runs late. Nor
-//! does one that runs after Redis was flushed, since the claim is gone with the boards.
+//! Every call that changes a closed period carries the number of the archiver's run. The script refuses it unless that
+//! run has the board's claim. So an overtaken run changes nothing, nor does a command that runs late. A call after a
+//! flush of Redis changes nothing either, since the flush also deletes the claim.
 //!
-//! Never DEL, ZUNIONSTORE or RENAME onto a key that is there: on a large zset each stalls every other client.
+//! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset each of them stalls every other client.
 
 use std::time::Duration;
 
@@ -19,66 +20,67 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// Which zsets of a period are there.
+/// Which zsets of a period exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoardKeys {
-    /// The one that is written to.
+    /// The zset that clients write to.
     pub live: bool,
-    /// The one that is archived.
+    /// The zset that is archived.
     pub frozen: bool,
-    /// What Redis knows of its freeze.
+    /// Redis' notes about the freeze.
     pub freeze: Freeze,
-    /// How many late members were moved into the frozen one.
+    /// How many late members were moved into the frozen zset.
     pub late_members: u64,
 }
 
-/// What came of changing a closed period.
+/// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// It was changed: so many times, or members.
+    /// It was changed, with the number of changes or members.
     Done(u64),
-    /// What should be changed isn't there.
+    /// The zset to change is missing.
     Absent,
-    /// Another run has claimed the board, or Redis has lost the claim: nothing was changed.
+    /// Another run has claimed the board, or Redis has lost the claim. Nothing was changed.
     Refused,
-    /// The mark of the board's snapshot, or a page that it was raised by, is missing: Redis has lost a part of it. Nothing was changed.
+    /// The mark of the board's snapshot is missing, or one of the pages that raised the board. Redis has lost a part of
+    /// it. Nothing was changed.
     Lost,
-    /// So many members were moved, and the restored zset is the live one now.
+    /// This many members were moved, and the restored zset is now the live one.
     Put(u64),
 }
 
-/// Members that are read at once to count their different scores.
+/// Members per read when different scores are counted.
 const DISTINCT_PAGE: u64 = 1_000;
 
-/// Which of a period's zsets is read.
+/// The zset of a period to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zset {
-    /// The one that is written to.
+    /// The zset that clients write to.
     Live,
-    /// The one that is archived.
+    /// The zset that is archived.
     Frozen,
 }
 
-/// Which part of a board is read.
+/// The part of a board to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
     /// `count` members after the first `after`.
     Page {
-        /// How many are left out.
+        /// How many members are skipped.
         after: u64,
-        /// How many are read at most.
+        /// The most members to read.
         count: u64,
     },
     /// A member and its neighbours.
     Around {
         member: &'a [u8],
-        /// On each side, at most.
+        /// At most this many on each side.
         count: u64,
     },
 }
 
 impl Cache {
-    /// Which zsets the periods have, in their order.
+    /// Returns which zsets the periods have, in the order of `periods`.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
@@ -103,11 +105,12 @@ impl Cache {
         Ok(found)
     }
 
-    /// Takes the live zset away from those who write to it, and notes that. Zero times where a frozen one is there already. Where it was raised by
-    /// `pages`, it was given all of them, or it is [`Changed::Lost`].
+    /// Moves the live zset to its frozen key, so that clients no longer write to it, and notes that. Returns zero if a
+    /// frozen zset already exists. If the board was raised, `pages` is the number of pages. If Redis lacks one of them,
+    /// the result is [`Changed::Lost`].
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, note: u64, pages: Option<u64>) -> Result<Changed> {
         let call = self.freeze_call(at, self.live(at));
         let call = if pages.is_some() { call.key(self.raised(at)) } else { call };
@@ -120,44 +123,44 @@ impl Cache {
         call.key(self.frozen(at)).key(self.keys.board_freezes(&at.board))
     }
 
-    /// Moves at most `members_max` members that came late into the frozen zset, by adding.
+    /// Moves at most `members_max` late members into the frozen zset, adding their scores.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize, rule: Rule) -> Result<Changed> {
         let keys = [self.live(at), self.frozen(at), self.keys.board_freezes(&at.board)];
         let call = self.claimed(&BOARD_MERGE, at, run, keys).number(members_max).arg(rule.name());
         let call = call.number(rule.packing.low_bits()).arg(late_field(&at.period));
-        self.change("merge what came late", call).await
+        self.change("merge late members of a board", call).await
     }
 
-    /// Lets the frozen zset stay until it is ended.
+    /// Removes the expiry of the frozen zset: it stays until it is deleted.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
         self.change("keep a frozen board", self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]).number(0)).await
     }
 
-    /// Lets the frozen zset go away by itself, but not before `stay` (at least a second) is over.
+    /// Lets the frozen zset expire after `stay` (at least a second).
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
         let call = self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]);
         self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
-    /// Ends the frozen zset. Zero times where something came late: then it stays.
+    /// Deletes the frozen zset. Returns zero if late members exist: then the zset stays.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn end_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
         let call = self.claimed(&BOARD_END, at, run, [self.live(at), self.frozen(at)]);
-        self.change("end a frozen board", call).await
+        self.change("delete a frozen board", call).await
     }
 
-    /// How many members the period's zsets have: the live one, the frozen one.
+    /// Returns the number of members of the live zset and of the frozen one.
     pub async fn count_board(&self, at: &BoardPeriod) -> Result<(u64, u64)> {
         const ACTION: &str = "count a board";
         let mut pipeline = Pipeline::new();
@@ -170,11 +173,11 @@ impl Cache {
         }
     }
 
-    /// The frozen zset's members from rank `from` (0 is the first) on, highest score first; of equal scores in the order
-    /// that Redis has them.
+    /// Returns members of the frozen zset from rank `from` on (0 is the first), highest score first. Equal scores are
+    /// in the order of Redis.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn frozen_page(&self, at: &BoardPeriod, from: u64, members: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a frozen board";
         let last = from.saturating_add(members as u64).saturating_sub(1);
@@ -184,11 +187,11 @@ impl Cache {
         read_members(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// A part of a board at one instant, and how many members the board has. [`Ranking::Dense`] takes further round
-    /// trips for what stands before it: one for each thousand members.
+    /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`] it makes
+    /// further round trips, one per thousand members above the part.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn read_board(
         &self,
         at: &BoardPeriod,
@@ -216,8 +219,8 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
-    /// A part of a period that MySQL has no archive of, and how many members the board has. Gives none where Redis has lost its frozen zset:
-    /// `is_frozen` says that MySQL knows of one.
+    /// Returns a part of a period that MySQL has no archive of, and how many members the board has. `is_frozen` says
+    /// that MySQL knows of a frozen zset. `None` if Redis has lost that zset.
     pub async fn read_unarchived(
         &self,
         at: &BoardPeriod,
@@ -234,10 +237,10 @@ impl Cache {
         self.read_board(at, zset, part, ranking).await.map(Some)
     }
 
-    /// Those of `members` that are on a live board, placed among themselves.
+    /// Returns the `members` that are on a live board, ranked among themselves.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn board_of(&self, at: &BoardPeriod, members: &[Vec<u8>], ranking: Ranking) -> Result<Vec<Placed>> {
         const ACTION: &str = "read a board of some members";
         if members.is_empty() {
@@ -256,7 +259,7 @@ impl Cache {
         Ok(ranks::place(ranking, Before::default(), found))
     }
 
-    /// How many different scores above `score` the first `members` of a zset have.
+    /// Counts the different scores above `score` among the first `members` of a zset.
     async fn count_distinct(&self, key: &str, members: u64, score: f64) -> Result<u64> {
         const ACTION: &str = "count the scores of a board";
         let (mut distinct, mut last, mut from) = (0, score, 0);
@@ -294,7 +297,7 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    /// A call that is refused unless the run has the board's claim.
+    /// Begins a call that the script refuses unless the run has the board's claim.
     pub(super) fn claimed<const KEYS: usize>(
         &self,
         script: &'static super::Script,
@@ -322,7 +325,7 @@ impl Cache {
     }
 }
 
-/// What a script that changes a board returns.
+/// Reads the answer of a script that changes a board.
 pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
     match answer {
         Value::Int(-1) => Ok(Changed::Refused),
@@ -334,7 +337,7 @@ pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
     }
 }
 
-/// What lua/board_read.lua returns: how many members the board has, what is before the page, and the page.
+/// Reads the answer of lua/board_read.lua: the board's number of members, the numbers before the page, and the page.
 pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(members), Value::Int(before), Value::Int(higher), page @ ..] = parts.as_slice() else {
@@ -344,7 +347,7 @@ pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>
     Some((members.unsigned_abs(), before, read_members(&Value::Array(page.to_vec()))?))
 }
 
-/// `member, score, member, score, ...`, scores as text that gives back the very same number.
+/// Reads `member, score, member, score, ...`. A score is text that parses to exactly the same number.
 pub(super) fn read_members(answer: &Value) -> Option<Vec<BoardMember>> {
     let Value::Array(parts) = answer else { return None };
     let member = |pair: &[Value]| match pair {

@@ -1,11 +1,11 @@
-//! A Redis Cluster: a pipeline is cut into one for each node, the parts run at once, and the answers come back in
-//! order.
+//! A Redis Cluster. A pipeline is split into one per node, the parts run at the same time, and the answers are put back
+//! in order.
 //!
-//! A command is sent again only after a node said that it did not run it: MOVED, ASK, TRYAGAIN. After a lost connection
-//! or a timeout it may have run, and a like must not be counted twice. The library's own Cluster connection keeps to that
-//! only without retries, and then breaks other guarantees: docs/decisions/0101 names them.
+//! A command is sent again only after a node replied that it did not run it: MOVED, ASK, TRYAGAIN. After a lost
+//! connection or a timeout the command may have run, and a like must not be counted twice. The library's own Cluster
+//! connection ensures that only without retries, and then breaks other guarantees: see docs/decisions/0101.
 //!
-//! A node that is away fails its own commands alone.
+//! If a node is unreachable, only its own commands fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,43 +21,43 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// How long a command is sent on and on: whoever counts a like must publish it soon. Most keys have moved by then.
+/// How long a command is retried. A client that counts a like must publish it soon, and most keys have moved by then.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a command is sent without a pause: to where it should be, to where it is, and once more.
+/// How often a command is sent without a pause: to its usual node, to the node of the redirection, and once more.
 const AT_ONCE: u32 = 3;
 
-/// The first pause; each further one is twice as long.
+/// The first pause. Each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The nodes of a Cluster.
 pub(super) struct Cluster {
-    /// How every node is logged in to.
+    /// The account and TLS settings for every node.
     login: Login,
     timeout: Duration,
-    /// Nodes that are asked which others there are.
+    /// Nodes that are asked for the rest of the Cluster.
     seeds: Vec<String>,
     links: Mutex<HashMap<String, Arc<Link>>>,
-    /// None where it is unknown, or has proved wrong.
+    /// `None` if it is unknown or has turned out to be wrong.
     map: tokio::sync::Mutex<Option<Arc<SlotMap>>>,
 }
 
-/// Where a command of a pipeline goes next.
+/// The next destination of a command in a pipeline.
 struct Step {
-    /// Its place in the pipeline.
+    /// Its position in the pipeline.
     place: usize,
     node: String,
-    /// The slot is on its way there: without ASKING the node would refuse it.
+    /// The slot is moving there: the node would refuse the command without ASKING.
     asking: bool,
 }
 
-/// What became of a pipeline.
+/// The answers to a pipeline.
 struct Answers {
-    /// Each command's.
+    /// One per command.
     results: Vec<RedisResult<Value>>,
     /// Commands that did not run yet.
     open: Vec<Step>,
-    /// The map has proved wrong.
+    /// The map has turned out to be wrong.
     stale: bool,
 }
 
@@ -71,10 +71,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Runs a pipeline and gives each command's own result, which is its node's failure where that is away.
+    /// Runs a pipeline and returns the result of each command. If a node is unreachable, each of its commands gets that
+    /// error.
     ///
     /// # Errors
-    /// No node says who serves which slots.
+    /// No node answers which node serves which slots.
     pub(super) async fn run(&self, pipeline: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -105,10 +106,10 @@ impl Cluster {
         Ok(answers.results)
     }
 
-    /// Runs a command that has no key on every master.
+    /// Runs a command without a key on every master.
     ///
     /// # Errors
-    /// One of them is away, or refuses it.
+    /// One of the masters is unreachable, or refuses the command.
     pub(super) async fn ask_all(&self, command: &Cmd) -> RedisResult<Vec<Value>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -123,19 +124,19 @@ impl Cluster {
         answers
     }
 
-    /// The nodes that serve slots.
+    /// Returns the nodes that serve slots.
     pub(super) async fn masters(&self) -> RedisResult<Vec<String>> {
         Ok(self.map(Instant::now()).await?.masters().into_iter().map(str::to_owned).collect())
     }
 
-    /// Runs a command that has no key on one node.
+    /// Runs a command without a key on one node.
     pub(super) async fn ask(&self, node: &str, command: &Cmd) -> RedisResult<Value> {
         let steps = vec![Step { place: 0, node: node.to_owned(), asking: false }];
         let (_, results) = self.send_part(&[command], steps, Instant::now()).await;
         results?.pop().unwrap_or(Ok(Value::Nil))
     }
 
-    /// Sends what is open, all nodes' parts at once.
+    /// Sends all open commands, to all nodes at the same time.
     async fn send(&self, commands: &[&Cmd], answers: &mut Answers, began: Instant) {
         let mut parts: BTreeMap<String, Vec<Step>> = BTreeMap::new();
         for step in std::mem::take(&mut answers.open) {
@@ -147,7 +148,7 @@ impl Cluster {
         }
     }
 
-    /// Sends the steps of one node; the result of each.
+    /// Sends the steps of one node and returns their results.
     async fn send_part(
         &self,
         commands: &[&Cmd],
@@ -157,7 +158,8 @@ impl Cluster {
         let mut pipeline = Pipeline::with_capacity(steps.len());
         for step in &steps {
             if step.asking {
-                // It holds for the next command on the connection: in one pipeline no other can come between.
+                // ASKING holds for the next command on the connection. In one pipeline no other command can come
+                // between.
                 pipeline.cmd("ASKING");
             }
             if let Some(command) = commands.get(step.place) {
@@ -177,10 +179,10 @@ impl Cluster {
         (steps, results)
     }
 
-    /// Who serves which slots.
+    /// Returns the map of slots.
     ///
     /// # Errors
-    /// Nobody says it within the time since `began`.
+    /// No node returned it within the timeout since `began`.
     async fn map(&self, began: Instant) -> RedisResult<Arc<SlotMap>> {
         let known = async {
             let mut shared = self.map.lock().await;
@@ -197,7 +199,8 @@ impl Cluster {
         tokio::time::timeout_at(began + self.timeout, known).await.unwrap_or_else(late)
     }
 
-    /// Asks all nodes at once: the first answer will do. Where it is old, the nodes that it names know better.
+    /// Asks all nodes at the same time and takes the first answer. If that answer is old, the nodes in it will
+    /// redirect.
     async fn ask_for_map(&self) -> RedisResult<SlotMap> {
         let known: Vec<(String, Arc<Link>)> =
             self.links().iter().map(|(node, link)| (node.clone(), Arc::clone(link))).collect();
@@ -218,7 +221,7 @@ impl Cluster {
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok(Ok(map)) => return Ok(map),
-                // Why the configuration is wrong says more than that another node is away.
+                // A wrong configuration is a better explanation than an unreachable node.
                 Ok(Err(error)) if failed.kind() != ErrorKind::InvalidClientConfig => failed = error,
                 _ => {}
             }
@@ -226,7 +229,7 @@ impl Cluster {
         Err(failed)
     }
 
-    /// Lets the next call ask for the map again, unless another one has done so, or is about to.
+    /// Makes the next call ask for the map again, unless another call has replaced it or is replacing it.
     fn forget(&self, map: &Arc<SlotMap>) {
         if let Ok(mut shared) = self.map.try_lock()
             && shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, map))
@@ -251,7 +254,7 @@ impl Cluster {
 }
 
 impl Answers {
-    /// Keeps what one node answered to `steps`, and what is to be sent elsewhere, or again.
+    /// Keeps the answers of one node to `steps`, and the commands to send again.
     fn take(&mut self, steps: Vec<Step>, results: RedisResult<Vec<RedisResult<Value>>>) {
         let results = results.unwrap_or_else(|error| {
             self.stale = true;
@@ -269,7 +272,7 @@ impl Answers {
         }
     }
 
-    /// Where a command goes that a node did not run; nowhere where it may have.
+    /// Returns where to send a command that a node did not run. `None` if it may have run.
     fn next(&mut self, step: Step, error: &RedisError) -> Option<Step> {
         let ErrorKind::Server(kind) = error.kind() else { return None };
         self.stale |= matches!(kind, ServerErrorKind::Moved | ServerErrorKind::ClusterDown);
@@ -292,7 +295,7 @@ fn host(node: &str) -> &str {
 
 fn not_served(slot: u16) -> RedisError {
     let slot = format!("slot {slot}");
-    RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node of the Redis Cluster serves it", slot))
+    RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node of the Redis Cluster serves this slot", slot))
 }
 
 #[cfg(test)]
@@ -319,7 +322,7 @@ mod tests {
             assert_eq!((next, answers.stale), (expected, stale), "{error}");
             assert_eq!(answers.results, [Err(error)]);
         }
-        // A connection that broke, or timed out: all of its node's commands may have run.
+        // The connection broke or timed out: all commands of its node may have run.
         let broken = RedisError::from((ErrorKind::Io, "as the test wants"));
         let mut answers = Answers { results: vec![Ok(Value::Nil); 2], open: Vec::new(), stale: false };
         let step = |place| Step { place, node: "10.0.0.1:7001".to_owned(), asking: false };

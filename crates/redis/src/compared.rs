@@ -1,29 +1,30 @@
-//! Up to where reconciles have compared Redis, as Redis itself notes it: the note goes back in time together with the counters.
+//! How far reconciles have compared Redis. Redis itself holds this note, so that it goes back in time together with the
+//! counters.
 
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
 use super::{Cache, Context, Result, Servers, text};
 
-/// Notes on a Cluster. They lie in as many slots, so that each master has some.
+/// The number of notes on a Cluster. They are in that many slots, so that each master has some.
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
-    /// The oldest of the notes; `None` where there is none.
+    /// Returns the oldest note. `None` if there is no note.
     pub async fn compared(&self) -> Result<Option<Micros>> {
         let get = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("GET").arg(key);
         };
-        let noted = self.of_notes("read up to where Redis is compared", get).await?;
+        let noted = self.of_notes("read how far Redis was compared", get).await?;
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Notes that everything up to `cut` is compared.
+    /// Notes that everything up to `cut` was compared.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);
         };
-        self.of_notes("note up to where Redis is compared", set).await.map(drop)
+        self.of_notes("note how far Redis was compared", set).await.map(drop)
     }
 
     async fn of_notes(

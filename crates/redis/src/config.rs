@@ -1,4 +1,4 @@
-//! `[redis]`: the server, and how counters are laid out in it.
+//! `[redis]`: the server, and the layout of the counters in it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,51 +13,51 @@ use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 pub struct Redis {
     /// `redis://host:6379/0` or `rediss://...`.
     pub url: ServerUrl,
-    /// Whether it is a node of a Redis Cluster, by which the others are found.
+    /// Whether `url` is a node of a Redis Cluster. It tells tallyd the other nodes.
     pub cluster: bool,
-    /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
+    /// More nodes of the Cluster that tallyd can ask for the other nodes, as `host:port`.
     pub seeds: Vec<String>,
-    /// The sentinels that are asked where the master is, as `host:port`; then `url` names no server.
+    /// The sentinels that tallyd asks for the master, as `host:port`. Then the host of `url` is not used.
     pub sentinels: Vec<String>,
-    /// What the sentinels call it.
+    /// The sentinels' name for the master.
     pub sentinel_master: String,
-    /// A file that holds the sentinels' own password; a relative path is one of systemd's credentials.
+    /// A file that holds the sentinels' own password. A relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub sentinel_password_file: Option<String>,
-    /// What was read from there.
+    /// The content of that file.
     #[serde(skip)]
     pub sentinel_password: Option<Secret>,
-    /// The password, from the environment only.
+    /// The password. It comes only from the environment.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file that holds the password; a relative path is one of systemd's credentials.
+    /// A file that holds the password. A relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    /// A file with certificates of authorities (PEM) to trust in addition to the system's own.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    /// A file with the client certificate (PEM), for servers that ask for one.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    /// A file with the private key of that certificate (PEM). A relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
-    /// What was read from these.
+    /// The content of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// Prefix of every key.
+    /// The prefix of every key.
     pub key_prefix: String,
-    /// How counters are laid out.
+    /// The layout of the counters.
     pub layout: Form,
-    /// Each kind has 2^`bucket_bits` buckets: about (targets of the kind) / 122.
+    /// The number of buckets per kind is 2^`bucket_bits`. It should be about (targets of the kind) / 122.
     #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
-    /// How the keys of the layouts `entity` and `string` are named; empty for the layout's own way.
+    /// The name pattern of the keys in the layouts `entity` and `string`. Empty for the layout's default.
     pub counter_key: String,
-    /// Milliseconds that one pipeline may take.
+    /// The timeout of one pipeline, in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
-    /// A second layout that API servers count in too, while counters move.
+    /// A second layout that API servers also count in while counters move.
     #[schemars(with = "Also")]
     pub also: Option<Also>,
 }
@@ -66,12 +66,12 @@ pub struct Redis {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Also {
-    /// How counters are laid out.
+    /// The layout of the counters.
     pub layout: Form,
-    /// Each kind has 2^`bucket_bits` buckets.
+    /// The number of buckets per kind is 2^`bucket_bits`.
     #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
-    /// How keys are named.
+    /// The name pattern of the keys.
     pub counter_key: String,
 }
 
@@ -83,25 +83,25 @@ impl Default for Also {
 }
 
 impl Also {
-    /// The layout.
+    /// Returns the layout.
     ///
     /// # Errors
-    /// A sentence's end that says why `counter_key` can't be used.
+    /// The end of a sentence that says why `counter_key` can't be used.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 }
 
 impl Redis {
-    /// The layout.
+    /// Returns the layout.
     ///
     /// # Errors
-    /// A sentence's end that says why `counter_key` can't be used.
+    /// The end of a sentence that says why `counter_key` can't be used.
     pub fn layout(&self) -> Result<Layout, String> {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 
-    /// The other way round: the second layout is the first one.
+    /// Swaps the layouts: the second one becomes the first.
     pub fn moved(&self) -> Option<Self> {
         let Also { layout, bucket_bits, counter_key } = self.also.clone()?;
         let first = Also { layout: self.layout, bucket_bits: self.bucket_bits, counter_key: self.counter_key.clone() };

@@ -1,4 +1,4 @@
-//! Counters in Redis: sampled at a cut, repaired by adding, searched for.
+//! Counters in Redis: sampled at a cut, repaired by adding, and searched.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,49 +14,50 @@ use super::{
     COUNT_NUMBERS, Cache, CacheError, Call, Context, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text,
 };
 
-/// Ids that one call of a script names at most: Lua's stack holds about 8,000.
+/// The most ids in one call of a script. Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
 
-/// Keys that one SCAN looks at: some hundred microseconds.
+/// Keys per SCAN. One SCAN takes some hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
-/// What a bucket holds.
+/// The size of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// How many fields it has.
+    /// The number of its fields.
     pub fields: u64,
     /// How many numbers of its targets are not zero.
     pub numbers: u64,
 }
 
-/// What is added to a number, and the state of its bucket when that was measured.
+/// An amount to add to a number, and the state of its bucket when the drift was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
     pub number: CounterKey,
     pub delta: i64,
-    /// Whether it may take the number below zero.
+    /// Whether the repair may take the number below zero.
     pub below_zero: bool,
-    /// Only where no number of the bucket was set since: a difference says nothing of a number that was.
+    /// Repair only if no number of the bucket was set since this instant: a set makes the measured difference invalid.
     pub not_set_since: Option<Micros>,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
-    /// Not after this instant, by Redis' clock.
+    /// The latest instant of the repair, by Redis' clock.
     pub until: Micros,
 }
 
-/// What became of a repair.
+/// The result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// Added.
+    /// It was added.
     Done,
-    /// The number would have gone below zero: left alone.
+    /// It was skipped, because the number would have gone below zero.
     BelowZero,
-    /// The bucket has changed since the sample, or it was too late: left alone, the next run measures again.
+    /// It was skipped, because the bucket has changed since the sample or the repair was too late. The next run
+    /// measures again.
     Stale,
 }
 
 impl Repair {
-    /// As the script is told.
+    /// The repair as an argument of the script.
     fn text(&self) -> String {
         let only = self.not_set_since.map_or_else(String::new, |cut| format!("@{}", cut.0));
         format!("{}{only}{}", self.delta, if self.below_zero { "!" } else { "" })
@@ -64,10 +65,10 @@ impl Repair {
 }
 
 impl Repaired {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 3] = [Self::Done, Self::BelowZero, Self::Stale];
 
-    /// Its name in the table `repair`.
+    /// The name in the table `repair`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -78,8 +79,9 @@ impl Repaired {
 }
 
 impl Cache {
-    /// Samples `numbers`, and gives each one's sample in their order. A number whose kind the configuration doesn't know, or
-    /// whose field or bucket holds something else, has none. Those of one target that follow each other are read at once.
+    /// Returns a sample of each number, in the order of `numbers`. A number has no sample if the configuration doesn't
+    /// know its kind, or if its field or bucket holds something else. Numbers of one target that follow each other are
+    /// read together.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -117,7 +119,8 @@ impl Cache {
         Ok(samples)
     }
 
-    /// The call, and where each number stands: its place among all that are sampled, its field in the answer, and its metric there.
+    /// Returns the call, and the location of each number: its place in `numbers`, its field in the answer, and its
+    /// metric.
     fn sample_call(
         &self,
         kind: &str,
@@ -145,11 +148,11 @@ impl Cache {
         (call, members)
     }
 
-    /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before: at most
-    /// [`CALL_IDS_MAX`] of a bucket. Never tried twice: one that timed out may run late.
+    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call notes `pass`, a
+    /// number that was never used before. A repair is never retried: a call that timed out may still run late.
     ///
     /// # Errors
-    /// Redis is away: which of them ran is unknown, and each was added at most once.
+    /// Redis failed to answer. It is unknown which repairs ran. Each was added at most once.
     pub async fn repair(
         &self,
         kinds: &KindNames,
@@ -160,10 +163,11 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // Numbers of one bucket sampled by two calls could have seen two states: only the first one's go.
+            // If two calls sampled numbers of one bucket, they may have seen two states. Apply only those of the first
+            // state.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
-            // One call for each bucket, or the second would no longer be held to what the sample saw.
+            // Make one call per bucket: a second one would no longer be bound to the state of the sample.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
             let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
             let call = Call::new(script, self.keys.counters(name, bucket))
@@ -199,7 +203,7 @@ impl Cache {
         Ok(done)
     }
 
-    /// How many fields the largest of these buckets of the kind has.
+    /// Returns the number of fields of the largest of these buckets of the kind.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         const ACTION: &str = "count counters";
         let mut largest = 0;
@@ -220,7 +224,7 @@ impl Cache {
         Ok(largest)
     }
 
-    /// What each of these buckets of the kind holds of the metrics, in the layout packed.
+    /// Returns the size of each of these buckets of the kind, counting the `metrics`. For the layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -232,7 +236,7 @@ impl Cache {
             let calls: Vec<Call> = buckets.map(call).collect();
             for answer in self.eval_each(ACTION, &calls).await? {
                 let answer = match answer {
-                    // It is no bucket.
+                    // The key is not a bucket.
                     Err(error) if error.is_for_ever() => {
                         sizes.push(Size { fields: 0, numbers: 0 });
                         continue;
@@ -249,7 +253,7 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// The numbers that are not zero in these buckets of the kind, sorted, in the layout packed.
+    /// Returns the numbers in these buckets of the kind that are not zero, sorted. For the layout packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -275,7 +279,7 @@ impl Cache {
         Ok(numbers)
     }
 
-    /// The numbers that are not zero in a field.
+    /// The numbers in a field that are not zero.
     pub(super) fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
         let layout = self.keys.layout();
         metrics
@@ -284,8 +288,8 @@ impl Cache {
             .filter(|(_, number)| *number != 0)
     }
 
-    /// Some targets of the kind that have a key of their own, and where to go on; no place where that was all. A target may come twice. For
-    /// the layouts `entity` and `string`; there are none of the others.
+    /// Returns some targets of the kind that have a key of their own, and the cursor of the next page (`None` at the
+    /// end). A target may appear twice. For the layouts `entity` and `string`: the layout packed has no such keys.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -305,7 +309,7 @@ impl Cache {
         Ok((targets, (next != "0").then(|| next.to_owned())))
     }
 
-    /// Whether buckets hold the numbers.
+    /// Whether numbers are in buckets (the layout packed).
     pub fn is_packed(&self) -> bool {
         self.keys.layout().form == Form::Packed
     }
@@ -320,7 +324,7 @@ impl Cache {
     }
 }
 
-/// Cuts `buckets` into ranges of as many as one pipeline holds.
+/// Splits `buckets` into ranges, each for one pipeline.
 pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let Range { start, end } = buckets;
     (start..end)
@@ -328,8 +332,8 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// Reads what crates/redis/lua/sample.lua returns: of each number, given by its field in the answer and its metric. A field that holds something else has no
-/// sample, and so is unknown: it is nobody's to repair.
+/// Reads the answer of crates/redis/lua/sample.lua. A number is given by its field in the answer and its metric. If the
+/// field holds something else, the number has no sample. So it is unknown, and never repaired.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);
@@ -338,7 +342,7 @@ pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Me
     let mut fields: Vec<&[u8]> = parts.collect();
     let offsets = OutboxOffsets::parse(std::str::from_utf8(fields.pop()?).ok()?);
     if fields.len() != numbers.last().map_or(0, |(field, _)| field + 1) {
-        // One of the fields holds a separator: then nobody knows which is whose.
+        // A field holds a separator. So it is unclear which part belongs to which target.
         return Some(vec![None; numbers.len()]);
     }
     let offsets = offsets?;

@@ -1,4 +1,4 @@
-//! Everything that Redis has of a user or a target, beside filters: found, and taken out.
+//! Finds and erases all data of a user or a target in Redis, except filters.
 
 use redis::{Pipeline, Value};
 use tallyd_core::keys::KindNames;
@@ -7,22 +7,22 @@ use tallyd_core::model::{BoardPeriod, Metric, Target, UserId};
 use super::boards::Changed;
 use super::{BOARD_ERASE, Cache, PIPELINE_COMMANDS_MAX, Result, text};
 
-/// One of a period's zsets.
+/// A zset of a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoardZset {
-    /// The one that is written to.
+    /// The zset that clients write to.
     Live,
-    /// The one that is archived.
+    /// The zset that is archived.
     Frozen,
-    /// One that a restore was filling when it died.
+    /// A zset that a restore was filling when it stopped.
     Filling,
-    /// One that a restore had filled, from the source of that tag.
+    /// A zset that a restore has filled, from the source with that tag.
     Restored(String),
 }
 
 impl Cache {
-    /// Forgets these clicks, and what gateways have published of them; returns how many fields that were. Where other requests were given
-    /// the event of an older click, a field with their number stays until the whole hash expires.
+    /// Erases these clicks, and the gateways' record of them. Returns the number of erased fields. If other requests
+    /// were given the event of an older click, a field with their number stays until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
         let mut forgotten = 0;
@@ -30,7 +30,7 @@ impl Cache {
             let (mut reads, mut fields) = (Pipeline::with_capacity(some.len() * 2), Vec::with_capacity(some.len() * 2));
             for (target, user) in some {
                 let kind = kinds.get(target.kind).unwrap_or_default();
-                // The newer hash first: it becomes the older one.
+                // The newer hash comes first, because it becomes the older one.
                 for key in self.keys.recent(kind, self.keys.bucket(*target)) {
                     let field = format!("{}:{user}", target.id);
                     reads.cmd("HGET").arg(&key).arg(&field);
@@ -54,7 +54,8 @@ impl Cache {
         Ok(forgotten)
     }
 
-    /// Deletes the keys of a user: how much was clicked, and what gateways have published. Returns how many; a dry run only counts them.
+    /// Deletes the keys of a user: the count of clicks, and the clicks that gateways published. Returns the number of
+    /// keys. A dry run only counts them.
     pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
         let mut pipeline = Pipeline::with_capacity(2);
         for key in [self.keys.limit(user), self.keys.published(user)] {
@@ -63,7 +64,7 @@ impl Cache {
         Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
     }
 
-    /// Deletes a target's numbers in this layout; returns how many fields or keys that were. A dry run only counts them.
+    /// Deletes a target's numbers in this layout. Returns the number of fields or keys. A dry run only counts them.
     pub async fn erase_numbers(&self, kind: &str, metrics: &[Metric], target: Target, dry_run: bool) -> Result<u64> {
         if self.is_packed() {
             let mut command = redis::cmd(if dry_run { "HEXISTS" } else { "HDEL" });
@@ -73,7 +74,7 @@ impl Cache {
         self.count_ones(metrics.iter().map(|metric| self.drop_number(kind, target, *metric, dry_run)).collect()).await
     }
 
-    /// Those of these zsets that have the member.
+    /// Returns the zsets that have the member.
     pub async fn zsets_with(
         &self,
         zsets: Vec<(BoardPeriod, BoardZset)>,
@@ -92,10 +93,10 @@ impl Cache {
         Ok(found)
     }
 
-    /// Takes a member out of a zset of a board that the run has claimed, or gives it another name.
+    /// Removes or renames a member in a zset of a board. The run must have claimed the board.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn erase_member(
         &self,
         run: u64,
@@ -104,17 +105,17 @@ impl Cache {
         by: Option<&[u8]>,
     ) -> Result<Changed> {
         let call = self.claimed(&BOARD_ERASE, at, run, [self.zset(at, zset)]);
-        self.change("take a member out of a board", call.arg(member).arg(by.unwrap_or_default())).await
+        self.change("remove a member from a board", call.arg(member).arg(by.unwrap_or_default())).await
     }
 
-    /// Deletes a zset that a restore has left: it can be made again.
+    /// Deletes a zset that a restore left behind. A restore can create it again.
     ///
     /// # Errors
-    /// Redis is away: it may be gone.
+    /// Redis failed to answer. The zset may be deleted.
     pub async fn drop_zset(&self, at: &BoardPeriod, zset: &BoardZset) -> Result<()> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(self.zset(at, zset));
-        self.answers("delete what a restore has left", &pipeline).await.map(drop)
+        self.answers("delete the zset of a restore", &pipeline).await.map(drop)
     }
 
     fn zset(&self, at: &BoardPeriod, zset: &BoardZset) -> String {
@@ -128,7 +129,7 @@ impl Cache {
     }
 }
 
-/// The sum of answers that are numbers.
+/// Adds up answers that are numbers.
 fn sum(answers: &[Value]) -> u64 {
     let number = |answer: &Value| if let Value::Int(number) = answer { number.unsigned_abs() } else { 0 };
     answers.iter().map(number).sum()

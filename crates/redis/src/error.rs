@@ -1,4 +1,4 @@
-//! What can go wrong with Redis, and what becomes of the work then.
+//! Errors of Redis, and how each affects the work.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tallyd_connect::fate::Fate;
@@ -8,46 +8,47 @@ use tallyd_connect::whole::Whole;
 use super::link::NO_REPLICAS;
 use super::login::tls_fault;
 
-/// An error of Redis, or on the way to it. Nothing here is the truth: all that is lost can be read from MySQL.
+/// An error of Redis, or of the connection. Redis holds only derived data: MySQL can restore it.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Redis said no, or nothing.
+    /// Redis returned an error, or failed to answer.
     #[error("{action}")]
     Command {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Whole<RedisError>,
     },
-    /// The server can't be believed to be the one that is meant, or doesn't believe us.
+    /// One side does not trust the other: a certificate or TLS setting is wrong.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
 }
 
 impl CacheError {
-    /// A setting can't be used.
+    /// A setting is invalid.
     pub(crate) fn wrong(action: &'static str, error: String) -> Self {
         let source = RedisError::from((ErrorKind::InvalidClientConfig, "wrong", error));
         Self::Command { action, source: Whole(source) }
     }
 
-    /// An answer that isn't what the script returns.
+    /// The answer is not one that the script returns.
     pub(crate) fn unexpected(action: &'static str, answer: &Value) -> Self {
         let shown = format!("{answer:?}").chars().take(200).collect();
         let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
         Self::Command { action, source: Whole(source) }
     }
 
-    /// What becomes of the work.
+    /// How the error affects the work.
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
-            // A Cluster where the configuration says one server, or the other way round; no such sentinel, or master.
+            // The configuration says Cluster and the server is none, or the reverse. Or no sentinel, or no master, has
+            // that name.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
             _ if is_refusal(source) => Fate::Refused,
             _ if source.code() == Some(NO_REPLICAS) => Fate::Passing,
-            // A key has another type, or holds a number that isn't one.
+            // A key has another type, or holds something else than a number.
             ErrorKind::Extension
             | ErrorKind::UnexpectedReturnType
             | ErrorKind::Server(ServerErrorKind::ResponseError) => Fate::Item,
@@ -55,12 +56,12 @@ impl CacheError {
         }
     }
 
-    /// Whether it did not run, because its keys are on two nodes of a Cluster while their slot moves.
+    /// The command did not run, because its slot is moving and its keys are on two nodes of a Cluster.
     pub fn is_of_a_moving_slot(&self) -> bool {
         self.code() == Some("TRYAGAIN")
     }
 
-    /// Whether a script refused it, or the key is of another type: no later try would do better, until somebody mends the key.
+    /// The script refused it, or the key has another type. Retrying fails until someone fixes the key.
     pub(crate) fn is_for_ever(&self) -> bool {
         matches!(self.code(), Some("ERR" | "WRONGTYPE"))
     }
@@ -73,17 +74,17 @@ impl CacheError {
     }
 }
 
-/// The account is refused or may not run the command, or the server has none of that name.
+/// The login failed, the account may not run the command, or the server doesn't know the command.
 fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
         || error.detail().is_some_and(|text| text.starts_with("unknown command"))
 }
 
-/// The result of whatever asks Redis.
+/// The result of a call to Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
 
-/// Says what was tried, where an error is born.
+/// Adds the failed action to an error of the library.
 pub(crate) trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }

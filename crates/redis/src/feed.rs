@@ -1,4 +1,4 @@
-//! Adding to a board: one call for all periods that an instant lies in.
+//! Adds to boards. One call changes all periods that contain an instant.
 
 use redis::Value;
 use tallyd_core::board::Board;
@@ -7,54 +7,54 @@ use tallyd_core::period::Period;
 
 use super::{BOARD, Cache, CacheError, Call};
 
-/// What is added to a member of a board.
+/// An amount to add to a member of a board.
 #[derive(Clone, Copy, Debug)]
 pub struct Gain<'a> {
     pub board: &'a str,
-    /// Who gains.
+    /// The member that gains.
     pub member: &'a [u8],
-    /// Which of its numbers: a name of the board's `score`.
+    /// The column of the board's `score` to add to.
     pub column: &'a str,
     pub delta: i64,
-    /// When: in the periods that this lies in.
+    /// The instant. It decides the periods.
     pub at: Micros,
 }
 
-/// Which addition of an outbox it is: a call that comes twice, or late, adds nothing twice.
+/// Identifies an addition in an outbox, so that a repeated or late call adds nothing twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Once {
     pub partition: u16,
-    /// The row's number, and its place in the row, from 1.
+    /// The row's number, and the addition's place in the row, from 1.
     pub place: (u64, usize),
-    /// The same of what was sent for the board before it, unless that has come already.
+    /// The previous addition that was sent for the board. `None` if its arrival is known.
     pub after: Option<(u64, usize)>,
 }
 
-/// Why nothing can be added to a board: the configuration would have to be another one.
+/// Why a board refuses an addition. Only another configuration can fix it.
 #[derive(Debug, thiserror::Error)]
 pub enum GainError {
-    /// There is no such board.
+    /// No board has that name.
     #[error("no [[board]] is named {0}")]
     NoBoard(String),
     /// The board has no such column.
     #[error("[[board]] {board} has no column {column}: it has {}", .has.join(", "))]
     NoColumn {
         board: String,
-        /// What was asked for.
+        /// The requested column.
         column: String,
-        /// The columns that it has.
+        /// The columns of the board.
         has: Vec<String>,
     },
-    /// The board's time zone is not known here.
+    /// The board's time zone is unknown on this host.
     #[error(transparent)]
     Zone(#[from] jiff::Error),
 }
 
 impl Cache {
-    /// The call of lua/board.lua that adds it.
+    /// Builds the call of lua/board.lua.
     ///
     /// # Errors
-    /// The board, or the column, is not among `boards`.
+    /// `boards` has no such board, or the board has no such column.
     pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call, GainError> {
         let Gain { board: name, member, column, delta, at } = gain;
         let missing = || GainError::NoBoard(name.to_owned());
@@ -94,16 +94,17 @@ impl Cache {
         })
     }
 
-    /// Makes such calls in their order; gives why some could not be made, which no later try would change.
+    /// Runs such calls in their order. Returns the errors of calls that the script refused: retrying these would not
+    /// help.
     ///
     /// # Errors
-    /// Redis is away, or took some of them: all must be sent again.
+    /// Redis failed to answer, or skipped some of the calls. The caller must send all of them again.
     pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<CacheError>> {
         const ACTION: &str = "add to a board";
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {
             match answer {
-                // What comes before it was not taken: it is sent again with that.
+                // An earlier addition is missing, so this one was skipped. The caller sends both again.
                 Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
                 Ok(_) => {}
                 Err(error) if error.is_for_ever() => refused.push(error),

@@ -1,4 +1,5 @@
-//! Deletes all Bloom filters, of any kind and layout: by their keys' names, because the configuration no longer has them.
+//! Deletes all Bloom filters of any kind and layout. It finds them by the names of their keys, because the
+//! configuration may no longer have them.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use super::{Cache, Context, Result};
 const ACTION: &str = "delete all filters";
 
 impl Cache {
-    /// Deletes the keys of all filters and returns their number; a dry run only counts them. From the first deletion on no reader trusts any filter.
+    /// Deletes the keys of all filters and returns their number. A dry run only counts them. From the first deletion
+    /// on, no reader trusts any filter.
     pub async fn drop_all_filters(&self, dry_run: bool) -> Result<u64> {
         let epoch = self.keys.filter_epoch();
         let mut dropped = if dry_run { 0 } else { self.unlink(std::slice::from_ref(&epoch)).await? };
@@ -26,7 +28,7 @@ impl Cache {
         Ok(dropped + counted.len() as u64)
     }
 
-    /// Each by a command of its own: on a Cluster they are in many slots.
+    /// One command per key: on a Cluster the keys are in many slots.
     async fn unlink(&self, keys: &[String]) -> Result<u64> {
         let mut dropped = 0;
         for some in keys.chunks(super::PIPELINE_COMMANDS_MAX) {

@@ -1,7 +1,7 @@
-//! Bloom filters in Redis: what is known of them, built beside the former one, put in its place, kept up.
+//! Bloom filters in Redis: their state, building a new one, replacing the old one, and adding users.
 //!
-//! Every call that changes one names the run that does it, or the shape that it is for, and does nothing where that is no
-//! longer so: it may come twice or late.
+//! Every call that changes a filter names its run, or the shape that it is meant for. If that is outdated, the call
+//! does nothing. So it may arrive twice or late.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use super::{
     NOTE_BESIDE, Result, text,
 };
 
-/// Bytes that one call appends: Redis is not held up by it.
+/// Bytes that one call appends. The limit keeps Redis responsive.
 pub const PIECE_BYTES: usize = 64 << 10;
 
-/// Pieces that are on the way at once.
+/// Pieces in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
 
 /// Users whose bits one call sets.
@@ -27,61 +27,61 @@ const FOLD_USERS: usize = 100;
 /// Users that one call notes.
 const NOTE_USERS: usize = 1_000;
 
-/// How long what was noted by itself stays, in seconds. Longer than a filter is trusted without a run.
+/// How long a noted user stays if the target has no filter, in seconds. It is longer than a filter is trusted without a
+/// run.
 const NOTED_S: u64 = 7 * 86_400;
 
-/// How many fields or members Redis looks at in one step of a scan.
+/// Fields or members per step of a scan.
 const SCAN_COUNT: u64 = 1_000;
 
-/// What is known of a target's filter.
+/// The state of a target's filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterState {
-    /// None where it is being built for the first time.
+    /// `None` while it is built for the first time.
     pub shape: Option<Shape>,
-    /// How many users it is for.
+    /// The number of users that it was sized for.
     pub expected: u64,
-    /// The rate of false positives that it is for, as Java writes it.
+    /// The rate of false positives that it was sized for, as Java writes it.
     pub false_positive: String,
-    /// How often a user was put into it, also those who like the target no longer.
+    /// How often a user was added. It includes users who have since unliked the target.
     pub inserted: u64,
-    /// How many more may have been, when it was built: Redis remembered them.
+    /// The number of further users that may be in it: Redis remembered their clicks when the filter was built.
     pub others: u64,
-    /// The run that builds a new one, or died of it.
+    /// The run that builds a new filter, or stopped while it did.
     pub building: Option<u64>,
-    /// Since when the Redis that it was built in is trusted: the number of a run.
+    /// The number of the run since which the Redis that it was built in is trusted.
     pub epoch: u64,
-    /// How many users are noted beside it.
+    /// The number of users noted beside it.
     pub waiting: u64,
     /// Redis has lost a part of it.
     pub is_lost: bool,
 }
 
-/// A filter that was built and shall take the former one's place.
+/// A new filter that should replace the old one.
 #[derive(Clone, Debug)]
 pub struct Built {
     /// The run that built it.
     pub run: u64,
-    /// Its shape.
     pub shape: Shape,
-    /// How many users it is for.
+    /// The number of users that it was sized for.
     pub expected: u64,
-    /// The rate of false positives that it is for.
+    /// The rate of false positives that it was sized for.
     pub false_positive: f64,
-    /// How many users are in it by MySQL's records.
+    /// The number of users in it, by MySQL's rows.
     pub users: u64,
-    /// How many Redis remembered, who may be among those.
+    /// The number of users that Redis remembered. Some of them may also be in `users`.
     pub others: u64,
-    /// Since when this Redis is trusted.
+    /// The number of the run since which this Redis is trusted.
     pub epoch: u64,
 }
 
 impl Cache {
-    /// What is known of the filters of `targets`, in their order; none where there is none.
+    /// Returns the states of the filters of `targets`, in their order. `None` for a target without a filter.
     ///
     /// # Errors
-    /// Redis is away, or a key is of another type.
+    /// Redis failed to answer, or a key is of another type.
     pub async fn filter_states(&self, kinds: &KindNames, targets: &[Target]) -> Result<Vec<Option<FilterState>>> {
-        const ACTION: &str = "read what filters are like";
+        const ACTION: &str = "read the states of filters";
         let mut states: Vec<Option<FilterState>> = Vec::with_capacity(targets.len());
         for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(some.len());
@@ -91,7 +91,7 @@ impl Cache {
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
             let configs = answers.context(ACTION)?;
-            // Most targets have none, and cost this one command.
+            // Most targets have no filter, and cost only this one command.
             let mut lengths = Pipeline::new();
             for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
                 let [filter, _, added] = self.filter_keys(kinds, *target);
@@ -116,8 +116,8 @@ impl Cache {
         Ok(states)
     }
 
-    /// From now on everybody who likes one of `targets` is noted beside its filter, until [`Cache::fold_filter`]. Says of how
-    /// many that is so: of all, unless a later run has begun.
+    /// From now on, scripts note each user who likes one of `targets` beside its filter, until [`Cache::fold_filter`].
+    /// Returns the number of targets for which that holds. It is all of them, unless a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -128,10 +128,10 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count())
     }
 
-    /// Gives `each` everybody whose last click on the target was a like, as far as Redis remembers clicks: the newer ones
-    /// first, because they become the older ones.
+    /// Passes to `each` every user whose last click on the target was a like, as far as Redis remembers clicks. The
+    /// newer clicks are read first, because they become the older ones.
     pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
-        const ACTION: &str = "read who liked lately";
+        const ACTION: &str = "read recent likes";
         let kind = kinds.get(target.kind).unwrap_or_default();
         let prefix = format!("{}:", target.id);
         for key in self.keys.recent(kind, self.keys.bucket(target)) {
@@ -154,7 +154,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Appends to a filter that `run` builds, which has `from` bytes so far. Says whether it is still this run's, and whole.
+    /// Appends to a filter that `run` builds and that has `from` bytes so far. Returns whether `run` still owns it and
+    /// no part is missing.
     pub async fn write_filter(
         &self,
         kinds: &KindNames,
@@ -181,11 +182,11 @@ impl Cache {
         Ok(true)
     }
 
-    /// Puts a filter that was built in the place of the former one; says whether it did. It doesn't where another run builds it, or Redis
-    /// has lost a part of it.
+    /// Replaces the old filter with the new one and returns whether it did. It does not if another run builds the
+    /// filter, or if Redis has lost a part of it.
     ///
     /// # Errors
-    /// Redis is away: it may have done it.
+    /// Redis failed to answer. The call may have run.
     pub async fn swap_filter(&self, kinds: &KindNames, target: Target, built: &Built) -> Result<bool> {
         let [filter, config, added] = self.filter_keys(kinds, target);
         let call = Call::new(&FILTER_SWAP, filter).key(config).key(added).key(self.next_filter_key(kinds, target));
@@ -193,17 +194,17 @@ impl Cache {
             call.number(built.run).number(built.shape.size).number(built.shape.iterations).number(built.expected);
         let call = call.arg(bloom::java_double(built.false_positive)).number(built.users).number(built.epoch);
         let call = call.number(built.others);
-        let answer = self.eval("put a filter in its place", &[call]).await?.pop();
+        let answer = self.eval("replace a filter", &[call]).await?.pop();
         Ok(answer == Some(Value::Int(1)))
     }
 
-    /// Sets the bits of users who are noted beside the filter, and takes them out of there; says how many they were. None where
-    /// the filter has another shape, or is being built.
+    /// Sets the bits of the users who are noted beside the filter, and removes those notes. Returns the number of
+    /// users. `None` if the filter has another shape, or is being built.
     ///
     /// # Errors
-    /// Redis is away: some of them may be done.
+    /// Redis failed to answer. Some of the users may be done.
     pub async fn fold_filter(&self, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
-        const ACTION: &str = "keep a filter up";
+        const ACTION: &str = "add users to a filter";
         let [filter, config, added] = self.filter_keys(kinds, target);
         let (mut cursor, mut folded) = ("0".to_owned(), 0);
         loop {
@@ -229,13 +230,14 @@ impl Cache {
         }
     }
 
-    /// Filters of this epoch are believed for `keep_s` from now on, and no others. Says whether they are: not where a later run has spoken.
+    /// Makes readers trust filters of this epoch for `keep_s` from now on, and no others. Returns false if a later run
+    /// has called it.
     pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
         let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
-        Ok(self.eval("say which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
+        Ok(self.eval("set which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
     }
 
-    /// The epoch of the filters that are believed; empty where none is.
+    /// Returns the epoch of the trusted filters. Empty if none is trusted.
     pub async fn filter_epoch(&self) -> Result<String> {
         const ACTION: &str = "read which filters are trusted";
         let mut pipeline = Pipeline::new();
@@ -245,12 +247,12 @@ impl Cache {
         Ok(text(&answer).unwrap_or_default().to_owned())
     }
 
-    /// Takes filters away, with all that belongs to them: whoever asks is sent to MySQL.
+    /// Deletes filters with all their keys. Readers then ask MySQL.
     ///
     /// # Errors
-    /// Redis is away: some of them may be gone.
+    /// Redis failed to answer. Some of the keys may be deleted.
     pub async fn drop_filters(&self, kinds: &KindNames, targets: &[Target]) -> Result<()> {
-        const ACTION: &str = "take filters away";
+        const ACTION: &str = "delete filters";
         for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(some.len());
             for target in some {
@@ -264,7 +266,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes beside a target's filter that the user likes it. It stays for a week, unless the target has a filter.
+    /// Notes beside a target's filter that the user likes it. The note expires after a week, unless the target has a
+    /// filter.
     pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);
@@ -275,10 +278,10 @@ impl Cache {
         }
     }
 
-    /// Notes beside the filters of targets who likes them. A target without a filter is left out, and so is a kind without a name.
+    /// Notes beside the filters of targets who likes them. It skips targets without a filter and kinds without a name.
     ///
     /// # Errors
-    /// Redis is away: some of them may be noted.
+    /// Redis failed to answer. Some of the likers may be noted.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
@@ -323,7 +326,7 @@ impl Cache {
         }
     }
 
-    /// One step of a scan: where the next one goes on, and what was found.
+    /// Runs one step of a scan. Returns the next cursor and the found items.
     async fn scanned(&self, action: &'static str, pipeline: &Pipeline) -> Result<(String, Vec<Value>)> {
         let answer = self.run(action, pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
         let answer = answer.context(action)?;
@@ -332,14 +335,14 @@ impl Cache {
     }
 }
 
-/// A step of a scan.
+/// Reads a step of a scan.
 pub(super) fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
     let Value::Array(parts) = answer else { return None };
     let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
     Some((text(cursor)?, found))
 }
 
-/// The fields of a filter's config: Redisson's, then ours.
+/// The fields of a filter's config: first Redisson's, then tallyd's own.
 const FIELDS: [&str; 9] = [
     "size",
     "hashIterations",
@@ -352,7 +355,7 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// What a config says, and how many users it says are noted beside the filter; none where there is no config.
+/// Reads a config, and how many users it says are noted beside the filter. `None` if there is no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

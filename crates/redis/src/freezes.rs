@@ -1,21 +1,23 @@
-//! Who may change a board's closed periods, and what Redis knows of their freezes. That goes back in time, or is lost, together with the zsets.
+//! The claims to a board's closed periods, and Redis' notes about their freezes. The notes go back in time, or are
+//! lost, together with the zsets.
 
 use redis::Value;
 use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
-/// The field of the notes that holds the generation; no period is called so.
+/// The field of the notes that holds the generation. No period has this name.
 pub(super) const GENERATION: &str = "-";
 
-/// The field of the notes that counts what was moved into the frozen zset of that period.
+/// The field of the notes that counts the members that were moved into the frozen zset of that period.
 pub(super) fn late_field(period: &str) -> String {
     format!("{period}:late")
 }
 
 impl Cache {
-    /// Lets `run`, and no other one from now on, change the board's closed periods; gives [`Freeze::generation`]. Notes again which of the `frozen`
-    /// periods (each with MySQL's generation and note) were frozen, where Redis has gone back to before it had them.
+    /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis has
+    /// gone back to before it had a period, its freeze is noted again. `frozen` has the frozen periods, each with
+    /// MySQL's generation and note.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -26,13 +28,15 @@ impl Cache {
         number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// What a claim is: MySQL may give a run's number away again after a failover that lost it, and two processes must not both have the claim.
+    /// The text of a claim. After a failover that lost a run's number, MySQL may assign that number again. Two
+    /// processes must not both have the claim, so it includes a nonce.
     pub(super) fn claim(&self, run: u64) -> String {
         format!("{run}:{:016x}", self.nonce)
     }
 }
 
-/// What is noted of a period, and how many late members were moved. Data that no run has claimed yet is newer than all that MySQL knows.
+/// Reads the notes of a period, and how many late members were moved. Data that no run has claimed yet is newer than
+/// all that MySQL knows.
 pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
     let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
     let freeze = |generation| Freeze { generation, note: number(note) };

@@ -1,11 +1,11 @@
-//! Redis, derived from MySQL: every command and key of the daemon stands in this crate.
+//! Redis, derived from MySQL. This crate has every command and key of the daemon.
 //!
-//! One connection to each server, shared and pipelined. It is thrown away, and the next call makes a new one, at the
-//! first sign that it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted
-//! master) or still loading. A command that timed out may still run later: callers send only what may run late, or
-//! twice. None is sent again here that may have run.
+//! Each server has one connection, shared and pipelined. It is dropped at the first sign of trouble with it or its
+//! server: an I/O error, a timeout, a server that is read-only (a demoted master) or still loading. The next call
+//! connects again. A command that timed out may still run later, so callers send only commands that may run late or
+//! twice. This crate never resends a command that may have run.
 //!
-//! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
+//! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
 
 #![warn(unreachable_pub)]
 
@@ -61,37 +61,37 @@ use link::Link;
 use login::Login;
 use sentinel::Sentinels;
 
-/// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
-/// behind it.
+/// The most commands in one pipeline. It must be answered within `[redis] timeout_ms`, and live traffic waits behind
+/// it.
 const PIPELINE_COMMANDS_MAX: usize = 500;
 
 /// Connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections this process has opened.
+/// Returns how many connections this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// The way to Redis. Connects when first used.
+/// A client of Redis. It connects when first used.
 #[derive(Clone)]
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
-    /// Told apart by it: processes whose runs have the same number.
+    /// Tells apart processes whose runs have the same number.
     nonce: u64,
-    /// How keys are named.
+    /// The names of the keys.
     pub keys: Keys,
 }
 
-/// What Redis consists of.
+/// The servers of Redis.
 #[derive(Clone)]
 enum Servers {
     One(Arc<Link>),
     Cluster(Arc<Cluster>),
 }
 
-/// A Lua script, of lua/ or of this crate's own folder, with what the server knows it by.
+/// A Lua script of lua/ or of this crate's folder lua/, with its SHA1.
 pub struct Script {
     text: &'static str,
     hash: LazyLock<String>,
@@ -110,7 +110,7 @@ macro_rules! script {
 pub static LIKE: Script = script!("../../../lua/like.lua");
 /// Counts any other number.
 pub static COUNT: Script = script!("../../../lua/count.lua");
-/// Takes back what was counted and could not be published.
+/// Takes back a counted like that could not be published.
 pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
 /// Limits how often a user may click.
 pub static LIMIT: Script = script!("../../../lua/limit.lua");
@@ -146,38 +146,38 @@ static BOARD_FILL: Script = script!("../lua/board_fill.lua");
 static BOARD_RAISE: Script = script!("../lua/board_raise.lua");
 static MAY: Script = script!("../lua/may.lua");
 
-/// One call of a script.
+/// A call of a script.
 pub struct Call {
     script: &'static Script,
     keys: Vec<String>,
-    /// One after the other, because there may be millions of them.
+    /// All arguments in one buffer, because there may be millions of them.
     arguments: Vec<u8>,
-    /// Where each ends.
+    /// Where each argument ends.
     ends: Vec<usize>,
 }
 
 impl Call {
-    /// A call of that script for a key, which chooses the server.
+    /// Begins a call of the script. `key` decides the server.
     pub fn new(script: &'static Script, key: String) -> Self {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
 
-    /// One more key, in the same slot as the first.
+    /// Adds a key. It must be in the same slot as the first one.
     pub fn key(mut self, key: String) -> Self {
         self.keys.push(key);
         self
     }
 
-    /// One more argument.
+    /// Adds an argument.
     pub fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
         self.arguments.extend_from_slice(argument.as_ref());
         self.ends.push(self.arguments.len());
         self
     }
 
-    /// A number, in decimal.
+    /// Adds a number in decimal.
     pub fn number(mut self, number: impl std::fmt::Display) -> Self {
-        // A vector can't fail.
+        // Writing to a vector can't fail.
         let _ = write!(self.arguments, "{number}");
         self.ends.push(self.arguments.len());
         self
@@ -201,7 +201,7 @@ impl Call {
 }
 
 impl Cache {
-    /// A cache of that server, of the master that sentinels watch, or of that Cluster.
+    /// A client of one server, of the master that sentinels watch, or of a Cluster, as the configuration says.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -219,28 +219,28 @@ impl Cache {
         Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
 
-    /// The same servers, where metrics have other names.
+    /// The same servers with other names of metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { keys: self.keys.named(metrics), ..self.clone() }
     }
 
-    /// The same servers with the second layout, `[redis.also]`; none where there is none.
+    /// The same servers with the second layout, `[redis.also]`. `None` if it is not configured.
     ///
     /// # Errors
-    /// Its keys can't be named so.
+    /// `counter_key` can't be used.
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
         let layout = also.layout().map_err(|error| CacheError::wrong("read [redis.also] counter_key", error))?;
         Ok(Some(Self { keys: Keys::new(&config.key_prefix, metrics, layout), ..self.clone() }))
     }
 
-    /// Whether Redis answers: on a Cluster, every master.
+    /// Succeeds if Redis answers. On a Cluster every master must answer.
     pub async fn ping(&self) -> Result<()> {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
 
-    /// The master that it is connected to, as sentinels gave it; none without sentinels.
+    /// Returns the connected master, as sentinels gave it. `None` without sentinels.
     pub async fn master(&self) -> Option<String> {
         match &self.servers {
             Servers::One(link) => link.master().await,
@@ -248,8 +248,8 @@ impl Cache {
         }
     }
 
-    /// Redis' clock: what an event's `at` and a sample's cut are told by. On a Cluster the slowest of its clocks: every
-    /// event that is counted from now on has a later `at`, whichever node gives it.
+    /// Returns Redis' clock, which decides an event's `at` and a sample's cut. On a Cluster it is the slowest of the
+    /// clocks: each event that is counted from now on has a later `at`, on any node.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -262,20 +262,20 @@ impl Cache {
         clocks.into_iter().min().ok_or_else(|| CacheError::unexpected(ACTION, &Value::Nil))
     }
 
-    /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication. On a
-    /// Cluster, after that of any master.
+    /// Names the data set in Redis. The name changes after a restart, a failover, and a new replication. On a Cluster,
+    /// it changes with any master.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
         Ok(name.into_iter().collect::<Vec<_>>().join(" "))
     }
 
-    /// What Redis takes away when memory is short: the `maxmemory-policy` of each server, each once.
+    /// Returns the `maxmemory-policy` of the servers, without duplicates: what Redis evicts if memory is full.
     pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// What follows `name` in a section of INFO, for all servers; empty where there is no such line.
+    /// Returns what follows `name` in a section of INFO, for all servers. Empty if no server has such a line.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
@@ -287,18 +287,18 @@ impl Cache {
         Ok(answers.iter().map(line).collect())
     }
 
-    /// Runs the calls in order, pipelined in pieces, and gives each one's answer.
+    /// Runs the calls in order, in several pipelines, and returns the answer of each.
     ///
     /// # Errors
-    /// Redis is away, or one call failed: those before and after it may have run.
+    /// Redis failed to answer, or one call failed. The calls before and after it may have run.
     pub async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
         self.eval_each(action, calls).await?.into_iter().collect()
     }
 
-    /// The same, with each call's own failure.
+    /// Like [`Cache::eval`], but returns an error for each call that failed.
     ///
     /// # Errors
-    /// Redis is away: any of them may have run.
+    /// Redis failed to answer. Any of the calls may have run.
     pub async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
         let mut answers = Vec::with_capacity(calls.len());
         for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {
@@ -308,7 +308,8 @@ impl Cache {
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
                 let answer = match answer {
-                    // A new server, or SCRIPT FLUSH: this call did not run, and its text makes it known again.
+                    // The server is new, or SCRIPT FLUSH ran. This call did not run. Sending the text loads the script
+                    // again.
                     Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                         let mut again = Pipeline::new();
                         again.add_command(call.command(true));
@@ -322,10 +323,11 @@ impl Cache {
         Ok(answers)
     }
 
-    /// Runs a pipeline once and gives each command's own result; on a Cluster, that its node is away, too.
+    /// Runs a pipeline once and returns the result of each command. On a Cluster, an unreachable node is an error of
+    /// its commands.
     ///
     /// # Errors
-    /// The connection failed, or the server can't be written to: the next call makes a new connection.
+    /// The connection failed, or the server refuses writes. The next call makes a new connection.
     pub(crate) async fn run(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
         let results = match &self.servers {
             Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
@@ -334,7 +336,7 @@ impl Cache {
         results.context(action)
     }
 
-    /// Runs a command that has no key on every server, and gives each one's answer.
+    /// Runs a command without a key on every server, and returns each answer.
     async fn ask_all(&self, action: &'static str, command: Cmd) -> Result<Vec<Value>> {
         let answers = match &self.servers {
             Servers::One(link) => {
@@ -348,7 +350,7 @@ impl Cache {
     }
 }
 
-/// Text of an answer.
+/// The text of an answer.
 pub fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),

@@ -1,5 +1,5 @@
-//! One server, or the one that sentinels say is the master: a connection that is shared and pipelined, and thrown away at the first sign
-//! that it or its server can't be trusted.
+//! A connection to one server, or to the master that sentinels name. It is shared and pipelined. It is dropped at the
+//! first sign of trouble with it or its server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,38 +13,38 @@ use super::login::Login;
 use super::sentinel::Sentinels;
 use super::{OPENED, text};
 
-/// What a server says to writes that too few replicas would get (`min-replicas-to-write`).
+/// A master's answer to writes if it has too few replicas (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
 
-/// How often sentinels are asked, while the link is used, whether its master still is the master.
+/// How often sentinels are asked for the current master while the link is used.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// A link that was not used for so long may well lead to one that was replaced meanwhile.
+/// After such a time without use, the link's server may have been replaced.
 const REST: Duration = Duration::from_secs(3);
 
-/// A connection to one server. Connects when first used.
+/// A connection to one server. It connects when first used.
 pub(super) struct Link {
     server: Server,
     timeout: Duration,
-    /// Whether it shall be a node of a Cluster.
+    /// Whether the server should be a node of a Cluster.
     node: bool,
     login: Login,
     connection: Arc<Mutex<Option<Connected>>>,
 }
 
-/// Where it leads.
+/// The destination.
 enum Server {
     Known(Box<Client>),
-    /// To whichever is the master then.
+    /// The current master.
     Watched(Arc<Sentinels>),
 }
 
 #[derive(Clone)]
 struct Connected {
     connection: MultiplexedConnection,
-    /// The master's address as sentinels gave it.
+    /// The master's address, as sentinels gave it.
     master: Option<String>,
-    /// When they gave it, or were asked again.
+    /// When the sentinels gave it, or were last asked.
     asked: Instant,
 }
 
@@ -61,22 +61,23 @@ impl Link {
         Self { server, timeout, node: false, login, connection: Arc::default() }
     }
 
-    /// The master that it is connected to, as sentinels gave it; none without sentinels.
+    /// Returns the connected master, as sentinels gave it. `None` without sentinels.
     pub(super) async fn master(&self) -> Option<String> {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }
 
-    /// Runs a pipeline once, connecting first if need be, and gives each command's own result. It may take `time`.
+    /// Runs a pipeline once and returns the result of each command. It connects first if necessary. `time` is the
+    /// timeout.
     ///
     /// # Errors
-    /// The connection failed, or the server can't be written to: the next call makes a new connection.
+    /// The connection failed, or the server refuses writes. The next call makes a new connection.
     pub(super) async fn run(&self, mut pipeline: Pipeline, time: Duration) -> RedisResult<Vec<RedisResult<Value>>> {
         pipeline.ignore_errors();
         let answered = async {
             let mut connection = self.connect().await?;
             pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection).await
         };
-        // The library's own timeouts are set too; this one holds whatever state the connection is in.
+        // The library's own timeouts are set, too. This one works in any state of the connection.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
@@ -84,25 +85,26 @@ impl Link {
                     Some(error) => error,
                 }
             }
-            // A server may refuse our certificate after the handshake.
+            // A server can refuse our certificate after the handshake.
             Ok(Err(error)) => self.login.explain(error),
-            Err(_) => RedisError::from((ErrorKind::Io, "no answer in time")),
+            Err(_) => RedisError::from((ErrorKind::Io, "it did not answer in time")),
         };
         *self.connection.lock().await = None;
         Err(failed)
     }
 
-    /// What an error says of the server or the connection; nothing where it is about the command alone.
+    /// Returns the error if it is about the server or the connection. `None` if it is about the command alone.
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.node => Some(wrong_kind(true)),
-            // A master that has lost its replicas may be one no longer.
+            // A master that has lost its replicas is perhaps no longer the master.
             _ if self.is_watched() && error.code() == Some(NO_REPLICAS) => Some(error.clone()),
             _ => is_of_the_server(error).then(|| error.clone()),
         }
     }
 
-    /// Whether sentinels have another master by now. They are asked beside the work; only after a rest they are waited for.
+    /// Returns whether sentinels name another master now. The question runs in the background. Only after a long pause
+    /// does the caller wait for the answer.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };
@@ -145,7 +147,7 @@ impl Link {
                 (connection, Some(master))
             }
         };
-        // An account may have no right to ask; then the first command that is sent elsewhere tells.
+        // The account may lack the right to ask. Then the first redirected command shows the mistake.
         match redis::cmd("INFO").arg("cluster").query_async::<Value>(&mut connection).await {
             Ok(answer) => match text(&answer).and_then(|text| text.split_once("cluster_enabled:")) {
                 Some((_, enabled)) if enabled.starts_with('1') != self.node => return Err(wrong_kind(!self.node)),
@@ -160,7 +162,7 @@ impl Link {
     }
 }
 
-/// It is part of a Cluster, or not, and the configuration says otherwise.
+/// The server is a node of a Cluster and the configuration says otherwise, or the reverse.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node {
         "it is a node of a Redis Cluster: set [redis] cluster = true"
@@ -170,7 +172,7 @@ fn wrong_kind(is_node: bool) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, what))
 }
 
-/// About the server or the connection, not about the command: another connection may do better.
+/// The error is about the server or the connection. Another connection may succeed.
 fn is_of_the_server(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

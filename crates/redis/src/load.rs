@@ -1,4 +1,4 @@
-//! Buckets that Redis has lost: found, marked, and said to be loaded again.
+//! Buckets that Redis has lost: find them, mark them, and mark them as loaded.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroI64;
@@ -12,46 +12,46 @@ use tallyd_core::outbox::OutboxOffsets;
 use super::counters::pieces;
 use super::{Cache, CacheError, Call, Context, LOAD, Result, text};
 
-/// Buckets that are marked at once: a load keeps 16 bytes of each.
+/// The most buckets in one load. It keeps 16 bytes of each.
 const BUCKETS_MAX: u32 = 1 << 22;
 
 /// Buckets that are being loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Lost {
-    /// The first bucket that was looked at.
+    /// The first bucket that was checked.
     pub from: u32,
-    /// When each bucket from there on was marked, by Redis' clock; none of those that somebody has loaded.
+    /// When each bucket from `from` on was marked, by Redis' clock. `None` for buckets that are already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    /// What they held at their cuts, where it was not zero.
+    /// The numbers in the buckets at their cuts, except zeros.
     pub held: HashMap<CounterKey, i64>,
-    /// Targets whose field is no list of numbers, by somebody's hand.
+    /// Targets whose field is not a list of numbers, because someone wrote to it by hand.
     pub unreadable: HashSet<Target>,
 }
 
 impl Lost {
-    /// The first bucket that was not looked at.
+    /// The first bucket that was not checked.
     pub fn next(&self) -> u32 {
-        // No more than `BUCKETS_MAX`.
+        // It is at most `BUCKETS_MAX`.
         self.from.saturating_add(u32::try_from(self.cuts.len()).unwrap_or(u32::MAX))
     }
 
-    /// The buckets that were marked, each with its cut.
+    /// The marked buckets, each with its cut.
     pub fn buckets(&self) -> impl Iterator<Item = (u32, Micros)> {
         (self.from..).zip(&self.cuts).filter_map(|(bucket, cut)| Some((bucket, Micros(cut.as_ref()?.get()))))
     }
 }
 
-/// What a look at buckets finds.
+/// The result of a check of buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unloaded {
-    /// How many of them nobody has loaded.
+    /// How many buckets are not loaded.
     pub lost: u64,
     /// Keys that hold something else than a bucket.
     pub foreign: Vec<String>,
 }
 
 impl Cache {
-    /// Looks for buckets of the kind that nobody has loaded.
+    /// Finds buckets of the kind that are not loaded.
     pub async fn unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<Unloaded> {
         const ACTION: &str = "look for buckets that are not loaded";
         let (mut unloaded, mut buckets) = (Unloaded::default(), buckets.peekable());
@@ -78,12 +78,13 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
-    /// hold of `metrics` at that instant: four million of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
-    /// partition's outbox, read before: what these rows have is part of what is loaded, and never added to the buckets afterwards.
+    /// Finds buckets of the kind that are not loaded, `from` this one on. Marks them as being loaded by `run` and
+    /// returns their numbers of `metrics` at that instant. It does four million buckets, or fewer if they hold more
+    /// than `fields_max` numbers. `outbox` has the last number of each partition's outbox, read before. The load
+    /// contains these rows, so they are never added to the buckets afterwards.
     ///
     /// # Errors
-    /// Redis is away, or a bucket holds what isn't ours.
+    /// Redis failed to answer, or returned something unexpected.
     pub async fn begin_load(
         &self,
         (name, kind): (&str, Kind),
@@ -102,7 +103,7 @@ impl Cache {
             let calls: Vec<Call> = buckets.map(call).collect();
             for answer in self.eval_each(ACTION, &calls).await? {
                 let answer = match answer {
-                    // It is no bucket.
+                    // The key is not a bucket.
                     Err(error) if error.is_for_ever() => {
                         lost.cuts.push(None);
                         continue;
@@ -137,7 +138,8 @@ impl Cache {
         Ok(lost)
     }
 
-    /// Marks those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
+    /// Marks `buckets` as loaded. It skips buckets that `run` was not loading, or that were flushed since. Returns the
+    /// number of marked buckets.
     pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
         let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
         let (mut ended, mut calls) = (0, buckets.map(call).peekable());
@@ -149,7 +151,7 @@ impl Cache {
         Ok(ended)
     }
 
-    /// Says that nobody has loaded the kind's buckets, and how many of them somebody had.
+    /// Marks the kind's buckets as not loaded. Returns how many were loaded.
     pub async fn unload(&self, kind: &str) -> Result<u64> {
         const ACTION: &str = "mark buckets";
         let mut unloaded = 0;

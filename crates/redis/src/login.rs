@@ -1,4 +1,4 @@
-//! How the servers are logged in to: the address of one of them, and what TLS needs.
+//! The login to the servers: the address of one of them, and the TLS settings.
 
 use std::error::Error;
 use std::io;
@@ -15,38 +15,39 @@ use tallyd_connect::tls::{self, Identity, Tls, TlsFault};
 
 use crate::config::Redis;
 
-/// Redis' port, unless an address says otherwise.
+/// Redis' default port.
 pub(super) const PORT: u16 = 6_379;
 
-/// The [`TlsFault`] that [`Login::explain`] has put into an error of the library.
+/// The [`TlsFault`] that [`Login::explain`] put into an error of the library.
 pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
     let held: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
     held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
 }
 
-/// What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
+/// If sent data stays unacknowledged for this time, the connection breaks. The system's default is a quarter of an
+/// hour.
 fn tcp_settings(timeout: Duration) -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
-/// A server and how it is logged in to.
+/// A server and the login to it.
 #[derive(Clone)]
 pub(super) struct Login {
     url: ServerUrl,
     tls: Tls,
-    /// How long a pipeline may take there.
+    /// The timeout of a pipeline.
     pub timeout: Duration,
 }
 
 impl Login {
-    /// As the configuration says.
+    /// The login of the configuration.
     pub(super) fn new(config: &Redis, timeout: Duration) -> Self {
         Self { url: config.url.clone(), tls: config.tls.clone(), timeout }
     }
 
-    /// The same on another server, given as `host:port`.
+    /// The same login for another server, given as `host:port`.
     pub(super) fn at(&self, address: &str) -> RedisResult<Self> {
-        let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "an address can't be used", error));
+        let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "the address is invalid", error));
         Ok(Self { url: self.url.at(address).map_err(wrong)?, ..self.clone() })
     }
 
@@ -57,12 +58,12 @@ impl Login {
         format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
     }
 
-    /// Opens nothing yet.
+    /// Makes a client. It does not connect yet.
     pub(super) fn client(&self) -> RedisResult<Client> {
         self.client_as(None)
     }
 
-    /// The same, for a server with another account.
+    /// Like [`Login::client`], but with another account.
     pub(super) fn client_as(&self, account: Option<RedisConnectionInfo>) -> RedisResult<Client> {
         let info = self.url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(self.timeout));
         let info = match account {
@@ -80,7 +81,7 @@ impl Login {
         Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
     }
 
-    /// Says what is wrong with a certificate, in place of the library.
+    /// Replaces the library's error if a certificate is the cause: says what is wrong with it.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();

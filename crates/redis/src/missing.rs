@@ -6,11 +6,11 @@ use tallyd_core::model::{Kind, Target};
 
 use super::{Cache, CacheError, Context, Result, text};
 
-/// How long what readers find missing stays noted, in seconds.
+/// How long the note of missing buckets is kept, in seconds.
 const MISSING_KEPT_S: u64 = 3_600;
 
 impl Cache {
-    /// Notes that the buckets of `targets` are missing: a daemon looks at them within seconds.
+    /// Notes that the buckets of `targets` are missing. A daemon checks them within seconds.
     pub async fn note_missing(&self, kinds: &KindNames, targets: impl Iterator<Item = Target>) -> Result<()> {
         const ACTION: &str = "note missing buckets";
         let mut names: Vec<String> = targets
@@ -21,14 +21,14 @@ impl Cache {
         for some in names.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::new();
             pipeline.cmd("SADD").arg(self.keys.missing()).arg(some);
-            // Without a daemon nobody would take them out.
+            // Without a daemon no one would remove them.
             pipeline.cmd("EXPIRE").arg(self.keys.missing()).arg(MISSING_KEPT_S);
             self.run(ACTION, &pipeline).await?;
         }
         Ok(())
     }
 
-    /// Takes up to `limit` buckets out of those that were noted, with the names of their kinds. What is no bucket is dropped.
+    /// Removes up to `limit` buckets from the note and returns them with their kinds. Invalid names are dropped.
     pub async fn take_missing(&self, kinds: &KindNames, limit: usize) -> Result<Vec<(Kind, u32)>> {
         const ACTION: &str = "read which buckets are missing";
         let mut pipeline = Pipeline::new();

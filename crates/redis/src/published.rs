@@ -1,4 +1,5 @@
-//! Likes that gateways have published, for a minute: so that a user sees them before they are in MySQL. Nothing is counted here.
+//! Likes that gateways have published, for a minute. A user sees them before they are in MySQL. Nothing is counted
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +10,10 @@ use tallyd_core::model::{Micros, Target, UserId};
 
 use super::{Cache, CacheError, Call, Context, GATEWAY_REMEMBER, Result, text};
 
-/// How long a click is remembered, in seconds: longer than an event takes into MySQL.
+/// How long a click is remembered, in seconds. It is longer than an event needs to reach MySQL.
 const REMEMBERED_S: u64 = 60;
 
-/// Clicks of a user that are remembered at most.
+/// The most clicks of a user that are remembered.
 const REMEMBERED_MAX: u64 = 2_000;
 
 /// The last click of a user on a target.
@@ -25,7 +26,7 @@ pub struct Published {
 }
 
 impl Cache {
-    /// Remembers clicks that the broker has, of any users. A newer one stays.
+    /// Remembers clicks of any users that the broker has accepted. A newer click of the same user and target stays.
     pub async fn remember_published(&self, kinds: &KindNames, clicks: &[LikeEvent]) -> Result<()> {
         let mut of_users: BTreeMap<u64, Vec<&LikeEvent>> = BTreeMap::new();
         for click in clicks {
@@ -45,7 +46,7 @@ impl Cache {
         self.eval("remember published likes", &calls).await.map(drop)
     }
 
-    /// The last remembered click of a user on each of `targets`, in their order.
+    /// Returns the last remembered click of a user on each of `targets`, in their order.
     pub async fn published(
         &self,
         kinds: &KindNames,

@@ -9,20 +9,20 @@ use super::{Cache, CacheError, Call, Context, Result, SAMPLE_PLAIN, text};
 
 const ACTION: &str = "read counters";
 
-/// What a reader finds of a target.
+/// A reader's result for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// These numbers, in the order of the metrics that were asked for.
+    /// The numbers, in the order of the requested metrics.
     Known(Vec<i64>),
-    /// Unknown, not zero: Redis is still getting the bucket back, or what it holds is no numbers, or the configuration
-    /// doesn't know the kind.
+    /// The numbers are unknown, not zero. Redis is still loading the bucket, or the field holds no numbers, or the
+    /// configuration doesn't know the kind.
     Unknown,
-    /// Unknown, not zero: Redis has lost the bucket.
+    /// The numbers are unknown, not zero. Redis has lost the bucket.
     Missing,
 }
 
 impl Cache {
-    /// The numbers of `targets`, in their order: in one round trip for each hundreds of them.
+    /// Returns the numbers of `targets`, in their order. It makes one round trip for hundreds of targets.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets
@@ -34,7 +34,7 @@ impl Cache {
             let answers = if self.is_packed() {
                 self.read_packed(some).await?
             } else {
-                // One script for each target: a flush between two commands would look like zero.
+                // One script per target: a flush between two commands would look like zero.
                 let calls: Vec<Call> =
                     some.iter().map(|(_, target, kind)| self.read_call(kind, *target, metrics)).collect();
                 self.eval(ACTION, &calls).await?
@@ -67,7 +67,7 @@ impl Cache {
     }
 }
 
-/// What one target's answer says; none where it is something else.
+/// Reads the answer for one target. `None` if it is something else.
 pub(super) fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
     let (loaded, numbers): (&str, Vec<Option<i64>>) = match answer {
         Value::Array(parts) => {

@@ -1,4 +1,4 @@
-//! What users clicked lately, as lua/like.lua remembers it.
+//! The recent clicks of users, as lua/like.lua remembers them.
 
 use redis::{ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::bloom::Shape;
@@ -10,24 +10,24 @@ use tracing::debug;
 
 use super::{Cache, Call, Context, FILTER_HAS, REMEMBER, Result, text};
 
-/// The shape of a filter that a script's answer ends with.
+/// Reads the shape of a filter at the end of a script's answer.
 pub fn shape(parts: &[Value]) -> Option<Shape> {
     let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
     Shape::checked(*size, *iterations)
 }
 
-/// What Redis says of a user and a target.
+/// The state of a user and a target in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Whether the user likes the target.
     Known(bool),
-    /// Nothing. With the shape of the target's filter, where other bits would tell more.
+    /// Nothing. If other bits could give an answer, it has the shape of the target's filter.
     Unknown(Option<Shape>),
 }
 
 impl Cache {
-    /// Remembers a click for `keep_s` that was counted without lua/like.lua remembering it, unless a newer one is remembered. A hint:
-    /// without it a later click may be misjudged.
+    /// Remembers for `keep_s` a click that was counted without lua/like.lua remembering it, unless a newer click is
+    /// remembered. It is a hint: if it fails, a later click may be misjudged.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
@@ -38,9 +38,9 @@ impl Cache {
         }
     }
 
-    /// Whether the user likes each of `targets`, in their order, in one round trip, by the last clicks.
+    /// Returns whether the user likes each of `targets`, in their order, by the last clicks. It makes one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
-        const ACTION: &str = "read who clicked lately";
+        const ACTION: &str = "read recent clicks";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);
         for target in targets {
             let kind = kinds.get(target.kind).unwrap_or_default();
@@ -53,12 +53,13 @@ impl Cache {
         }
         let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
         let answers = answers.context(ACTION)?;
-        // The newer of the two stands first.
+        // The newer of the two clicks comes first.
         let seen = |clicks: &[Value]| clicks.iter().find_map(liked).map_or(Seen::Unknown(None), Seen::Known);
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// The same by the last clicks and then by the targets' filters of that epoch, each with the shape that is known of it.
+    /// Like [`Cache::recent_likes`], but then also asks the targets' filters of that epoch. Each target comes with the
+    /// known shape of its filter.
     pub async fn filtered_likes(
         &self,
         kinds: &KindNames,
@@ -66,7 +67,7 @@ impl Cache {
         epoch: &str,
         targets: &[(Target, Option<Shape>)],
     ) -> Result<Vec<Seen>> {
-        const ACTION: &str = "read who may like what";
+        const ACTION: &str = "read recent clicks and filters";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 3);
         let mut calls = Vec::with_capacity(targets.len());
         for (target, shape) in targets {
@@ -96,13 +97,13 @@ impl Cache {
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),
                 Ok(Value::Array(parts)) => Seen::Unknown(shape(parts)),
-                // MySQL says it, whatever the filter's trouble is.
+                // The filter can't answer, so MySQL has to.
                 _ => Seen::Unknown(None),
             };
             seen.push(clicks.iter().find_map(liked).map_or(by_filter, Seen::Known));
         }
         if let Some(call) = untold {
-            // For the next page.
+            // Loads the script for the next page.
             let mut pipeline = Pipeline::new();
             pipeline.add_command(call.command(true));
             self.run(ACTION, &pipeline).await?;
@@ -120,7 +121,7 @@ fn liked(click: &Value) -> Option<bool> {
     }
 }
 
-/// A new server, or SCRIPT FLUSH.
+/// The server is new, or SCRIPT FLUSH ran.
 fn is_unknown_script(answer: &RedisResult<Value>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }

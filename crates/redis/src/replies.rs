@@ -1,4 +1,4 @@
-//! All that reads an answer of Redis, in one place: for those who hold it against answers that no Redis gives (`fuzz/`). Pure.
+//! Runs all parsers of Redis' answers, for the fuzz tests (`fuzz/`), which feed them answers that no Redis gives.
 
 use redis::Value;
 use tallyd_core::layout::Layout;
@@ -8,10 +8,10 @@ use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
 
-/// The most targets of a sample that is tried.
+/// The most targets of a sample in a test.
 const MEMBERS_MAX: usize = 4;
 
-/// Reads an answer as each kind of answer that there is. Returns how many of them it could be.
+/// Tries every parser on an answer. Returns how many of them accept it.
 pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
     let parts: &[Value] = match answer {
         Value::Array(parts) | Value::Set(parts) => parts,
@@ -23,7 +23,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         counters::read_sample(answer, layout, &members).is_some()
     });
     let map = SlotMap::read(answer, "asked");
-    // What a map says is asked for each command.
+    // Look up nodes in each map, too: that is what commands do.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
     let could_be = [
         read::read_found(layout, metrics, answer).is_some(),

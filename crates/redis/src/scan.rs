@@ -1,33 +1,33 @@
-//! All keys of a pattern, on every server, page by page; and the numbers that keys of the site hold.
+//! Scans all keys of a pattern on every server, page by page. Reads the numbers in the site's own keys.
 
 use redis::{Pipeline, Value};
 
 use super::{Cache, CacheError, Context, Result, Servers, text};
 
-/// Keys that one SCAN looks at: some hundred microseconds.
+/// Keys per SCAN. One SCAN takes some hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
-/// Where a search for keys goes on.
+/// The position of a search for keys.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
-    /// The masters that are not searched yet, the current one last. `None` without a Cluster.
+    /// The masters that remain to be searched, the current one last. `None` without a Cluster.
     nodes: Vec<Option<String>>,
-    /// The server's own.
+    /// The server's own cursor.
     cursor: String,
 }
 
-/// What a key of the site holds.
+/// The content of a key of the site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// There is no such key.
+    /// The key doesn't exist.
     Nothing,
     Number(i64),
-    /// Something else.
+    /// Something else than a number.
     Other,
 }
 
 impl Cache {
-    /// Where a search begins: at the first key of the first server.
+    /// Begins a search at the first key of the first server.
     pub async fn begin_scan(&self) -> Result<Option<ScanCursor>> {
         let nodes = match &self.servers {
             Servers::One(_) => vec![None],
@@ -38,7 +38,7 @@ impl Cache {
         Ok(Some(ScanCursor { nodes, cursor: "0".to_owned() }))
     }
 
-    /// The next keys of the pattern, and where to go on; `None` at the end. A key may come twice.
+    /// Returns the next keys of the pattern and the next position (`None` at the end). A key may appear twice.
     pub async fn scan_names(
         &self,
         action: &'static str,
@@ -59,7 +59,7 @@ impl Cache {
         let page = || {
             let Value::Array(parts) = &answer else { return None };
             let [next, Value::Array(keys)] = parts.as_slice() else { return None };
-            // Names that are no text are nobody's here.
+            // tallyd has no keys whose names are not text.
             Some((text(next)?.to_owned(), keys.iter().filter_map(text).map(str::to_owned).collect()))
         };
         let (cursor, keys): (String, Vec<String>) = page().ok_or_else(|| CacheError::unexpected(action, &answer))?;
@@ -69,12 +69,12 @@ impl Cache {
         Ok((keys, (!nodes.is_empty()).then_some(ScanCursor { nodes, cursor })))
     }
 
-    /// What these keys hold, in their order.
+    /// Returns the contents of these keys, in their order.
     pub async fn read_held(&self, keys: &[String]) -> Result<Vec<Held>> {
         const ACTION: &str = "read the site's keys";
         let mut held = Vec::with_capacity(keys.len());
         for piece in keys.chunks(super::PIPELINE_COMMANDS_MAX) {
-            // Each by a command of its own: on a Cluster they are in many slots.
+            // One command per key: on a Cluster the keys are in many slots.
             let mut pipeline = Pipeline::with_capacity(piece.len());
             for key in piece {
                 pipeline.cmd("GET").arg(key);

@@ -1,9 +1,10 @@
-//! Redis Sentinel: where the master is. Asked whenever a connection is made, and every second while it is used: sentinels leave a master
-//! that they have replaced as it is for some ten seconds, and what is counted there meanwhile is lost.
+//! Redis Sentinel: finds the master. Sentinels are asked for each new connection, and every second while it is used.
+//! After a failover they leave the old master unchanged for some ten seconds, and everything counted there meanwhile is
+//! lost.
 //!
-//! All sentinels are asked at once. What most of them say is taken as soon as most have said it, so that one that is away, cut off from
-//! the others or behind the times decides nothing; where too few answer, what was said most often. The server itself must agree: one
-//! whose ROLE is another was demoted, or isn't promoted yet.
+//! All sentinels are asked at the same time. An answer of the majority is taken as soon as it is there. So a sentinel
+//! that is unreachable, cut off from the others or outdated decides nothing. If too few answer, the most frequent
+//! answer is taken. The server itself must agree: if its ROLE is not master, it was demoted or is not promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +19,16 @@ use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
 
-/// How long sentinels are waited for at most.
+/// The longest wait for sentinels.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// For so long one answer is taken for all who ask: while the master is away every call asks.
+/// All callers within this time share one answer: while the master is unreachable, every call asks.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
-/// What the master calls itself.
+/// The master's name for its own role.
 const MASTER: &str = "master";
 
-/// One sentinel.
+/// A sentinel.
 struct Sentinel {
     login: Login,
     client: Client,
@@ -37,20 +38,20 @@ struct Sentinel {
 /// The sentinels of one master.
 pub(super) struct Sentinels {
     sentinels: Vec<Arc<Sentinel>>,
-    /// What they call the master.
+    /// Their name for the master.
     name: String,
-    /// How the master is logged in to.
+    /// The login to the master.
     login: Login,
     timeout: Duration,
     told: Mutex<Option<(Instant, RedisResult<Told>)>>,
 }
 
-/// Where the master is.
+/// The sentinels' answer.
 #[derive(Clone, Debug)]
 struct Told {
-    /// Several where sentinels differ.
+    /// More than one if sentinels disagree.
     addresses: Vec<String>,
-    /// Whether most of all sentinels have said so.
+    /// Whether the majority of all sentinels agrees.
     by_most: bool,
 }
 
@@ -77,10 +78,10 @@ impl Sentinels {
         Ok(Self { sentinels, name, login, timeout, told: Mutex::default() })
     }
 
-    /// Connects to the master; its `host:port`, too.
+    /// Connects to the master. Also returns its `host:port`.
     ///
     /// # Errors
-    /// No sentinel answers, or knows it; it is away, or is none.
+    /// No sentinel answers or knows the master, or the master is unreachable, or the server is not a master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
@@ -100,7 +101,7 @@ impl Sentinels {
         let login = self.login.at(address)?;
         let connected = login.client()?.get_multiplexed_async_connection_with_config(config).await;
         let mut connection = connected.map_err(|error| login.explain(error))?;
-        // By TLS 1.3 a server refuses a client's certificate only after the handshake, with the first answer.
+        // With TLS 1.3 a server refuses a client's certificate only after the handshake, with the first answer.
         let role =
             redis::cmd("ROLE").query_async::<Value>(&mut connection).await.map_err(|error| login.explain(error))?;
         let role = if let Value::Array(parts) = &role { parts.first().and_then(text) } else { None };
@@ -109,14 +110,15 @@ impl Sentinels {
             role => {
                 let role = role.unwrap_or("unknown");
                 Err(no_answer(format!(
-                    "sentinels say that {address} is the master {}, and its ROLE is {role}",
+                    "sentinels say that {address} is the master {}, but its ROLE is {role}",
                     self.name
                 )))
             }
         }
     }
 
-    /// Whether most sentinels say that another one is the master now. Fewer may be behind the times: a link that works is kept.
+    /// Returns whether most sentinels name another master now. A minority may be outdated, so it does not end a working
+    /// link.
     pub(super) async fn have_left(&self, master: &str) -> bool {
         self.told().await.is_ok_and(|told| told.have_left(master))
     }
@@ -143,7 +145,7 @@ impl Sentinels {
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
             if let Some(told) = votes.take(answer) {
-                // The others' connections would be closed with their questions: within `time` they end by themselves.
+                // Aborting the others would close their connections. They end within `time`.
                 asked.detach_all();
                 return Ok(told);
             }
@@ -152,11 +154,11 @@ impl Sentinels {
     }
 }
 
-/// What sentinels have said.
+/// The sentinels' answers so far.
 struct Votes {
     sentinels: usize,
     of: BTreeMap<String, usize>,
-    /// How many know no master of that name.
+    /// How many sentinels know no master of that name.
     unknown: usize,
     failed: Vec<RedisError>,
 }
@@ -166,7 +168,7 @@ impl Votes {
         Self { sentinels, of: BTreeMap::new(), unknown: 0, failed: Vec::new() }
     }
 
-    /// Counts an answer; what is told once most sentinels have named one address.
+    /// Counts an answer. Returns the result once most sentinels have named the same address.
     fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<Told> {
         match answer {
             Ok(Some(address)) => {
@@ -185,14 +187,14 @@ impl Votes {
         }
     }
 
-    /// When all have answered, or not in time: what was named, the most often first.
+    /// Returns the result after all have answered or timed out: the named addresses, the most frequent first.
     fn count(self, name: &str) -> RedisResult<Told> {
         if self.unknown == self.sentinels {
-            let text = format!("no sentinel watches a master \"{name}\": mend [redis] sentinel_master");
+            let text = format!("no sentinel watches a master \"{name}\": fix [redis] sentinel_master");
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
         }
         if self.of.is_empty() {
-            // A refusal says more than that another one is away.
+            // A refusal is a better explanation than an unreachable sentinel.
             let says_more = |error: &&RedisError| error.kind() != ErrorKind::Io || tls_fault(error).is_some();
             let refused = self.failed.iter().find(says_more).or(self.failed.first());
             return Err(refused.cloned().unwrap_or_else(|| no_answer("no sentinel answers".to_owned())));
@@ -204,7 +206,7 @@ impl Votes {
 }
 
 impl Sentinel {
-    /// The address of the master of that name; none where the sentinel knows none.
+    /// Returns the address of the master of that name. `None` if the sentinel knows none.
     async fn ask(&self, name: String, time: Duration) -> RedisResult<Option<String>> {
         let mut shared = self.connection.lock().await;
         let asking = async {
@@ -236,7 +238,7 @@ pub(super) fn address(answer: &Value) -> Option<String> {
     Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
-/// The same error with the sentinel's name.
+/// Adds the sentinel's name to the error.
 fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
     let error = sentinel.explain(error);
     if tls_fault(&error).is_some() {
@@ -247,10 +249,10 @@ fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
         matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == ErrorKind::AuthenticationFailed;
     if is_password {
         let what =
-            "the sentinel asks for another password, or is none: mend [redis] sentinel_password_file, or sentinels";
+            "the sentinel expects another password, or is no sentinel: fix [redis] sentinel_password_file or sentinels";
         RedisError::from((ErrorKind::AuthenticationFailed, what, detail))
     } else if error.detail().is_some_and(|text| text.starts_with("unknown command")) {
-        let what = "it is no sentinel: mend [redis] sentinels";
+        let what = "it is no sentinel: fix [redis] sentinels";
         RedisError::from((ErrorKind::InvalidClientConfig, what, detail))
     } else {
         RedisError::from((ErrorKind::Io, "a sentinel does not answer", detail))
@@ -265,7 +267,7 @@ fn no_answer(text: String) -> RedisError {
 mod tests {
     use super::*;
 
-    /// What is told once that is known, or in the end.
+    /// Feeds the answers to [`Votes`] and returns the result.
     fn told(sentinels: usize, answers: &[Option<&str>]) -> RedisResult<Told> {
         let mut votes = Votes::new(sentinels);
         for answer in answers {

@@ -1,4 +1,4 @@
-//! Numbers of the site's own keys, which an import reads.
+//! Numbers in the site's own keys, for an import.
 
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::{Kind, TargetId};
@@ -7,7 +7,7 @@ use tallyd_core::template::Template;
 use super::scan::{Held, ScanCursor};
 use super::{Cache, Result};
 
-/// Which keys are meant.
+/// The keys to read.
 #[derive(Clone, Copy, Debug)]
 pub struct SiteKeys<'a> {
     pub template: &'a Template,
@@ -15,21 +15,21 @@ pub struct SiteKeys<'a> {
     pub metric: &'a str,
 }
 
-/// What some keys hold.
+/// Numbers found in some keys.
 #[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
-    /// Sorted by target, each once.
+    /// Sorted by target, without duplicates.
     pub numbers: Vec<(TargetId, i64)>,
-    /// Keys that fit the pattern and name no target.
+    /// The number of keys that match the pattern and name no target.
     pub ignored: u64,
     /// A sentence about the first key that holds no number, if there is one.
     pub fault: Option<String>,
-    /// Where to go on; `None` at the end.
+    /// The next position of the scan. `None` at the end.
     pub next: Option<ScanCursor>,
 }
 
 impl Cache {
-    /// The numbers of the next keys of a scan. A key may come again in a later answer.
+    /// Returns the numbers of the next keys of a scan. A key may appear again in a later answer.
     pub async fn scan_site_keys(&self, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
         let pattern = keys.template.pattern(keys.kind.0, keys.metric);
         let (names, next) = self.scan_names("find the site's keys", &pattern, from).await?;
@@ -41,7 +41,7 @@ impl Cache {
         Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
-    /// The numbers of those targets that have a key, and a sentence about the first key that holds none.
+    /// Returns the numbers of the `targets` that have a key, and a sentence about the first key that holds no number.
     pub async fn site_numbers(
         &self,
         keys: SiteKeys<'_>,
@@ -51,11 +51,11 @@ impl Cache {
         let (mut numbers, mut fault) = (Vec::with_capacity(targets.len()), None);
         for ((target, name), held) in targets.iter().zip(&names).zip(self.read_held(&names).await?) {
             match held {
-                // It has expired since.
+                // The key has expired since.
                 Held::Nothing => {}
                 Held::Number(number) if number >= 0 => numbers.push((*target, number)),
                 Held::Number(_) | Held::Other => {
-                    fault.get_or_insert_with(|| format!("the key {name} holds no whole number from 0 on"));
+                    fault.get_or_insert_with(|| format!("the key {name} does not hold a whole number >= 0"));
                 }
             }
         }

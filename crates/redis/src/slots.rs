@@ -1,22 +1,22 @@
-//! Which node of a Redis Cluster has which key. Pure.
+//! Which node of a Redis Cluster has which key. It does no I/O.
 
 use std::collections::BTreeSet;
 
 use redis::{Arg, Cmd, Value};
 
-/// How many slots every Cluster has.
+/// The number of slots of every Cluster.
 const SLOTS: u16 = 16_384;
 
 /// Which master serves which slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    /// First slot, last slot, `host:port`; in order.
+    /// First slot, last slot, and `host:port`, sorted.
     ranges: Vec<(u16, u16, String)>,
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave it: nodes that don't know their own are there.
-    /// None where it is no such answer, or nobody serves anything.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave it. It stands for nodes that don't know their
+    /// own host. `None` if the answer is invalid or no node serves a slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();
@@ -24,7 +24,7 @@ impl SlotMap {
         (!ranges.is_empty()).then_some(Self { ranges })
     }
 
-    /// The master that serves the slot; none where nobody does.
+    /// The master that serves the slot. `None` if no node serves it.
     pub(super) fn node(&self, slot: u16) -> Option<&str> {
         let range = self.ranges.partition_point(|(_, last, _)| *last < slot);
         self.ranges.get(range).filter(|(first, ..)| *first <= slot).map(|(.., node)| node.as_str())
@@ -36,7 +36,7 @@ impl SlotMap {
     }
 }
 
-/// First slot, last slot, and the master, who stands before its replicas.
+/// Reads first slot, last slot, and the master, which comes before its replicas.
 fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
@@ -48,7 +48,7 @@ fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address(host, &port.to_string(), asked)?))
 }
 
-/// The node that a MOVED or ASK names as `host:port`; without a host, on the one that said it.
+/// The node that a MOVED or ASK names, as `host:port`. Without a host, it is on the host that answered.
 pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
     let (host, port) = node.rsplit_once(':')?;
     address(host, port, asked)
@@ -56,7 +56,7 @@ pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
 
 fn address(host: &str, port: &str, asked: &str) -> Option<String> {
     match host {
-        // A node whose name the one that was asked doesn't know yet.
+        // The answering node doesn't know yet the name of this node.
         "?" => None,
         "" => Some(format!("{asked}:{port}")),
         // IPv6, which has brackets only before a port.
@@ -65,7 +65,7 @@ fn address(host: &str, port: &str, asked: &str) -> Option<String> {
     }
 }
 
-/// The slot that a command goes to: by its first key, since all others must be in the same one.
+/// The slot of a command's first key. All other keys must be in the same slot.
 pub(super) fn slot_of(command: &Cmd) -> u16 {
     let argument = |place: usize| match command.args_iter().nth(place) {
         Some(Arg::Simple(argument)) => argument,
@@ -78,7 +78,8 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     slot(key)
 }
 
-/// A key's slot: CRC-16 (XMODEM) of what is between its first `{` and the next `}`, or of the whole where nothing is.
+/// The slot of a key: CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If that is missing or empty,
+/// of the whole key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;
@@ -98,7 +99,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_servers() {
-        // CLUSTER KEYSLOT of Redis 7.0.
+        // Expected values: CLUSTER KEYSLOT of Redis 7.0.
         for (key, expected) in [
             ("", 0),
             ("123456789", 12_739),

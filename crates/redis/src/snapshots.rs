@@ -1,7 +1,7 @@
-//! Boards between Redis and their snapshots: read while they are written to, and put back.
+//! Boards and their snapshots: reads a board while clients write to it, and restores a board.
 //!
-//! A mark beside the zset tells whether Redis has lost the board since the last snapshot began: an empty server, and one that was
-//! started from an old backup, don't have it. Every page is read in one script with the mark.
+//! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. An empty server, and
+//! one that was started from an old backup, lack the mark. Each page is read in one script that also checks the mark.
 
 use redis::{Pipeline, Value};
 use tallyd_core::model::{BoardMember, BoardPeriod};
@@ -13,38 +13,38 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// What a page of a board is, or why there is none.
+/// A page of a board, or the reason that there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scanned<T> {
     Page(T),
-    /// The mark is another one or gone: Redis has lost the board.
+    /// The mark is missing or another one: Redis has lost the board.
     Lost,
     /// The period was frozen.
     Frozen,
-    /// The zset has fewer members than it must have: it was evicted, or deleted.
+    /// The zset has fewer members than it must have: it was evicted or deleted.
     Shrunk,
 }
 
-/// Some of a board, and where the rest begins.
+/// Some members of a board, and the position of the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScanPage {
-    /// Where to go on; none at the end.
+    /// The next cursor. `None` at the end.
     pub next: Option<String>,
-    /// Some members, perhaps some that were read before.
+    /// The members. Some may have been read before.
     pub members: Vec<BoardMember>,
 }
 
-/// A zset that is being restored: of which period, and from which source. Another source has another zset.
+/// A zset that is being restored, of one period and from one source. Each source has its own zset.
 #[derive(Clone, Copy, Debug)]
 pub struct Restoring<'a> {
     pub at: &'a BoardPeriod,
     pub tag: &'a str,
-    /// The run that does it.
+    /// The run that restores it.
     pub run: u64,
 }
 
 impl Cache {
-    /// The marks of the periods' last snapshots, in their order; none where Redis has lost the board.
+    /// Returns the marks of the periods' last snapshots, in their order. `None` if Redis has lost the board.
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX) {
@@ -58,10 +58,10 @@ impl Cache {
         Ok(found)
     }
 
-    /// Gives a board the mark `new`, or none, where it has the mark `former`, or none. It must have been claimed.
+    /// Changes a board's mark from `former` to `new`; `None` stands for no mark. The run must have claimed the board.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn mark_board(
         &self,
         at: &BoardPeriod,
@@ -74,10 +74,10 @@ impl Cache {
         self.change("mark a board", call.arg(text(former)).arg(text(new))).await
     }
 
-    /// The scores of `members` in a live board, in their order.
+    /// Returns the scores of `members` in a live board, in their order.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn board_scores(&self, at: &BoardPeriod, members: &[BoardMember]) -> Result<Vec<Option<f64>>> {
         const ACTION: &str = "look for members of a board";
         if members.is_empty() {
@@ -92,11 +92,11 @@ impl Cache {
         scores(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// About `count` members of a live board that has the mark `run` and at least `members_min` members. Each member that is there
-    /// all the time is on some page.
+    /// Returns about `count` members of a live board that has the mark `run` and at least `members_min` members. A
+    /// member that exists during the whole scan is on some page.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn scan_board(
         &self,
         at: &BoardPeriod,
@@ -111,10 +111,10 @@ impl Cache {
         scanned(answer, scan_page).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// The scores of `members` in a live board, in their order, under the same conditions.
+    /// Returns the scores of `members` in a live board, in their order, under the same conditions.
     ///
     /// # Errors
-    /// Redis is away, or the key holds something else.
+    /// Redis failed to answer, or the key holds something else.
     pub async fn scan_members(
         &self,
         at: &BoardPeriod,
@@ -132,59 +132,60 @@ impl Cache {
         scanned(answer, scores).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Whether the whole of a zset that is being restored is there, and whether it is the only one that has what was added since
-    /// the loss: a restore was interrupted.
+    /// Returns whether the restored zset is complete, and whether a restore was interrupted. In the second case only
+    /// this zset has the additions since the loss.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
         command.arg(key);
-        let ttl = self.answer("look for what a restore has left", command).await?;
+        let ttl = self.answer("look for the zset of a restore", command).await?;
         Ok((ttl != Value::Int(-2), ttl == Value::Int(-1)))
     }
 
-    /// Adds members to the zset that is being filled, and says how many it has; with none begins it anew.
+    /// Adds members to the zset that is being filled, and returns its number of members. Without members it starts
+    /// over.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn fill_board(&self, to: Restoring<'_>, members: &[BoardMember]) -> Result<Changed> {
         let call = self.claimed(&BOARD_FILL, to.at, to.run, [self.filling(to.at)]);
         self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
-    /// Notes that the zset that was filled is the whole of it.
+    /// Notes that the filled zset is complete.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn end_filling(&self, to: Restoring<'_>) -> Result<Changed> {
         let call = self.claimed(&BOARD_FREEZE, to.at, to.run, [self.filling(to.at), self.restored(to)]);
         self.change("end the filling of a board", call).await
     }
 
-    /// Puts the restored zset where the frozen one was, and notes which run did. Zero times where that is there.
+    /// Puts the restored zset in the place of the frozen one, and notes the run. Returns zero if a frozen one exists.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn put_frozen(&self, to: Restoring<'_>) -> Result<Changed> {
         let call = self.freeze_call(to.at, self.restored(to)).arg(self.claim(to.run)).arg(&to.at.period).number(to.run);
-        self.change("put a frozen board back", call).await
+        self.change("restore a frozen board", call).await
     }
 
-    /// Moves at most `members_max` members of the live zset, those that were added since it was lost, into the restored one, and puts
-    /// that in its place once nothing is left. It gets `mark`.
+    /// Moves at most `members_max` members of the live zset into the restored one: the members that were added since
+    /// the loss. Once none remain, the restored zset becomes the live one and gets `mark`.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn put_live(&self, to: Restoring<'_>, members_max: usize, rule: Rule, mark: u64) -> Result<Changed> {
         let keys = [self.live(to.at), self.restored(to), self.mark(to.at)];
         let call = self.claimed(&BOARD_MERGE, to.at, to.run, keys).number(members_max).arg(rule.name());
-        self.change("put a board back", call.number(rule.packing.low_bits()).number(mark)).await
+        self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises members of a live board that has less of them; says how many. Of one that is to be frozen after that, with the number of pages that it
-    /// was given before: they must be there.
+    /// Raises members of a live board whose scores are too low, and returns their number. `pages_before` is for a board
+    /// that is to be frozen afterwards: it is the number of pages that must already have arrived.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
+    /// Redis failed to answer. The call may have run.
     pub async fn raise_board(
         &self,
         at: &BoardPeriod,
@@ -215,12 +216,12 @@ impl Cache {
     }
 }
 
-/// Score and member; of the score the shortest digits that give back the very same number.
+/// Adds score and member. The score has the shortest digits that parse to exactly the same number.
 fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
-/// What crates/redis/lua/board_scan.lua returns; the answer itself where it is something else.
+/// Reads the answer of crates/redis/lua/board_scan.lua. If it is something else, returns it as the error.
 pub(super) fn scanned<T>(
     answer: Value,
     read: impl FnOnce(&Value) -> Option<T>,
@@ -233,7 +234,7 @@ pub(super) fn scanned<T>(
     }
 }
 
-/// A page of a board.
+/// Reads a page of a board.
 pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
     let Value::Array(parts) = answer else { return None };
     let [next, members] = parts.as_slice() else { return None };
@@ -241,7 +242,7 @@ pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
     Some(ScanPage { next, members: read_members(members)? })
 }
 
-/// The scores of members, none for one that isn't there.
+/// Reads the scores of members, `None` for a missing member.
 pub(super) fn scores(answer: &Value) -> Option<Vec<Option<f64>>> {
     let Value::Array(scores) = answer else { return None };
     Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())

@@ -1,4 +1,4 @@
-//! What keeps buckets compact in Redis, and which keys a layout has.
+//! How Redis keeps buckets compact, and which keys a layout has.
 
 use redis::{Cmd, Pipeline, Value};
 use tallyd_connect::fate::Fate;
@@ -9,25 +9,25 @@ use tallyd_core::model::{Metric, Target};
 use super::counters::pieces;
 use super::{Cache, Context, Result, text};
 
-/// The setting for the number of fields up to which Redis keeps a hash compact.
+/// The setting for the most fields of a hash that Redis keeps compact.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
 
 /// The default of this setting in Redis 7 and 8 and Valkey 8 and 9.
 pub const LISTPACK_FIELDS: u64 = 512;
 
-/// The most targets that a bucket should hold on average: fewer waste room for keys, more cost time.
+/// The most targets per bucket on average. Fewer targets cost more memory for keys, more targets cost more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
 /// The digits of a number of a popular target.
 const DIGITS: u64 = 7;
 
 impl Cache {
-    /// Up to how many fields the servers keep a hash compact: the least of them all; none where they don't tell, or are away.
+    /// Returns the smallest compact limit of all servers. `None` if a server is unreachable or refuses to answer.
     pub async fn listpack_fields(&self) -> Option<u64> {
         self.setting(LISTPACK_ENTRIES).await.ok().flatten()
     }
 
-    /// The smallest value that any server has for a numeric setting; `None` where the account lacks `CONFIG GET`.
+    /// Returns the smallest value that any server has for a numeric setting. `None` if the account lacks `CONFIG GET`.
     pub async fn setting(&self, name: &str) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -46,9 +46,9 @@ impl Cache {
         Ok(answers.iter().map(limit).collect::<Option<Vec<u64>>>().and_then(|limits| limits.into_iter().min()))
     }
 
-    /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. The
-    /// marks of what is loaded go first: whoever does read meanwhile finds nothing known, not zero. Of a hash of the layout `entity` its
-    /// other fields stay.
+    /// Deletes a layout's keys, which no client should use any more, and returns their number. A dry run only counts
+    /// them. The marks of loaded buckets go first: a client that still reads finds unknown numbers, not zeros. In the
+    /// layout `entity`, other fields of a hash stay.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {
@@ -98,7 +98,7 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// How many of the commands answer with one.
+    /// Returns how many of the commands answer with one.
     pub(super) async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
         const ACTION: &str = "delete the keys of a layout";
         let mut ones = 0;
@@ -116,15 +116,16 @@ impl Cache {
     }
 }
 
-/// How many fields the largest of a layout's buckets has, about, where they hold `mean` on average: they are spread as by chance
-/// (Poisson), and of 2^n such numbers hardly one is above `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). With those that
-/// are no targets'.
+/// Estimates the number of fields in the largest bucket of a layout, where buckets hold `mean` fields on average.
+/// Targets are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds
+/// `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). The result includes the fields that belong to no
+/// target.
 pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     let buckets = f64::from(layout.buckets()).ln();
     (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)
 }
 
-/// The `bucket_bits` that suit this many targets.
+/// The `bucket_bits` that suit this number of targets.
 pub fn suited_bits(targets: u64) -> u8 {
     let buckets = (targets as f64 / FIELDS_MEAN_MAX).max(1.0);
     buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8
@@ -163,7 +164,7 @@ mod tests {
             for mean in [1_u64, 30, 122] {
                 let mut sizes = vec![1_u64; layout.buckets() as usize];
                 for number in 0..mean * u64::from(layout.buckets()) {
-                    // As sparse as snowflakes.
+                    // The ids are as sparse as snowflake ids.
                     sizes[bucket(TargetId(number << 22), bits) as usize] += 1;
                 }
                 let most = *sizes.iter().max().unwrap();

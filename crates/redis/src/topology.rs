@@ -1,4 +1,4 @@
-//! The kind of an unknown Redis: one server, a node of a Redis Cluster, or a sentinel. For a configuration that is not written yet.
+//! Finds out whether an unknown Redis is one server, a node of a Redis Cluster, or a sentinel. For `tallyd init`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use super::login::Login;
 use super::{Context, Result};
 use crate::config::Redis;
 
-const ACTION: &str = "ask what Redis is";
+const ACTION: &str = "find out the kind of Redis";
 
-/// The servers that an address leads to, each as `host:port`.
+/// The servers behind an address, each as `host:port`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
     #[default]
@@ -35,10 +35,10 @@ pub struct Watched {
 }
 
 impl Topology {
-    /// Asks the server at `[redis] url`. Whatever else the configuration says of it does not matter.
+    /// Asks the server at `[redis] url`. It ignores the settings for Cluster and sentinels.
     ///
     /// # Errors
-    /// It is away, or the account may not ask.
+    /// The server is unreachable, or the account may not ask.
     pub async fn find(config: &Redis) -> Result<Self> {
         let mut connection = connect(config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.context(ACTION)?;
@@ -56,7 +56,7 @@ impl Topology {
     }
 }
 
-/// As the address says; where that is refused, as sentinels are logged in to.
+/// Connects with the account of the address. If that is refused, it tries the sentinels' account.
 async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
     let timeout = Duration::from_millis(config.timeout_ms);
     let login = Login::new(config, timeout);
@@ -80,10 +80,10 @@ async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
             Err(error) => return Err(error),
         }
     }
-    Err(refused.unwrap_or_else(|| CacheError::wrong(ACTION, "no account".to_owned())))
+    Err(refused.unwrap_or_else(|| CacheError::wrong(ACTION, "no account fits".to_owned())))
 }
 
-/// `host:port` of a line of CLUSTER NODES; `None` for a node that has failed or is not known yet.
+/// `host:port` of a line of CLUSTER NODES. `None` for a node that has failed or is not known yet.
 fn node(line: &str) -> Option<String> {
     let mut words = line.split(' ').skip(1);
     let (address, flags) = (words.next()?, words.next()?);

@@ -1,11 +1,11 @@
-//! The text by which daemons tell clients who counts which numbers (`tallyd_core::writers`).
+//! The announcement in Redis by which daemons tell clients which program counts each number (`tallyd_core::writers`).
 
 use redis::{Pipeline, Value};
 
 use super::{Cache, Context, Result, text};
 
 impl Cache {
-    /// The text that was announced last; `None` where Redis has none.
+    /// Returns the last announced text. `None` if Redis has none.
     pub async fn writers(&self) -> Result<Option<String>> {
         const ACTION: &str = "read who counts which numbers";
         let mut pipeline = Pipeline::new();
@@ -14,7 +14,7 @@ impl Cache {
         Ok(text(&answer).map(str::to_owned))
     }
 
-    /// Announces the text in place of the last one.
+    /// Replaces the announced text.
     pub async fn announce_writers(&self, writers: &str) -> Result<()> {
         const ACTION: &str = "announce who counts which numbers";
         let mut pipeline = Pipeline::new();

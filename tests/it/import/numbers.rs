@@ -97,6 +97,6 @@ async fn numbers_of_keys_in_redis_are_found_by_their_pattern() {
     let () = set("40", "many").query_async(&mut redis).await.unwrap();
     let output = world.tallyd(&["import"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("post:views:40 holds no whole number from 0 on"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("post:views:40 does not hold a whole number >= 0"), "{}", stderr(&output));
     world.close().await;
 }

@@ -28,21 +28,21 @@ async fn what_is_wrong_with_sentinels_is_said() {
 
     says(&check(&[("TALLYD__REDIS__SENTINELS", "[\"127.0.0.1:1\"]")]), 75, "127.0.0.1:1: ");
     let unknown = [("TALLYD__REDIS__SENTINEL_MASTER", "nobody")];
-    says(&check(&unknown), 78, "no sentinel watches a master \"nobody\": mend [redis] sentinel_master");
+    says(&check(&unknown), 78, "no sentinel watches a master \"nobody\": fix [redis] sentinel_master");
     says(&world.command().envs(unknown).output().unwrap(), 78, "no sentinel watches a master \"nobody\"");
     let file = world.folder.path().join("wrong");
     std::fs::write(&file, "wrong").unwrap();
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
     let wrong = [("TALLYD__REDIS__SENTINEL_PASSWORD_FILE", file.to_str().unwrap())];
-    says(&check(&wrong), 78, "mend [redis] sentinel_password_file");
+    says(&check(&wrong), 78, "fix [redis] sentinel_password_file");
 
     // Without a password.
     let settings = group.settings("");
     let without: Vec<&str> = settings.lines().filter(|line| !line.starts_with("sentinel_password_file")).collect();
     world.write(&without.join("\n"));
-    says(&check(&[]), 78, "mend [redis] sentinel_password_file");
+    says(&check(&[]), 78, "fix [redis] sentinel_password_file");
     let server = format!("[\"{}\"]", group.server(master));
-    says(&check(&[("TALLYD__REDIS__SENTINELS", &server)]), 78, "it is no sentinel: mend [redis] sentinels");
+    says(&check(&[("TALLYD__REDIS__SENTINELS", &server)]), 78, "it is no sentinel: fix [redis] sentinels");
 
     let replica = (master + 1) % 3;
     let (_sentinel, mistaken) = group.mistaken(replica);
@@ -52,7 +52,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     ];
     super::eventually("the mistaken one answers", || async {
         let output = world.command().envs(others.clone()).args(["config", "check"]).output().unwrap();
-        let said = format!("sentinels say that {} is the master other, and its ROLE is slave", group.server(replica));
+        let said = format!("sentinels say that {} is the master other, but its ROLE is slave", group.server(replica));
         output.status.code() == Some(75) && stderr(&output).contains(&said)
     })
     .await;
