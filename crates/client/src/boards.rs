@@ -23,7 +23,7 @@ pub struct Entry {
     pub place: u64,
     /// The member, as it was added. Any bytes.
     pub member: Vec<u8>,
-    /// The score in Redis. It has both columns in one number where the board's `tie` packs them.
+    /// The score in Redis. If the board's `tie` packs two columns, they are both in this number.
     pub score: f64,
     /// The two columns of a packed score. `None` for a board whose `tie` is `member`.
     pub columns: Option<Columns>,
@@ -34,7 +34,7 @@ pub struct Entry {
 pub struct Page {
     /// How many members the whole board has.
     pub members: u64,
-    /// The part that was asked for, the first place first.
+    /// The requested part, the best place first.
     pub entries: Vec<Entry>,
 }
 
@@ -55,10 +55,10 @@ impl Client {
         Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() }, None)?)
     }
 
-    /// Reads up to `count` members of the current period, from place `from` on. The best place is 1.
+    /// Reads up to `count` members of the current period, starting at place `from`. The best place is 1.
     ///
     /// # Errors
-    /// [`ClientError::NoBoard`]; [`ClientError::Invalid`] where `from` is 0; [`ClientError::Redis`].
+    /// [`ClientError::NoBoard`]; [`ClientError::Invalid`] if `from` is 0; [`ClientError::Redis`].
     pub async fn board_page(
         &self,
         (board, period): (&str, PeriodKind),
@@ -71,8 +71,8 @@ impl Client {
         self.read_part(&at, Part::Page { after, count }, rule, ranking).await
     }
 
-    /// Reads a member of the current period with up to `count` neighbours on each side. The page is empty where the member is not on
-    /// the board.
+    /// Reads a member of the current period with up to `count` neighbours on each side. The page is empty if the member
+    /// is not on the board.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
@@ -87,8 +87,8 @@ impl Client {
         self.read_part(&at, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Reads those of `members` that are on the board of the current period, and places them among themselves. So a friends' board
-    /// costs one round trip and stores nothing.
+    /// Reads the `members` that are on the board of the current period, and ranks them among themselves. So a friends'
+    /// board costs one round trip and stores nothing.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
@@ -103,8 +103,8 @@ impl Client {
         Ok(entries(placed, rule))
     }
 
-    /// Reads a page as [`Client::board_page`] does, of any period by its name, for instance `2026-W46`. An archived period comes from
-    /// MySQL, any other from Redis. Each call asks MySQL whether the period is archived.
+    /// Reads a page of any period by its name, for instance `2026-W46`, as [`Client::board_page`] does. An archived
+    /// period comes from MySQL, any other from Redis. Each call asks MySQL whether the period is archived.
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
@@ -128,7 +128,8 @@ impl Client {
         self.read_unarchived(at, is_frozen, Part::Page { after, count }, rule, ranking).await
     }
 
-    /// Reads a member with neighbours as [`Client::board_around`] does, of any period by its name that is not archived.
+    /// Reads a member with neighbours of any period that is not archived, by its name, as [`Client::board_around`]
+    /// does.
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Archived`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
@@ -150,7 +151,7 @@ impl Client {
         self.read_unarchived(at, is_frozen, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// The name of the current period of a board. No server is asked.
+    /// Returns the name of the current period of a board. It asks no server.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`].
@@ -171,7 +172,7 @@ impl Client {
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
-    /// How long it is until the current period of the board ends. `None` for a board of all time. No server is asked.
+    /// Returns the time until the current period of the board ends. `None` for a board of all time. It asks no server.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`].
@@ -200,9 +201,9 @@ impl Client {
     }
 }
 
-/// How many members are before a place.
+/// The number of members before a place.
 fn after(place: u64) -> Result<u64> {
-    require(place > 0, || "places begin with 1".to_owned())?;
+    require(place > 0, || "places begin at 1".to_owned())?;
     Ok(place - 1)
 }
 

@@ -1,4 +1,4 @@
-//! Numbers other than likes. Their rule says who counts them in Redis: the client (`writer = "api"`) or the daemon.
+//! Numbers other than likes. A rule says which side counts them in Redis: the client (`writer = "api"`) or the daemon.
 
 use redis::Value;
 use tracing::warn;
@@ -16,13 +16,13 @@ use tallyd_redis::{COUNT, Cache, Call, text};
 /// The largest number that is counted exactly: 2^53-1. The smallest is the same with a minus.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
 
-/// count.lua never returns it.
+/// For an answer that count.lua never returns.
 const OTHER: ClientError = ClientError::Answer("count.lua returned something else");
 
 /// How a number changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `delta` is added, in MySQL once for each `event_id`.
+    /// `delta` is added. MySQL adds it once for each `event_id`.
     Add {
         /// The difference, from -2^31 to 2^31.
         delta: i64,
@@ -35,36 +35,37 @@ pub enum Change {
     Reset,
 }
 
-/// A changed number. One that the daemon counts changes in Redis later, once the daemon has the event.
+/// A changed number. If the daemon counts it, it changes in Redis after the daemon has processed the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The target that the number belongs to.
     pub target: Target,
-    /// Which of its numbers.
+    /// The metric that changes.
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
-    /// When it changed: by Redis' clock where it was counted there, otherwise by this machine's.
+    /// The time of the change: by Redis' clock if it was counted there, otherwise by this machine's clock.
     pub at: Micros,
-    /// The number in Redis after the change. `None` where Redis has lost it, or the daemon counts it.
+    /// The number in Redis after the change. `None` if Redis has lost it, or if the daemon counts it.
     pub count: Option<i64>,
-    /// By how much it has changed in Redis; zero where the daemon counts it.
+    /// The difference in Redis. Zero if the daemon counts it.
     added: i64,
 }
 
 impl Changed {
-    /// A change that was made at `at` and counted nowhere yet, for [`Client::republish`].
+    /// A change that was made at `at` and is not counted yet, for [`Client::republish`].
     pub fn at(target: Target, metric: Metric, change: Change, at: Micros) -> Self {
         Self { target, metric, change, at, count: None, added: 0 }
     }
 
-    /// The difference that it made in Redis. Zero where the daemon counts it.
+    /// The difference in Redis. Zero if the daemon counts it.
     pub fn added(&self) -> i64 {
         self.added
     }
 }
 
-/// What count.lua does: "add" or "set", and with which number. Of one that can be set also since when that must not have happened.
+/// The arguments of count.lua: "add" or "set", and the number. The time is for numbers that can be set: the call does
+/// nothing if a set happened since.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
 /// The result of a change.
@@ -74,25 +75,25 @@ pub enum Counting {
     Counted(Changed),
     /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
-        /// The number in Redis. Zero where Redis has it below zero, which can happen after a loss.
+        /// The number in Redis. Zero if Redis has a negative number, which can happen after a loss.
         count: i64,
     },
 }
 
 impl Counting {
-    /// The change that was counted, if one was.
+    /// The counted change, if there is one.
     pub fn counted(self) -> Option<Changed> {
         if let Self::Counted(changed) = self { Some(changed) } else { None }
     }
 }
 
 impl Client {
-    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"` it adds in Redis and publishes the event. With
-    /// `writer = "daemon"` it only publishes, with an `at` of this machine's clock. That clock must not be ahead by more than
-    /// `[consumer] future_max`.
+    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"` it adds in Redis and publishes the
+    /// event. With `writer = "daemon"` it only publishes, with an `at` of this machine's clock. The clock must not be
+    /// ahead by more than `[consumer] future_max`.
     ///
     /// MySQL adds it once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So after
-    /// [`CountError::NotPublished`] call [`Client::republish`] with the values in the error, and not this again.
+    /// [`CountError::NotPublished`] do not call this again. Call [`Client::republish`] with the values of the error.
     ///
     /// # Errors
     /// [`CountError`] says whether it counted.
@@ -106,8 +107,9 @@ impl Client {
         self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }, None).await
     }
 
-    /// Sets a number of the target to `value` (-[`NUMBER_MAX`] to [`NUMBER_MAX`]), as [`Client::add`] adds. Its rule must say
-    /// `settable`, and `below_zero` for a value below zero. The `set` with the newest `at` wins.
+    /// Sets a number of the target to `value` (-[`NUMBER_MAX`] to [`NUMBER_MAX`]), and publishes it like
+    /// [`Client::add`]. Its rule must say `settable`, and `below_zero` for a value below zero. The `set` with the
+    /// newest `at` wins.
     ///
     /// # Errors
     /// [`CountError`] says whether it counted.
@@ -115,7 +117,7 @@ impl Client {
         self.change(target, metric, Change::Set(value), None).await
     }
 
-    /// Sets a number of the target to zero, as [`Client::set`] does.
+    /// Sets a number of the target to zero, like [`Client::set`].
     ///
     /// # Errors
     /// [`CountError`] says whether it counted.
@@ -123,8 +125,8 @@ impl Client {
         self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies it once, even if it arrived the
-    /// first time. A change that was taken back counts in Redis again.
+    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies it once, even
+    /// if the first one also arrived. If the change was taken back, it counts in Redis again.
     ///
     /// # Errors
     /// [`CountError`] says whether it counted. It can be called again.
@@ -149,13 +151,13 @@ impl Client {
             Change::Set(value) => encode_set(target.id, names, *value, *at),
             Change::Reset => encode_reset(target.id, names, *at),
         };
-        // The target's id, so that all changes of one number go through one partition in order, and one slot of `counter` has it. Of
-        // likes the user's id spreads a hot target; of counts a batch makes one addition of all that a target gets, so that a hot one
-        // costs its partition little.
+        // The routing key is the target's id. So all changes of one number go through one partition in order, and are
+        // in one slot of `counter`. Likes use the user's id, which spreads a popular target. Counts don't need that: a
+        // batch makes one addition of all changes of a target.
         self.publish_body(&target.id.to_string(), &body).await
     }
 
-    /// Counts, and publishes with `at`, or with the time at which it counts.
+    /// Counts a change and publishes it, with `at` or with the time of the count.
     async fn change(
         &self,
         target: Target,
@@ -174,7 +176,7 @@ impl Client {
                 below => return Ok(below),
             },
         };
-        // The same event twice changes nothing: perhaps it was a connection that had broken.
+        // The same event twice changes nothing, and perhaps only a connection had broken.
         let Err(source) = self.twice(|| self.publish_change(&changed)).await else {
             return Ok(Counting::Counted(changed));
         };
@@ -182,12 +184,12 @@ impl Client {
         Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source })
     }
 
-    /// What tallyd would refuse must not count.
+    /// A change that the daemon would reject must not count.
     fn check(&self, target: Target, metric: Metric, change: &Change) -> Result<()> {
         let Target { kind, id } = target;
         require((1..=ID_MAX).contains(&id.0), || format!("the target's id is {id}, allowed are 1 to {ID_MAX}"))?;
         let is_like = metric == self.metric;
-        require(!is_like, || "likes follow from who likes what: they are counted by `like` and `unlike`".to_owned())?;
+        require(!is_like, || "likes are counted only by `like` and `unlike`".to_owned())?;
         if !self.metrics.contains(&metric) {
             return Err(ClientError::NoMetric(metric));
         }
@@ -206,14 +208,15 @@ impl Client {
                 require(ruled.settable, || format!("no [[rule]] says that {name} is settable"))?;
                 let Change::Set(value) = *change else { return Ok(()) };
                 let in_range = value.unsigned_abs() <= NUMBER_MAX.unsigned_abs();
-                require(in_range, || format!("{value} is not below 2^53"))?;
+                require(in_range, || format!("the number is {value}, it must be below 2^53"))?;
                 let in_range = value >= 0 || ruled.below_zero;
                 require(in_range, || format!("{name} is set to {value}, and no [[rule]] says below_zero"))
             }
         }
     }
 
-    /// Changes the number in Redis alone. Again, with the `at` of the first time, not where it was set since.
+    /// Changes the number only in Redis. A repeated change has the `at` of the first call, and does nothing if the
+    /// number was set since.
     async fn count_now(
         &self,
         target: Target,
@@ -227,7 +230,7 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // Sets are noted for the whole bucket: a number that is never set is not compared with those of its neighbours.
+        // Redis notes a set for the whole bucket. A number that is never set must ignore the sets of its neighbours.
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
@@ -251,11 +254,11 @@ impl Client {
         if changed.added == 0 {
             return Ok(TakenBack::Yes);
         }
-        // A set is not taken back: that would undo newer sets whose events are published. A reconcile repairs it.
+        // A set is not taken back, because that could undo newer sets that are published. A reconcile repairs it.
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
         }
-        // Whatever has come since: who has counted down from it is published, or takes that back as well.
+        // Take it back even if other changes followed. Each of them is published, or takes itself back.
         let back = ("add", -changed.added, None);
         let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;
@@ -264,18 +267,22 @@ impl Client {
         Ok(TakenBack::Yes)
     }
 
-    /// On the board that the metric's rule names. A number must not fail for it.
+    /// Adds to the board of the metric's rule. If that fails, the number still counts.
     async fn feed(&self, (target, metric): (Target, Metric), delta: i64) {
         let Some(board) = self.rules.board(target.kind, metric).filter(|_| delta != 0) else { return };
         let member = target.id.to_string();
         let on = OnBoard { board, member: member.as_bytes() };
         if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
             let error = Chain(&error).to_string();
-            warn!(event = "board-refused", error, "a number counts, and not on its board: {error}");
+            warn!(
+                event = "board-refused",
+                error, "the board {board} refused an addition, the number counts without it: {error}"
+            );
         }
     }
 
-    /// The same in the second layout, where there is one. Whether it may be was decided in the first one.
+    /// Counts the change in the second layout, if there is one. The first layout has already decided whether it is
+    /// allowed.
     async fn count_also(&self, of: (Target, Metric), step: Step<'_>) {
         let Some(also) = &self.also else { return };
         let Ok(call) = self.count_call(also, of, step, true) else { return };

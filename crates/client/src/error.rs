@@ -1,4 +1,4 @@
-//! Why a call fails, and how far it came.
+//! Why a call failed, and what it did before.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
@@ -26,9 +26,9 @@ pub enum ClientError {
     /// The settings have no board of that name with that length of period. Nothing was sent to a server.
     #[error("no [[board]] is named {board} and has period \"{period}\"")]
     NoBoard {
-        /// The name that was asked for.
+        /// The requested name.
         board: String,
-        /// The length of period that was asked for.
+        /// The requested length of period.
         period: PeriodKind,
     },
     /// The settings have no such board, or it has no such column, or its time zone is unknown on this machine. Nothing was sent to a server.
@@ -38,7 +38,7 @@ pub enum ClientError {
     #[error(transparent)]
     Period(#[from] PeriodError),
     /// The period is archived, and neighbours of a member can only be read in Redis.
-    #[error("{0}: it is archived, where a member's neighbours can't be read")]
+    #[error("{0}: it is archived, and a member's neighbours can only be read in Redis")]
     Archived(BoardPeriod),
     /// The archive of the period was deleted, because the board's `archive_keep` is over.
     #[error("{0}: its archive is deleted, archive_keep is over")]
@@ -51,25 +51,25 @@ pub enum ClientError {
     NotAdded {
         /// The board's name.
         board: String,
-        /// Why Redis did not add it, or did not answer.
+        /// Why Redis did not add it, or failed to answer.
         #[source]
         source: CacheError,
     },
     /// Redis refused the call, or could not be reached: then the call may have run.
     #[error(transparent)]
     Redis(#[from] CacheError),
-    /// A script returned what it never returns: the server has another script under its name, or is no Redis.
+    /// A script returned an impossible answer: the server has another script under its name, or is not Redis.
     #[error("{0}")]
     Answer(&'static str),
-    /// MySQL refused the query, did not answer in time, or could not be reached.
+    /// MySQL refused the query, timed out, or is unreachable.
     #[error(transparent)]
     MySql(#[from] StoreError),
-    /// RabbitMQ refused the message, did not confirm it in time, or could not be reached: then it may have the message.
+    /// RabbitMQ refused the message, did not confirm it in time, or is unreachable. It may still have the message.
     #[error(transparent)]
     Broker(#[from] BrokerError),
 }
 
-/// Refuses an argument, unless it is in its range.
+/// Fails unless the argument is valid.
 pub(crate) fn require(is_valid: bool, problem: impl FnOnce() -> String) -> Result<(), ClientError> {
     if is_valid { Ok(()) } else { Err(ClientError::Invalid(problem())) }
 }
@@ -80,7 +80,7 @@ pub enum LikeError {
     /// Redis did not count it, or its answer was lost. Nothing was published.
     #[error("count the like")]
     NotCounted(#[source] ClientError),
-    /// The broker did not confirm the event, twice. It can have it all the same: publish the same event again with
+    /// The broker did not confirm the event, twice. It may have it nevertheless. Publish the same event again with
     /// [`Client::publish_event`](crate::Client::publish_event), and not a new one.
     #[error("publish the like")]
     NotConfirmed {
@@ -93,7 +93,7 @@ pub enum LikeError {
     /// It counted in Redis, but the broker did not confirm the event, twice.
     #[error("publish the like")]
     NotPublished {
-        /// What was counted.
+        /// The counted like.
         counted: Counted,
         /// Whether it still counts.
         taken_back: TakenBack,
@@ -106,18 +106,18 @@ pub enum LikeError {
 /// Why a change of a number was not counted, or not published.
 #[derive(Debug, thiserror::Error)]
 pub enum CountError {
-    /// Nothing was published. tallyd does not take such a change; or Redis did not make it, or its answer was lost: then it may count
-    /// there, until a reconcile finds it.
+    /// Nothing was published. Either tallyd does not accept such a change, or Redis failed to make it, or its answer
+    /// was lost. In the last case it may count in Redis, until a reconcile corrects it.
     #[error("count a number")]
     NotCounted(#[source] ClientError),
-    /// The broker did not confirm the event, twice. It can have it all the same: so try again with
+    /// The broker did not confirm the event, twice. It may have it nevertheless. Retry with
     /// [`Client::republish`](crate::Client::republish), which sends the same event, and not with a new one.
     #[error("publish a count")]
     NotPublished {
-        /// What was counted.
+        /// The change.
         changed: Box<Changed>,
-        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it. A number that was set is not
-        /// taken back.
+        /// Whether it still counts in Redis. [`TakenBack::Yes`] also if the daemon would have counted it. A set is
+        /// never taken back.
         taken_back: TakenBack,
         /// Why the broker did not confirm it.
         #[source]

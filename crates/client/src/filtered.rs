@@ -1,4 +1,4 @@
-//! Bloom filters as the client knows them: what they look like, so that the bits of a user can be sent along.
+//! The client's knowledge of Bloom filters: their shapes, so that it can send a user's bits with a call.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,18 +13,19 @@ use tallyd_redis::Cache;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::recent::Seen;
 
-/// Targets whose filter's shape is known at most: some 5 MB. Then all are forgotten, and learned again one by one.
+/// The most targets whose filter shape is remembered: some 5 MB. If there are more, all are forgotten and learned
+/// again.
 const SHAPES_MAX: usize = 100_000;
 
-/// For how long what Redis says of the epoch is believed: so long a filter that a failover has spoilt may be asked.
+/// How long the epoch is cached. For that time after a failover, the client may still trust a filter that lost likes.
 const EPOCH_KEPT: Duration = Duration::from_secs(1);
 
-/// What is known of filters.
+/// The known filters.
 #[derive(Default)]
 pub(super) struct Shapes {
-    /// As they were seen last. Redis says when one is no longer right.
+    /// The last known shapes. Redis reports it if one is outdated.
     shapes: Mutex<HashMap<Target, Shape>>,
-    /// Which filters are believed, and when Redis said so.
+    /// The trusted epoch, and when Redis returned it.
     epoch: Mutex<Option<(Instant, String)>>,
 }
 
@@ -41,7 +42,7 @@ impl Shapes {
         shapes.insert(target, shape);
     }
 
-    /// The epoch of the filters that are believed; empty where none is, or Redis doesn't say.
+    /// Returns the epoch of the trusted filters. Empty if none is trusted, or if Redis fails to answer.
     pub(crate) async fn epoch(&self, cache: &Cache) -> String {
         let now = Instant::now();
         if let Some((read, epoch)) = &*self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,7 +60,7 @@ impl Shapes {
 }
 
 impl Client {
-    /// Whether the user likes each of `targets`, as far as Redis knows.
+    /// Returns whether the user likes each of `targets`, as far as Redis knows.
     pub(super) async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let seen = match &self.shapes {
             None => self.cache.recent_likes(&self.names, user, targets).await?,

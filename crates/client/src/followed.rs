@@ -1,4 +1,5 @@
-//! Who counts which numbers, as daemons announce it in Redis. Clients follow, so that a site can change it while users click.
+//! Daemons announce in Redis which side counts each number. Clients follow, so that a site can change it while users
+//! click.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -14,21 +15,21 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers::Writers;
 use tallyd_redis::Cache;
 
-/// How old the last answer can be.
+/// The longest age of the last answer.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The same after a failure.
+/// The pause after a failure.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The last announcement that was read. Until there is one, the rules of the client's own settings hold.
+/// The last announcement. Until there is one, the rules of the client's settings hold.
 pub(super) struct Followed {
     kinds: Kinds,
     metrics: Metrics,
     /// `None` before Redis was asked.
     known: RwLock<Option<Arc<Writers>>>,
-    /// As the client's own rules say.
+    /// The writers by the client's own rules.
     own: Arc<Writers>,
-    /// Held by the call that asks.
+    /// Locked by the call that asks.
     asked: Mutex<Asked>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Followed {
 struct Asked {
     /// `None` before the first time.
     due: Option<Instant>,
-    /// Whether the last answer was none.
+    /// Whether the last question failed.
     has_failed: bool,
 }
 
@@ -47,7 +48,8 @@ impl Followed {
         Self { kinds, metrics, known: RwLock::default(), own: Arc::new(own), asked: Mutex::default() }
     }
 
-    /// As of the last ten seconds. One call asks Redis; the others continue with what is known, except before the first answer.
+    /// Returns the writers as of the last ten seconds. One call asks Redis. The others continue with the known writers,
+    /// but wait for the first answer.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,
@@ -62,7 +64,10 @@ impl Followed {
         let answer = self.ask(cache).await;
         if let (Err(error), false) = (&answer, asked.has_failed) {
             let key = cache.keys.writers();
-            warn!(event = "writers-unread", key, error, "{key} can't be read, what is known stays in force: {error}");
+            warn!(
+                event = "writers-unread",
+                key, error, "reading {key} failed, the last known writers stay in force: {error}"
+            );
         }
         let next = if answer.is_ok() { EVERY } else { AGAIN_AFTER };
         *asked = Asked { due: Some(Instant::now() + next), has_failed: answer.is_err() };
@@ -78,12 +83,12 @@ impl Followed {
         writers
     }
 
-    /// The announcement; `None` where there is none.
+    /// Reads the announcement. `None` if there is none.
     async fn ask(&self, cache: &Cache) -> Result<Option<Writers>, String> {
         let asked = timeout(HINT_MAX, cache.writers()).await.map_err(|_| "Redis does not answer".to_owned())?;
         let Some(text) = asked.map_err(|error| Chain(&error).to_string())? else { return Ok(None) };
         let writers = Writers::decode(&text, &self.kinds, &self.metrics);
-        writers.map(Some).ok_or_else(|| format!("it is no announcement of a daemon, but {text}"))
+        writers.map(Some).ok_or_else(|| format!("it does not hold an announcement of a daemon, but {text}"))
     }
 
     fn known(&self) -> Option<Arc<Writers>> {

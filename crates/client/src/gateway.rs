@@ -1,5 +1,5 @@
-//! A gateway's calls beside those of an API server: it publishes lists of events that others have made, and remembers likes until they are
-//! in MySQL.
+//! A gateway's additional calls. It publishes lists of events that other programs made, and remembers likes until they
+//! are in MySQL.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub type Message = (String, Vec<u8>);
 pub enum LikedBy {
     /// Redis remembers the click, or the target's Bloom filter does not have the user.
     Redis,
-    /// The row in MySQL, or that there is none.
+    /// MySQL: the row, or its absence.
     Mysql,
     /// A gateway has published the click within the last minute, and the row in MySQL is older.
     Gateway,
@@ -33,17 +33,18 @@ pub enum LikedBy {
 pub struct Liked {
     /// Whether the user does.
     pub liked: bool,
-    /// The server that knows it.
+    /// The server that gave the answer.
     pub by: LikedBy,
 }
 
 impl Client {
-    /// Publishes messages, and waits once until the broker has all of them on disk. Gives the result of each, in their order. Those of a
-    /// connection that had broken are published once more, which changes nothing where they had arrived.
+    /// Publishes messages, and waits once until the broker has all of them on disk. Returns the result of each, in
+    /// their order. If the connection breaks, the unconfirmed messages are published once more. A message that arrives
+    /// twice changes nothing.
     ///
     /// # Errors
-    /// No result is known within twice `[amqp] timeout_ms`, one for a connection and one for the confirms, or the broker could not be reached:
-    /// any of them may have arrived.
+    /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (one for a connection and one for
+    /// the confirms). Any of the messages may have arrived.
     pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
         timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
@@ -51,7 +52,7 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // A broker that did not answer would not answer again in time.
+        // A broker that did not answer would not answer a second time in time.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,
@@ -84,7 +85,7 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts one click of each of `users`, and gives how long the user must wait; `None` where the click is allowed.
+    /// Counts one click of each of `users`, and returns how long the user must wait. `None` if the click is allowed.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
@@ -95,7 +96,7 @@ impl Client {
         }
         let call = |user: &UserId| Call::new(&LIMIT, self.cache.keys.limit(*user)).number(max).number(window);
         let calls: Vec<Call> = users.iter().map(call).collect();
-        let answers = self.cache.eval("look at a user's limit", &calls).await?;
+        let answers = self.cache.eval("check a user's limit", &calls).await?;
         answers.iter().map(wait).collect()
     }
 
@@ -107,20 +108,22 @@ impl Client {
         Ok(self.cache.remember_published(&self.names, clicks).await?)
     }
 
-    /// Whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in their order. Where the daemon counts likes, that
-    /// is the last commit, or a click that a gateway has published since. Otherwise it is what [`Client::liked`] says.
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in their order. If the
+    /// daemon counts likes, the answer is the last commit, or a later click that a gateway published. Otherwise it is
+    /// the answer of [`Client::liked`].
     ///
     /// # Errors
-    /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]. [`ClientError::Redis`] only where API servers count likes.
+    /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]; [`ClientError::Redis`], but only if API
+    /// servers count likes.
     pub async fn likes_of(&self, user: UserId, kind: Kind, ids: &[TargetId]) -> Result<Vec<Liked>> {
         let in_range = ids.len() <= STATUS_TARGETS_MAX;
-        require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
+        require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;
         let targets: Vec<Target> = ids.iter().map(|id| Target { kind, id: *id }).collect();
         if self.writer(kind, self.metric).await == Writes::Api {
             return self.known_likes(user, &targets).await;
         }
         let published = async {
-            // A hint: without it a click of the last moment is missing.
+            // This is a hint: without it a click of the last moment is missing.
             let asked = timeout(HINT_MAX, self.cache.published(&self.names, user, &targets)).await;
             asked.ok().and_then(Result::ok).unwrap_or_default()
         };
@@ -138,7 +141,7 @@ impl Client {
         Ok(targets.iter().enumerate().map(liked).collect())
     }
 
-    /// What Redis knows, or else the rows in MySQL.
+    /// Asks Redis, and MySQL for the likes that Redis doesn't know.
     pub(crate) async fn known_likes(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let known = self.known_to_redis(user, targets).await?;
         let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
@@ -151,10 +154,10 @@ impl Client {
         Ok(targets.iter().zip(known).map(liked).collect())
     }
 
-    /// Asks the broker something that changes nothing.
+    /// Checks that the broker answers, without changing anything.
     ///
     /// # Errors
-    /// [`ClientError::Broker`]: it could not be reached, or does not answer.
+    /// [`ClientError::Broker`]: it is unreachable, or fails to answer.
     pub async fn broker_answers(&self) -> Result<()> {
         let publisher = self.publisher().await?;
         let answered = publisher.answers().await;
@@ -164,16 +167,16 @@ impl Client {
         Ok(answered?)
     }
 
-    /// Asks Redis something that changes nothing.
+    /// Checks that Redis answers, without changing anything.
     ///
     /// # Errors
-    /// [`ClientError::Redis`]: it could not be reached, or does not answer.
+    /// [`ClientError::Redis`]: it is unreachable, or fails to answer.
     pub async fn redis_answers(&self) -> Result<()> {
         Ok(self.cache.now().await.map(drop)?)
     }
 }
 
-/// How long Redis has for what can be left out.
+/// The timeout of optional questions to Redis.
 pub const HINT_MAX: Duration = Duration::from_millis(500);
 
 fn wait(answer: &Value) -> Result<Option<Duration>> {

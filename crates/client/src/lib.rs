@@ -1,14 +1,16 @@
 //! The API servers' side of tallyd, in Rust. A [`Client`] publishes likes and changes of other numbers, reads both, and reads boards.
 //!
-//! A rule says who counts a number in Redis. Where the daemon does, which is the default, a call only publishes, with an `at` of this
-//! machine's clock. Where API servers do (`writer = "api"`), the call counts in Redis immediately, counts once, and publishes with the `at` of
-//! Redis. That is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
+//! A rule says which side counts a number in Redis. If the daemon does, which is the default, a call only publishes,
+//! with an `at` of this machine's clock. If API servers do (`writer = "api"`), the call counts once in Redis
+//! immediately, and publishes with the `at` of Redis. The call is a thin layer over the scripts in lua/, which any language
+//! can call. docs/events.md has the contract.
 //!
-//! Daemons announce in Redis who counts what. A client reads that when it connects and every ten seconds, and follows. Until it could be read,
-//! the rules in [`Settings`] hold.
+//! Daemons announce in Redis which side counts each number. A client reads that when it connects and every ten seconds,
+//! and follows it. Until it could be read, the rules in [`Settings`] hold.
 //!
-//! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
-//! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
+//! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the
+//! daemon rejects other events. A call that is dropped before it ends may have counted without being published. A
+//! reconcile corrects that.
 
 #![warn(missing_docs, unreachable_pub)]
 
@@ -53,17 +55,18 @@ pub use traced::traced;
 /// The result of a call.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// Connections to MySQL at most.
+/// The most connections to MySQL.
 const CONNECTIONS: u32 = 16;
 
-/// Of these for pages whose numbers Redis doesn't know.
+/// The most of these that read numbers which Redis doesn't know.
 const READS: usize = 4;
 
-/// Counts and publishes likes and other numbers. Share one between all requests of a process, in an [`Arc`]: it has one connection to Redis
-/// (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL, and serves many calls at the same time.
+/// Counts and publishes likes and other numbers. Share one between all requests of a process, in an [`Arc`]. It has one
+/// connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. It serves many calls at
+/// the same time.
 pub struct Client {
     cache: Cache,
-    /// A second layout, in which everything is counted too.
+    /// A second layout that also counts everything.
     also: Option<Cache>,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
@@ -71,27 +74,28 @@ pub struct Client {
     kinds: Kinds,
     names: KindNames,
     metric: Metric,
-    /// All of them, by code.
+    /// All metrics, by code.
     metrics: Vec<Metric>,
     boards: Vec<Board>,
     rules: Rules,
     followed: Followed,
-    /// For what Redis doesn't know.
+    /// Used for questions that Redis can't answer.
     store: Store,
-    /// Whether MySQL is asked what users like.
+    /// Whether MySQL is skipped for the likes of users, after a failure.
     clicks_unasked: Unasked,
-    /// Whether it is asked for numbers: a Redis that has lost them must not keep clicks from being asked about.
+    /// Whether MySQL is skipped for numbers. It is separate, so that a Redis that lost its numbers does not stop the
+    /// questions about likes.
     reads_unasked: Unasked,
-    /// Pages that ask it at once.
+    /// Limits the pages that read MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
-    /// The longest that a list of events may take to be confirmed.
+    /// The timeout of the confirms of a list of events.
     confirm_max: Duration,
-    /// What filters look like; none where there are no filters.
+    /// The shapes of filters. `None` if there are no filters.
     shapes: Option<filtered::Shapes>,
 }
 
-/// A member of a board that a like counts for.
+/// A member of a board that a like also adds to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnBoard<'a> {
     /// The name of a `[[board]]`. The member gains in all current periods of that name.
@@ -105,7 +109,8 @@ pub struct OnBoard<'a> {
 pub struct Counted {
     /// The event, with the `at` that Redis gave it.
     pub event: LikeEvent,
-    /// The target's likes after this one. `None` where Redis has lost the number, and in some layouts after [`Client::count`].
+    /// The target's likes after this one. `None` if Redis has lost the number, and in some layouts after
+    /// [`Client::count`].
     pub count: Option<i64>,
     /// How many of the requested boards failed. The log has the reasons (`board-failed`).
     pub boards_failed: usize,
@@ -121,7 +126,7 @@ pub enum Clicked {
     /// It changed nothing: the user already liked the target, or already did not. Nothing was counted. The user's last event was
     /// published again, because the first request may have failed to publish it.
     Same {
-        /// The target's likes. `None` where Redis has lost the number.
+        /// The target's likes. `None` if Redis has lost the number.
         count: Option<i64>,
         /// The `at` of the user's last event.
         at: Micros,
@@ -134,7 +139,7 @@ pub enum Clicked {
 }
 
 impl Clicked {
-    /// The like that was counted, if one was.
+    /// The counted like, if there is one.
     pub fn counted(self) -> Option<Counted> {
         if let Self::Counted(counted) = self { Some(counted) } else { None }
     }
@@ -143,12 +148,12 @@ impl Clicked {
 /// Whether a change that could not be published still counts in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenBack {
-    /// It no longer counts. The same call can be made again.
+    /// It no longer counts. The caller can make the same call again.
     Yes,
     /// It was not taken back. Another request can still publish the same event (a double click), the user has clicked again, or Redis
     /// does not remember the click. A reconcile corrects the number if it is wrong.
     Overtaken,
-    /// Redis did not answer: it may still count, until a reconcile corrects the number.
+    /// Redis failed to answer. It may still count, until a reconcile corrects the number.
     Unknown,
 }
 
@@ -156,7 +161,7 @@ impl Client {
     /// A client of the servers in `settings`. It connects when it is first used, and again after each failure.
     ///
     /// # Errors
-    /// An address or a counter's key can't be read. No server is asked.
+    /// An address or the name pattern of a counter is invalid. It asks no server.
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
         let cache = Cache::new(redis, metrics)?;
@@ -184,7 +189,7 @@ impl Client {
         })
     }
 
-    /// Who counts which numbers, as daemons announced it within the last ten seconds.
+    /// Returns which side counts each number, as daemons announced it within the last ten seconds.
     pub async fn writers(&self) -> Arc<Writers> {
         self.followed.writers(&self.cache).await
     }
@@ -193,7 +198,7 @@ impl Client {
         self.writers().await.of(kind, metric)
     }
 
-    /// Checks that the configuration has the kind: the daemon would refuse the event.
+    /// Checks that the configuration has the kind: the daemon would reject the event.
     fn check_kind(&self, kind: Kind) -> Result<()> {
         self.names.get(kind).map(drop).ok_or(ClientError::NoKind(kind))
     }
@@ -202,21 +207,22 @@ impl Client {
     /// [`Client::unlike`] publish themselves. It can be called again: the same event twice changes nothing.
     ///
     /// # Errors
-    /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
+    /// [`ClientError::Broker`]: the broker is unreachable, refused the event, or did not confirm it in time.
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
         Ok(self.publish_like(&counted.event, counted.count).await?)
     }
 
-    /// Publishes a like of [`LikeError::NotConfirmed`] again, and waits until the broker has it on disk. The same event twice changes nothing.
+    /// Publishes a like of [`LikeError::NotConfirmed`] again, and waits until the broker has it on disk. The same event
+    /// twice changes nothing.
     ///
     /// # Errors
-    /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
+    /// [`ClientError::Broker`]: the broker is unreachable, refused the event, or did not confirm it in time.
     pub async fn publish_event(&self, event: &LikeEvent) -> Result<()> {
         Ok(self.publish_like(event, None).await?)
     }
 
-    /// Publishes, and once more where that fails, because the connection can have broken. The same event twice changes nothing. It ends within
-    /// twice `[amqp] timeout_ms`: `[reconcile] publish_grace` is longer.
+    /// Publishes, and retries once after a failure, because perhaps only the connection had broken. The same event
+    /// twice changes nothing. It ends within twice `[amqp] timeout_ms`: `[reconcile] publish_grace` is longer.
     async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
     where
         P: Future<Output = Result<(), BrokerError>>,
@@ -226,7 +232,7 @@ impl Client {
             if first.is_err() { publish().await } else { first }
         };
         let Ok(published) = timeout(self.confirm_max, both).await else {
-            // It does not answer. If another call holds the lock, it connects already.
+            // The broker does not answer. If another call holds the lock, it is already connecting.
             if let Ok(mut shared) = self.publisher.try_lock() {
                 *shared = None;
             }
@@ -253,7 +259,7 @@ impl Client {
 
     async fn drop_publisher(&self, publisher: &Arc<Publisher>) {
         let mut shared = self.publisher.lock().await;
-        // Another like may have made a new one already.
+        // Another call may already have made a new one.
         if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, publisher)) {
             *shared = None;
         }

@@ -1,4 +1,4 @@
-//! Likes: counted where they change what the user likes, published, and taken back where that fails.
+//! Likes: counted if they change what the user likes, published, and taken back if publishing fails.
 
 use std::error::Error;
 
@@ -20,16 +20,16 @@ use tallyd_redis::keys::Place;
 use tallyd_redis::recent::shape;
 use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, TAKE_BACK, text};
 
-/// What the row of a user who never clicked would say.
+/// Stands for the row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
-/// like.lua never returns it.
+/// For an answer that like.lua never returns.
 const OTHER: ClientError = ClientError::Answer("like.lua returned something else");
 
 /// The most targets that one [`Client::liked`] takes: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
-/// What like.lua says.
+/// The answer of like.lua.
 enum Answer {
     Counted {
         at: Micros,
@@ -39,30 +39,32 @@ enum Answer {
         at: Micros,
         count: Option<i64>,
     },
-    /// With the shape of the target's filter, where other bits may tell.
+    /// With the shape of the target's filter, if bits of that shape can give an answer.
     Unknown(Option<Shape>),
 }
 
 impl Client {
-    /// The user likes the target. A double click, a retry after a failure, or two devices at the same time count once.
+    /// The user likes the target. A double click, a retry after a failure, and clicks on two devices at the same time
+    /// count once.
     ///
-    /// Where the daemon counts likes of the kind, the event is published and nothing else: [`Clicked::Published`]. `boards` must be empty:
-    /// the board of the rule gets the like from the daemon. `boards` are ignored where the client's own rules still say `writer = "api"`.
+    /// If the daemon counts likes of the kind, the call only publishes the event: [`Clicked::Published`]. Then `boards`
+    /// must be empty, because the daemon adds the like to the board of the rule. If the client's own rules still say
+    /// `writer = "api"`, `boards` are ignored.
     ///
-    /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for
-    /// `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server. While MySQL is
-    /// unavailable every click counts, and a reconcile corrects those that should not have.
+    /// With `writer = "api"` a new like counts in Redis and on `boards`, and its event is published. Redis remembers
+    /// what a user likes for `[client] recent_keep`. After that the client asks MySQL, which must be the primary
+    /// server. While MySQL is unavailable every click counts, and a reconcile corrects the number.
     ///
     /// # Errors
-    /// [`LikeError`] says whether it counted. It can be called again.
+    /// [`LikeError`] says whether it counted. The caller can call it again.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// The user no longer likes the target. Otherwise the same as [`Client::like`].
+    /// The user no longer likes the target. Otherwise it works like [`Client::like`].
     ///
     /// # Errors
-    /// [`LikeError`] says whether it counted. It can be called again.
+    /// [`LikeError`] says whether it counted. The caller can call it again.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
@@ -88,14 +90,15 @@ impl Client {
 
     /// Publishes a click that the daemon counts.
     async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
-        // Of a caller who is set up to count and now follows the daemons, the boards are left to the daemon.
+        // A caller whose own rules say that it counts, and that now follows the daemons, leaves the boards to the
+        // daemon.
         let is_set_up_to_count = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
         require(is_set_up_to_count || boards.is_empty(), || {
-            "the daemon counts these likes, and adds them to the board of their [[rule]]: name no boards".to_owned()
+            "the daemon counts these likes and adds them to the board of their [[rule]]: pass no boards".to_owned()
         })
         .and_then(|()| self.check_kind(event.target.kind))
         .map_err(LikeError::NotCounted)?;
-        // While Redis is away users are not limited.
+        // While Redis is unreachable, users are not limited.
         let limited = timeout(HINT_MAX, self.limits_of(&[event.user])).await.ok().and_then(Result::ok);
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
@@ -106,8 +109,8 @@ impl Client {
         }
     }
 
-    /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
-    /// nothing the user's last event once more, because perhaps nobody has published it.
+    /// Counts a click, only in Redis, if it changes what the user likes. Also returns the event to publish. If the
+    /// click changes nothing, that is the user's last event, because perhaps it was never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
         if let Some(wait) = self.limits_of(&[wish.user]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));
@@ -117,7 +120,7 @@ impl Client {
             let target = [wish.target];
             let rows = self.ask_mysql(&self.clicks_unasked, self.store.last_clicks(wish.user, &target)).await;
             let row = rows.map(|rows| rows.get(&wish.target).copied().unwrap_or(NEVER));
-            // Better one that may count twice until a reconcile than none.
+            // MySQL is unavailable. A click that may count twice until a reconcile is better than a lost one.
             answer = self.ask(wish, Some(row.unwrap_or(LastClick { liked: !wish.liked, ..NEVER }))).await?;
         }
         match answer {
@@ -134,22 +137,23 @@ impl Client {
                 Ok((Clicked::Same { count, at }, Some(counted)))
             }
             Answer::Unknown(_) => {
-                Err(ClientError::Answer("like.lua was told what the user likes, and says that this is unknown"))
+                Err(ClientError::Answer("like.lua got the user's row and still returned that it is unknown"))
             }
         }
     }
 
-    /// Counts a like (`liked`) or an unlike without asking whether it changes what the user likes, in one round trip with the boards. For
-    /// callers that know. Call [`Client::publish`] next. In the layouts `entity` and `string` it gives no number.
+    /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes, in one round trip
+    /// with the boards. It is for callers that know. Call [`Client::publish`] next. In the layouts `entity` and
+    /// `string` it returns no number.
     ///
     /// # Errors
-    /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent.
-    /// [`ClientError::Redis`]: it may count.
+    /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and [`ClientError::Gain`]:
+    /// nothing was sent. [`ClientError::Redis`]: it may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
         let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
-        require(by_api, || "the daemon counts these likes: call like or unlike, which publish".to_owned())?;
+        require(by_api, || "the daemon counts these likes: call like or unlike instead".to_owned())?;
         if self.shapes.is_some() && liked {
-            // It is not known by then whether it changes anything: noted all the same, which costs a query at most.
+            // It is not known yet whether the like changes anything. Note it anyway: that costs at most a query.
             self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;
         }
         let mut calls = vec![self.like_call(&self.cache, target, liked)?];
@@ -164,16 +168,16 @@ impl Client {
         let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
             return Err(OTHER);
         };
-        // The like counts and must be published, whatever became of the boards.
+        // The like counts and must be published, even if a board failed.
         let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?)));
         let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
         note_also(answers.next());
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
-    /// Takes back a like that was counted and could not be published, and says whether it did. It does not where another request can still
-    /// publish the same event, or the user has clicked again. Call it once for each click. [`Client::like`] and [`Client::unlike`] call it
-    /// themselves.
+    /// Takes back a like that was counted and could not be published, and returns whether it did. It does not if
+    /// another request can still publish the same event, or if the user has clicked again. Call it once for each click.
+    /// [`Client::like`] and [`Client::unlike`] call it automatically.
     ///
     /// # Errors
     /// [`ClientError::Redis`]: it may have been taken back.
@@ -188,19 +192,19 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in their order. It costs one round trip to Redis, and one
-    /// query for each kind of those that Redis does not know.
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in their order. It costs one round
+    /// trip to Redis, and one query per kind with targets that Redis does not know.
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::Redis`]; [`ClientError::MySql`].
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
         let in_range = targets.len() <= STATUS_TARGETS_MAX;
-        require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
+        require(in_range, || format!("a call asks for at most {STATUS_TARGETS_MAX} targets"))?;
         Ok(self.known_likes(user, targets).await?.into_iter().map(|known| known.liked).collect())
     }
 
-    /// Users who like the target, in the order of their ids: at most `limit` of those whose id is above `after` (0 for the first page).
-    /// It reads MySQL: likes of the last moments are missing.
+    /// Returns users who like the target, in the order of their ids: at most `limit` users whose id is above `after` (0
+    /// for the first page). It reads MySQL, so likes of the last moments are missing.
     ///
     /// # Errors
     /// [`ClientError::MySql`].
@@ -208,7 +212,7 @@ impl Client {
         Ok(self.store.likers(target, after, limit).await?)
     }
 
-    /// Counts a click if it changes what the user likes, as far as Redis knows, or MySQL has said.
+    /// Counts a click if it changes what the user likes, by the clicks in Redis or by `known`, the row in MySQL.
     async fn ask(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let answer = self.ask_once(wish, known).await?;
         match (&answer, &self.shapes) {
@@ -232,11 +236,13 @@ impl Client {
         read_answer(&answer).ok_or(OTHER)
     }
 
-    /// The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
+    /// Counts a click while the slot of a Cluster is moving. The keys are on two nodes, so a script can use only one of
+    /// them.
     async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
         let kind = self.kinds.name(wish.target.kind);
         if self.shapes.is_some() && wish.liked {
-            // Before it counts: who is noted and doesn't like it costs a query, who likes it and isn't noted counts twice.
+            // Note the user before counting. A noted user who doesn't like the target costs a query. A user who likes
+            // it and isn't noted can count twice.
             self.cache.note_beside_filter(&kind, wish.target, wish.user).await?;
         }
         let answer =
@@ -249,13 +255,13 @@ impl Client {
         Ok(answer)
     }
 
-    /// Counts what changes, and keeps the target's filter up, where there are filters.
+    /// Counts a click if it changes something, and updates the target's filter, if there are filters.
     async fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let call = self.guarded_call(&self.cache, wish, known)?;
         let Some(shapes) = &self.shapes else { return Ok(call) };
         let LikeEvent { target, user, .. } = wish;
         let Place { key, bucket, .. } = self.place(&self.cache, target)?;
-        // In the layout packed the bucket is where the number is.
+        // In the layout packed, the number is in the bucket.
         let call = if bucket.is_none() { call.key(key) } else { call };
         let keys = self.cache.keys.filter(&self.kinds.name(target.kind), target);
         let call = keys.into_iter().fold(call, Call::key).arg("").arg(shapes.epoch(&self.cache).await);
@@ -265,13 +271,13 @@ impl Client {
         })
     }
 
-    /// Asks nobody.
+    /// Counts without checking.
     fn like_call(&self, cache: &Cache, target: Target, liked: bool) -> Result<Call> {
         let Place { key, part, .. } = self.place(cache, target)?;
         Ok(Call::new(&LIKE_SCRIPT, key).number(target.id).arg(part).arg(word(liked)))
     }
 
-    /// Counts what changes. A click that has its `at` already keeps it.
+    /// Counts a click if it changes something. A click that already has an `at` keeps it.
     fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let LikeEvent { target, user, at, liked } = click;
         let Place { key, part, bucket } = self.place(cache, target)?;
@@ -298,7 +304,7 @@ impl Client {
         Ok(cache.keys.place(kind, target, self.metric))
     }
 
-    /// Adds to the boards, or takes from them, and counts in the second layout; says how many boards failed.
+    /// Changes the boards, and counts in the second layout. Returns how many boards failed.
     async fn add_elsewhere(&self, also: Option<Call>, liked: bool, boards: &[OnBoard<'_>]) -> usize {
         let mut failed = 0;
         let mut calls = Vec::with_capacity(boards.len() + 1);
@@ -330,14 +336,14 @@ impl Client {
     }
 }
 
-/// It counts all the same, and `tallyd layout migrate` finds what the second layout lacks.
+/// The like counts nevertheless, and `tallyd layout migrate` finds what the second layout lacks.
 pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     if let Some(Err(error)) = answer {
         debug!(event = "also-uncounted", "{}", Chain(&error));
     }
 }
 
-/// The like counts all the same.
+/// The like counts nevertheless.
 fn note_board(on: &OnBoard<'_>, error: &(dyn Error + 'static)) -> usize {
     let (board, error) = (on.board, Chain(error).to_string());
     warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");

@@ -1,4 +1,4 @@
-//! The numbers of many targets at once: from Redis, and from MySQL what Redis doesn't know.
+//! Reads the numbers of many targets: from Redis, and the unknown ones from MySQL.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -13,16 +13,16 @@ use tallyd_core::chain::Chain;
 use tallyd_core::model::{Metric, Target};
 use tallyd_redis::read::Found;
 
-/// How long MySQL has to say what Redis doesn't know.
+/// The timeout of a question to MySQL.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
-/// How long it isn't asked after it didn't.
+/// How long MySQL is skipped after it failed to answer.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
 /// The most targets that one [`Client::read`] takes.
 pub const READ_TARGETS_MAX: usize = 1_000;
 
-/// Until when MySQL isn't asked, because it has not answered.
+/// MySQL is skipped until this instant, because it failed to answer.
 pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
 /// The server that a number was read from.
@@ -48,37 +48,40 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// The number of that metric. `None` where no server knows it at the moment, or `[metrics]` does not name it.
+    /// The number of that metric. `None` if no server knows it now, or if `[metrics]` does not name it.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
 }
 
 impl Client {
-    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in their order. It costs one round trip to Redis for
-    /// each 500 targets, and one query of MySQL for each kind with targets that Redis does not know.
+    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in their order. It costs one
+    /// round trip to Redis for each 500 targets, and one query of MySQL for each kind with targets that Redis does not
+    /// know.
     ///
-    /// Lost numbers are reported in Redis, and a daemon loads them within seconds. Until then four calls at a time ask MySQL; other calls
-    /// get `None` for these numbers. A number that is below zero for a moment is given as zero, unless its rule says `below_zero`.
+    /// Lost numbers are reported in Redis, and a daemon loads them within seconds. Until then at most four calls at a
+    /// time ask MySQL. Other calls return `None` for these numbers. A number that is below zero for a moment is
+    /// returned as zero, unless its rule says `below_zero`.
     ///
     /// # Errors
-    /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). It does not fail where MySQL does.
+    /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). If only MySQL
+    /// fails, the call succeeds.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
         let found = self.find(targets).await?;
         Ok(self.complete(targets, &found).await)
     }
 
-    /// The half of [`Client::read`] that asks Redis, for callers that limit its time.
+    /// The first half of [`Client::read`], which asks Redis, for callers that limit its time.
     ///
     /// # Errors
     /// As [`Client::read`].
     pub async fn find(&self, targets: &[Target]) -> Result<Vec<Found>> {
         let in_range = targets.len() <= READ_TARGETS_MAX;
-        require(in_range, || format!("at most {READ_TARGETS_MAX} targets are read at once"))?;
+        require(in_range, || format!("a call reads at most {READ_TARGETS_MAX} targets"))?;
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
-            // A hint: who reads must not fail for it, for instance on a replica.
+            // This is a hint: reading must not fail because of it, for instance on a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
@@ -86,7 +89,7 @@ impl Client {
         Ok(found)
     }
 
-    /// The half of [`Client::read`] that asks MySQL: for what Redis has not found.
+    /// The second half of [`Client::read`], which asks MySQL for the targets that Redis did not know.
     pub async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
         let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
         let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
@@ -112,7 +115,7 @@ impl Client {
         Numbers(self.metrics.iter().enumerate().filter_map(number).collect())
     }
 
-    /// What MySQL says; none where it doesn't answer in time, or lately didn't.
+    /// Asks MySQL. `None` if it fails to answer in time, or did so recently.
     pub(super) async fn ask_mysql<T>(
         &self,
         unasked: &Unasked,
@@ -129,20 +132,20 @@ impl Client {
                 return Some(answer);
             }
             Ok(Err(error)) => say_unasked(is_away, &Chain(&error).to_string()),
-            Err(_) => say_unasked(is_away, "it has not answered in time"),
+            Err(_) => say_unasked(is_away, "it did not answer in time"),
         }
         away(Some(Instant::now() + AWAY_FOR));
         None
     }
 }
 
-/// Once for an outage: `former` is set while it goes on.
+/// Logs an outage once: `former` is set while it lasts.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
         warn!(
             event = "mysql-unasked",
             error,
-            "MySQL can't say what users like, so clicks count without being asked about, nor what Redis has lost: {error}"
+            "MySQL failed, so clicks count without a check of what the user likes, and numbers that Redis has lost stay unknown: {error}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The trace that a call belongs to, which its messages name in the header `traceparent`.
+//! The trace of a call. Its messages carry it in the header `traceparent`.
 
 use tallyd_core::traceparent;
 
@@ -6,8 +6,8 @@ tokio::task_local! {
     static TRACEPARENT: Option<String>;
 }
 
-/// Runs calls of a [`Client`](crate::Client) that belong to a trace: each message that they publish has `traceparent` (W3C Trace Context) as a
-/// header. An invalid one is left out.
+/// Runs calls of a [`Client`](crate::Client) that belong to a trace. Each message that they publish has the header
+/// `traceparent` (W3C Trace Context). An invalid value is left out.
 ///
 /// ```no_run
 /// # use tallyd_core::model::{Target, UserId};
@@ -21,7 +21,7 @@ pub async fn traced<T>(traceparent: Option<&str>, calls: impl Future<Output = T>
     TRACEPARENT.scope(valid, calls).await
 }
 
-/// The one of the calls that run now.
+/// The trace of the calls that run now.
 pub(crate) fn current() -> Option<String> {
     TRACEPARENT.try_with(Clone::clone).ok().flatten()
 }

@@ -1,4 +1,5 @@
-//! Takes docs/status-page-light.png and -dark.png of a running daemon's page: `pictures URL FOLDER`. `dev/pictures` calls it.
+//! Takes the pictures docs/status-page-light.png and -dark.png of a running daemon's page: `pictures URL FOLDER`.
+//! Called by `dev/pictures`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ async fn main() {
     browser.open(&url).await;
     let began = Instant::now();
     while browser.value("document.querySelectorAll('#plot-events path').length").await == 0 {
-        assert!(began.elapsed() < DRAWN_MAX, "no plot is drawn");
+        assert!(began.elapsed() < DRAWN_MAX, "the page draws no plot");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     for scheme in ["light", "dark"] {

@@ -1,5 +1,6 @@
-//! The accounts that daemons and commands of tests have: those of the files under ops/, with names of the test's own in them. Who made
-//! the world may do all; what runs in it may do what stands there and nothing else.
+//! The accounts that daemons and commands use in tests: those of the files under ops/, with the test's names in them.
+//! The account that created the world has all rights. Programs that run in the world have only the rights in these
+//! files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,18 +10,18 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use super::{root, stack};
 
-/// Of all accounts of tests. What shows it has shown a secret.
+/// The password of all test accounts. Output that shows it has shown a secret.
 pub const PASSWORD: &str = "s3cr3t-of-a-test";
 
-/// RabbitMQ's, which all tests share: to make one takes a second.
+/// The account on RabbitMQ. All tests share it, because creating one takes a second.
 const RABBITMQ: &str = "tallyd";
 
-/// What the accounts of a world are called: no longer than MySQL allows.
+/// The names of a world's accounts. They fit MySQL's limit of length.
 #[derive(Clone, Debug)]
 pub struct Accounts {
-    /// The world, which is the database's name and the beginning of names on the broker and in Redis.
+    /// The world: the name of the database, and the beginning of names on the broker and in Redis.
     world: String,
-    /// The beginning of names of accounts.
+    /// The beginning of the names of accounts.
     short: String,
 }
 
@@ -29,19 +30,20 @@ impl Accounts {
         Self { world: world.to_owned(), short: format!("t{}_{number}", std::process::id()) }
     }
 
-    /// The daemon's, the migration's and the API servers' in MySQL.
+    /// Creates the accounts of the daemon, the migration and the API servers in MySQL.
     pub async fn make_in_mysql(&self, admin: &MySqlPool) {
         let sql = fs::read_to_string(ops("mysql/grants.sql")).unwrap();
         let sql = sql.replace("CREATE DATABASE tally;", "").replace("ON tally.", &format!("ON {}.", self.world));
         let sql = sql.replace("'tallyd", &format!("'{}", self.short));
         let sql =
             ["choose-one", "choose-another", "choose-a-third"].iter().fold(sql, |sql, it| sql.replace(it, PASSWORD));
-        // A failed test leaves its own, and its process' number comes again.
+        // A failed test leaves its accounts behind, and a later process can have the same number.
         sqlx::raw_sql(AssertSqlSafe(self.drop_sql("IF EXISTS"))).execute(admin).await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("make the accounts in MySQL");
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("create the accounts in MySQL");
     }
 
-    /// The daemon's and the API servers' in Redis, with what the settings need beside the least.
+    /// Creates the accounts of the daemon and the API servers in Redis, with the rights that the settings need in
+    /// addition.
     pub fn make_in_redis(&self, settings: &toml::Table) {
         let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
         for (account, name) in [("tallyd", self.short.clone()), ("tallyd_api", format!("{}_api", self.short))] {
@@ -58,12 +60,13 @@ impl Accounts {
             let rules: Vec<&str> = rules.collect();
             let () = redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules).query(&mut redis).unwrap();
         }
-        // For a server that is killed and comes back.
+        // For a server that a test kills and starts again.
         let () =
-            redis::cmd("ACL").arg("SAVE").query(&mut redis).expect("ACL SAVE: start the stack anew: dev/down, dev/up");
+            redis::cmd("ACL").arg("SAVE").query(&mut redis).expect("ACL SAVE: restart the stack: dev/down, dev/up");
     }
 
-    /// The daemon's and the API servers' on the broker: once for all tests, whose names all begin so.
+    /// Creates the accounts of the daemon and the API servers on the broker, once for all tests. Their names share a
+    /// beginning.
     pub fn make_in_rabbitmq() {
         let text = fs::read_to_string(ops("rabbitmq/permissions.sh")).unwrap();
         let text = text.replace("^tally\\.", "^t_[a-z0-9_]+\\.").replace("(tally\\.", "(t_[a-z0-9_]+\\.");
@@ -76,7 +79,7 @@ impl Accounts {
             let words: Vec<&str> = if words[0] == "add_user" { vec![words[0], words[1], PASSWORD] } else { words };
             let mut output = rabbitmqctl(&words);
             if words[0] == "add_user" && !output.status.success() {
-                // It is there: another test may be doing the same, or its password have been another one.
+                // The account exists. Another test may be creating it, or it had another password.
                 output = rabbitmqctl(&["change_password", words[1], PASSWORD]);
             }
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -84,22 +87,22 @@ impl Accounts {
         fs::write(made, text).unwrap();
     }
 
-    /// The daemon's account in MySQL: for what its settings need beside the files.
+    /// The daemon's account in MySQL, to grant rights that a test's settings need in addition.
     pub fn of_daemon_in_mysql(&self) -> String {
         format!("'{}'@'%'", self.short)
     }
 
-    /// `url` as the daemon calls the server.
+    /// `url` with the daemon's account.
     pub fn of_daemon(&self, url: &str) -> String {
         logged_in(url, if url.starts_with("amqp") { RABBITMQ } else { &self.short })
     }
 
-    /// `url` of MySQL as whoever may change the schema.
+    /// `url` of MySQL with the account of the migration.
     pub fn of_migration(&self, url: &str) -> String {
         logged_in(url, &format!("{}_migrate", self.short))
     }
 
-    /// `url` as an API server calls the server.
+    /// `url` with the account of an API server.
     pub fn of_api(&self, url: &str) -> String {
         let account = if url.starts_with("amqp") { RABBITMQ } else { &self.short };
         logged_in(url, &format!("{account}_api"))
@@ -110,7 +113,7 @@ impl Accounts {
         format!("DROP USER {or_not} '{short}'@'%', '{short}_migrate'@'%', '{short}_api'@'%'")
     }
 
-    /// Takes away what was made for the world alone.
+    /// Deletes the accounts of the world.
     pub async fn drop(&self, admin: &MySqlPool) {
         let short = &self.short;
         sqlx::raw_sql(AssertSqlSafe(self.drop_sql(""))).execute(admin).await.unwrap();
@@ -119,7 +122,7 @@ impl Accounts {
     }
 }
 
-/// Whether there is one of the layouts entity and string.
+/// Whether one of the layouts is entity or string.
 fn has_plain_keys(settings: &toml::Table) -> bool {
     let redis = settings.get("redis").and_then(toml::Value::as_table);
     let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);
@@ -127,7 +130,7 @@ fn has_plain_keys(settings: &toml::Table) -> bool {
     [redis, also].into_iter().flatten().filter_map(layout).any(|layout| layout != "packed")
 }
 
-/// The rules that the lines of a file give an account.
+/// The rules for an account in a file.
 fn lines(file: &str, account: &str) -> Vec<String> {
     let text = fs::read_to_string(ops("redis").join(file)).unwrap();
     text.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} "))).map(str::to_owned).collect()

@@ -13,13 +13,14 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// Bytes of an answer: a screenshot is the largest.
+/// The largest answer in bytes. Screenshots are the largest.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Chromedriver wants one port of both kinds of addresses, takes any that is free of the one kind, and ends where the other has it.
+/// Chromedriver needs the same free port for IPv4 and IPv6. It picks one that is free for one of them, and ends if the
+/// other is taken.
 const STARTS_MAX: usize = 5;
 
-/// The driver and its port; none where it ended without one.
+/// Starts the driver and returns it with its port. `None` if it ended without one.
 fn start_driver() -> Option<(Child, u16)> {
     let mut driver = Command::new("chromedriver");
     let driver = driver.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -33,12 +34,12 @@ fn start_driver() -> Option<(Child, u16)> {
     Some((driver, port?))
 }
 
-/// A tab, with a profile of its own. Both programs are killed when it is dropped.
+/// A tab with its own profile. Both programs are killed when it is dropped.
 pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    /// Chromium's, which its driver leaves behind when it is killed.
+    /// Chromium's process, which survives when its driver is killed.
     process: i64,
     profile: tempfile::TempDir,
 }
@@ -77,18 +78,18 @@ impl Browser {
         self.told("/url", json!({ "url": url })).await;
     }
 
-    /// What an expression is worth in the page.
+    /// Returns the value of an expression in the page.
     pub async fn value(&self, expression: &str) -> Value {
         self.told("/execute/sync", json!({ "script": format!("return {expression}"), "args": [] })).await
     }
 
-    /// The text of the first element, as it is seen.
+    /// Returns the visible text of the first matching element.
     pub async fn text(&self, selector: &str) -> String {
         let found = format!("document.querySelector({})?.innerText ?? ''", json!(selector));
         self.value(&found).await.as_str().unwrap().to_owned()
     }
 
-    /// How large the page is, and of which colours: `light` or `dark`.
+    /// Sets the size of the page and its colour scheme: `light` or `dark`.
     pub async fn show_as(&self, width: u32, height: u32, scheme: &str) {
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
@@ -96,7 +97,7 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// A picture of the whole page, as PNG.
+    /// Takes a picture of the whole page, as PNG.
     pub async fn picture(&self, path: &Path) {
         let size = self.value("[document.documentElement.clientWidth, document.documentElement.scrollHeight]").await;
         let clip = json!({ "x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1 });
@@ -106,13 +107,13 @@ impl Browser {
         std::fs::write(path, STANDARD.decode(taken["data"].as_str().unwrap()).unwrap()).unwrap();
     }
 
-    /// What the console has said since the last call.
+    /// Returns the console's messages since the last call.
     pub async fn console(&self) -> Vec<String> {
         let entries = self.told("/se/log", json!({ "type": "browser" })).await;
         entries.as_array().unwrap().iter().map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The addresses that were asked for since the last call.
+    /// Returns the requested addresses since the last call.
     pub async fn requests(&self) -> Vec<String> {
         let entries = self.told("/se/log", json!({ "type": "performance" })).await;
         let events = entries
@@ -146,7 +147,7 @@ impl Browser {
         told["value"].take()
     }
 
-    /// Closes it in order, so that nothing writes into its profile any more.
+    /// Closes the browser cleanly, so that nothing writes into its profile any more.
     pub async fn close(mut self) {
         self.ask(Method::DELETE, &self.session.clone(), json!({})).await;
         self.process = 0;

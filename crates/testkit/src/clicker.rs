@@ -1,4 +1,4 @@
-//! A user at work: likes and takes back, again and again, until told to stop.
+//! A simulated user who likes and unlikes until it is stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,20 +12,21 @@ use tokio::task::JoinHandle;
 use super::proxy::Proxy;
 use super::{Dice, Model, World, client_of, eventually, target};
 
-/// One who plays several users in turn, on few hot targets and many others.
+/// A clicker that plays several users in turn, on few popular targets and many others.
 #[derive(Clone, Copy)]
 pub struct Clicker {
-    /// From 0.
+    /// It counts from 0.
     pub number: u64,
     pub users: u64,
-    /// Targets from 1 that get half of the clicks, so that the same user flips the same one many times a second.
+    /// Popular targets, from 1. They get half of the clicks, so that the same user flips the same target many times a
+    /// second.
     pub hot: u64,
-    /// Targets from 100 that get the others.
+    /// Other targets, from 100. They get the other half.
     pub cold: u64,
 }
 
 impl Clicker {
-    /// What it has done; `clicks` counts on meanwhile.
+    /// Clicks until `stop`, and returns the expected state. `clicks` counts meanwhile.
     pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::new(self.number + 1);
         let mut model = Model::default();
@@ -45,7 +46,7 @@ impl Clicker {
     }
 }
 
-/// User 7 likes target 42: the event does not reach the broker until the proxy is released.
+/// User 7 likes target 42. The event does not reach the broker until the proxy is released.
 pub async fn held_like(
     world: &World,
     boards: &'static [OnBoard<'static>],

@@ -49,7 +49,7 @@ impl Daemon {
         }
     }
 
-    /// A size in KiB that the kernel tells of it: a name of `/proc/PID/status`.
+    /// A size in KiB that the kernel reports for the process, by its name in `/proc/PID/status`.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();

@@ -1,6 +1,6 @@
-//! Numbers by a seed.
+//! Reproducible random numbers.
 
-/// A generator whose numbers are the same for the same seed.
+/// A generator that returns the same numbers for the same seed.
 #[derive(Clone)]
 pub struct Dice(u64);
 
@@ -9,7 +9,7 @@ impl Dice {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// A number below `below`. The generator is xorshift64* (Vigna 2016, "An experimental exploration").
+    /// Returns a number below `below`. The generator is xorshift64* (Vigna 2016, "An experimental exploration").
     pub fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -15,7 +15,7 @@ use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// The name of the accounts and the database, and the prefix on the broker and in Redis.
+    /// The name of the accounts and the database. Also the prefix on the broker and in Redis.
     pub name: String,
     folder: tempfile::TempDir,
 }
@@ -29,7 +29,7 @@ impl FirstDay {
         self.folder.path().join("tallyd").join(file)
     }
 
-    /// The addresses of the stack's servers, and what keeps this test from others.
+    /// The addresses of the stack's servers, and names that keep this test apart from others.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let Self { name, .. } = self;
         let of = |server: &str| stack(server).rsplit('@').next().unwrap().to_owned();
@@ -58,7 +58,7 @@ impl FirstDay {
         command.output().unwrap()
     }
 
-    /// Runs `tallyd init`, which must say and write what it should, and nothing that is secret; config.toml.
+    /// Runs `tallyd init` and checks its files and output, which must show no secret. Returns config.toml.
     pub fn initialized(&self, environment: &[(&'static str, String)], arguments: &[&str]) -> String {
         let output = self.init(environment, arguments);
         assert!(output.status.success(), "{}", stderr(&output));
@@ -74,7 +74,7 @@ impl FirstDay {
         let administrators = environment.iter().filter(|(name, _)| name.starts_with("TALLYD_INIT_"));
         let administrators =
             administrators.filter_map(|(_, url)| Some(url::Url::parse(url).ok()?.password()?.to_owned()));
-        // RabbitMQ's is a word.
+        // The administrator's password on RabbitMQ is an ordinary word, which the output can contain.
         let administrators: Vec<String> = administrators.filter(|password| password != "tally").collect();
         let passwords: Vec<&str> =
             secret.iter().map(|(_, text, _)| text.trim()).chain(administrators.iter().map(String::as_str)).collect();
@@ -98,7 +98,7 @@ impl FirstDay {
         config
     }
 
-    /// Runs accounts.sh as an administrator of the stack's servers would, for some of them; and again, which changes nothing.
+    /// Runs accounts.sh like an administrator of the given servers. Runs it a second time, which must change nothing.
     pub fn accounts(&self, servers: &[&str], mysql_url: &str, more: &[&str]) {
         let url = url::Url::parse(mysql_url).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());
@@ -116,7 +116,7 @@ impl FirstDay {
         }
     }
 
-    /// Runs a command with a file that init has written; it must end well.
+    /// Runs a command with a file that init has written. It must succeed.
     #[track_caller]
     pub fn done(&self, file: &str, arguments: &[&str]) -> String {
         let output = self.command().arg("--config").arg(self.path(file)).args(arguments).output().unwrap();
@@ -140,7 +140,8 @@ impl FirstDay {
         daemon
     }
 
-    /// Starts the daemon and, with what gateway.env says, a gateway, which takes a like and reads it from every server.
+    /// Starts the daemon, and a gateway with the settings of gateway.env. The gateway takes a like and reads it from
+    /// every server.
     pub async fn likes_over_http(&self) {
         let daemon = self.daemon().await;
         let text = fs::read_to_string(self.path("gateway.env")).unwrap();
@@ -165,7 +166,7 @@ impl FirstDay {
         }
     }
 
-    /// Starts the daemon, which writes and counts one like, and stops it.
+    /// Starts the daemon, lets it write and count one like, and stops it.
     pub async fn likes(&self, amqp: &Amqp) {
         let daemon = self.daemon().await;
         let broker = Broker::new(amqp).unwrap();
@@ -181,7 +182,7 @@ impl FirstDay {
         assert!(daemon.stop().success(), "{log}");
     }
 
-    /// Publishes as the API servers' account on the stack's RabbitMQ.
+    /// The settings to publish with the API servers' account on the stack's RabbitMQ.
     pub fn api(&self) -> Amqp {
         let password = fs::read_to_string(self.path("tallyd.api-password")).unwrap();
         let mut url = url::Url::parse(&stack("AMQP_URL")).unwrap();
@@ -190,7 +191,7 @@ impl FirstDay {
         Amqp { url: ServerUrl::from(url.as_str()), prefix: self.name.clone(), ..Amqp::default() }
     }
 
-    /// Removes what is on the stack's servers.
+    /// Deletes everything of this test on the stack's servers.
     pub async fn close(self) {
         let Self { name, .. } = &self;
         let admin = Amqp { url: stack("AMQP_URL").as_str().into(), ..self.api() };

@@ -1,4 +1,4 @@
-//! A gateway as a child process, with the accounts of an API server, and a client of it.
+//! A gateway as a child process, with the accounts of an API server, and a client for it.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::{Daemon, STARTED, World, program, unit_environment};
 
-/// How long an answer may take on a loaded machine.
+/// The timeout of an answer on a loaded machine.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 pub struct Gateway {
@@ -19,7 +19,7 @@ pub struct Gateway {
     pub address: String,
 }
 
-/// An answer: status, head in small letters, body.
+/// An answer: status, head in lower case, body.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -45,8 +45,8 @@ impl Answer {
 }
 
 impl World {
-    /// Starts a gateway, and waits until it takes requests. A value of the environment that is the address of a server, behind a proxy or
-    /// not, is that of an API server's account.
+    /// Starts a gateway and waits until it accepts requests. An address of a server in `environment`, also one of a
+    /// proxy, gets an API server's account.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();
@@ -65,7 +65,7 @@ impl World {
 }
 
 impl Gateway {
-    /// Waits until the process takes requests.
+    /// Waits until the process accepts requests.
     pub async fn started(process: Daemon) -> Self {
         process.logged("\"gateway-started\"").await;
         let log = process.log();
@@ -92,7 +92,7 @@ impl Gateway {
         )
     }
 
-    /// Sends what is given, and reads until the end.
+    /// Sends the request, and reads until the end.
     pub async fn send(&self, request: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();

@@ -1,5 +1,5 @@
-//! A world per test: a database, a prefix on the broker and one in Redis of its own, on the servers of `dev/up`; the real
-//! binary as a child process; a model of what must come out.
+//! A world per test. It has its own database, prefix on the broker and prefix in Redis, on the servers of `dev/up`. It
+//! runs the real binary as a child process, and has a model of the expected result.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
@@ -43,16 +43,17 @@ use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::NO_TARGET;
 
-/// How long a fact may take to become true on a loaded machine.
+/// The timeout of an expectation on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Messages that a publisher has on the way at once.
+/// The most unconfirmed messages of a publisher.
 const IN_FLIGHT: usize = 1_000;
 
 /// How many daemons this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// What the unit sets for the daemon. Without optimization a level of a message's headers takes more of a stack.
+/// The environment that the systemd unit sets for the daemon. A build without optimization needs a larger stack for
+/// each level of a message's headers.
 pub fn unit_environment() -> [(&'static str, String); 2] {
     let stack_bytes: usize = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
     [("RUST_MIN_STACK", stack_bytes.to_string()), ("MALLOC_ARENA_MAX", "2".to_owned())]
@@ -61,28 +62,29 @@ pub fn unit_environment() -> [(&'static str, String); 2] {
 pub struct World {
     pub name: String,
     pub folder: tempfile::TempDir,
-    /// As who may do all.
+    /// The configuration with all rights.
     pub config: Config,
-    /// As an API server.
+    /// The configuration of an API server.
     pub api: Config,
     pub pool: MySqlPool,
     pub cache: Cache,
     pub broker: Broker,
     admin_url: String,
-    /// Those that its daemons and commands have; none on servers of the test's own, where they are who may do all.
+    /// The accounts of its daemons and commands. `None` on a test's own servers, where they have all rights.
     pub accounts: Option<Accounts>,
 }
 
 impl World {
-    /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration. What runs in it has the
-    /// accounts of ops/, and the test, by `config`, those that may do all.
+    /// Creates a migrated database. The broker and Redis are empty. `settings` is more TOML for the configuration.
+    /// Programs in the world have the accounts of ops/. The test itself has all rights, by `config`.
     pub async fn new(name: &str, settings: &str) -> Self {
         Accounts::make_in_rabbitmq();
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
     }
 
-    /// The same on another MySQL, given as the address of an account that may do all, up to the database's name.
+    /// The same on another MySQL. `admin_url` is the address of an account with all rights, without the database's
+    /// name.
     pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
         Self::with(admin_url, name, settings, |_| None).await
     }
@@ -96,7 +98,7 @@ impl World {
         let name = format!("t_{name}_{}", std::process::id());
         let accounts = accounts(&name);
         let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
-        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("make the database");
+        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("create database");
         if let Some(accounts) = &accounts {
             accounts.make_in_mysql(&admin).await;
         }
@@ -112,19 +114,20 @@ impl World {
         world
     }
 
-    /// The same servers with other settings, for whatever starts from now on.
+    /// Changes the settings. The servers stay. The settings are for programs that start from now on.
     pub fn set(&mut self, settings: &str) {
         let accounts = self.accounts.as_ref();
         (self.config, self.api) = written(self.folder.path(), &self.name, &self.admin_url, accounts, settings);
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
     }
 
-    /// Writes other settings, right or wrong, for whoever reads them.
+    /// Writes other settings, valid or not, for programs that read them.
     pub fn write(&self, settings: &str) {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
 
-    /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
+    /// Deletes everything that the test created. Call it only after success: after a failure the data is needed for
+    /// debugging.
     pub async fn close(self) {
         let link = self.broker.connect("test").await.unwrap();
         for partition in 0..self.broker.partitions() {
@@ -171,10 +174,10 @@ impl World {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
     }
 
-    /// The report of a reconcile, once no other run of the daemon's own is at it.
+    /// Runs a reconcile and returns its report. It waits while the daemon's own run is running.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = std::cell::RefCell::new(serde_json::Value::Null);
-        eventually("no other run is at it", || async {
+        eventually("no other run is running", || async {
             let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
             report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
             output.status.code() != Some(75)
@@ -190,12 +193,12 @@ impl World {
         command
     }
 
-    /// Starts the daemon, with a log of its own.
+    /// Starts the daemon with its own log.
     pub fn daemon(&self) -> Daemon {
         self.daemon_with(&[])
     }
 
-    /// The same with more environment.
+    /// The same with more environment variables.
     pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let log_path = self.log_path(started);
@@ -205,12 +208,13 @@ impl World {
         Daemon { child, log_path }
     }
 
-    /// Where the log of the daemon of this number is.
+    /// The path of a daemon's log.
     fn log_path(&self, number: u32) -> PathBuf {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
 
-    /// A value of the environment. The address of a proxy is that of the test, who may do all.
+    /// A value of the environment for the daemon. The address of a proxy has the account with all rights and gets the
+    /// daemon's.
     fn as_daemon(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
@@ -230,19 +234,19 @@ impl World {
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        // The library's own half second is too short for a machine that runs other tests.
+        // The library's default timeout of half a second is too short for a machine that runs other tests.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
         client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 
-    /// Makes exchange and queues, as a daemon would, and connects a publisher.
+    /// Creates exchange and queues, as a daemon would, and connects a publisher.
     pub async fn publisher(&self) -> Publisher {
         let link = self.broker.connect("test").await.unwrap();
         self.broker.declare_for(&link, self.broker.partitions()).await.unwrap();
         self.broker.connect_publisher("test").await.unwrap()
     }
 
-    /// Publishes bodies in order, many on the way at once.
+    /// Publishes bodies in order, with many in flight.
     pub async fn publish(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
         let exchange = self.broker.exchange();
         stream::iter(bodies)
@@ -259,7 +263,7 @@ impl World {
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
 
-    /// The counters in MySQL.
+    /// Returns the counters in MySQL.
     pub async fn counters(&self) -> BTreeMap<Target, i64> {
         sqlx::query(
             "SELECT kind, target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 1 GROUP BY kind, target_id",
@@ -272,7 +276,7 @@ impl World {
         .collect()
     }
 
-    /// The counters in Redis, without those that are zero.
+    /// Returns the counters in Redis, without zeros.
     pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
         let mut redis = self.redis().await;
         let mut counters = BTreeMap::new();
@@ -288,8 +292,8 @@ impl World {
         counters
     }
 
-    /// Waits until everything that was published before is written: each partition's queue gets one more event, of a
-    /// target that no test uses, and is read in order. The broker's own figures are seconds old.
+    /// Waits until all messages that were published before are written. Each partition's queue gets one more event, of
+    /// a target that no test uses, and queues are read in order. The broker's own figures are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);
@@ -304,7 +308,7 @@ impl World {
         }
     }
 
-    /// Waits until Redis has all rows of the outbox, by what MySQL knows.
+    /// Waits until Redis has all rows of the outbox, according to MySQL.
     pub async fn outbox_added(&self) {
         let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
                     WHERE p.outbox > COALESCE(s.applied, 0)";
@@ -315,17 +319,19 @@ impl World {
 /// The target of [`World::drained`].
 const LAST: u64 = 999_999_999_999;
 
-/// The environment of servers that a test starts itself. They do not wait for the disk where those of dev/up do not (`TALLYD_STACK_SYNC=no`).
+/// The environment of servers that a test starts itself. With `TALLYD_STACK_SYNC=no` they do not wait for the disk,
+/// like the servers of dev/up.
 pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
     std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
 }
 
-/// The repository.
+/// The repository's folder.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
-/// The daemon's program: Cargo and nextest name it to tests of its package; other programs find it where this build has put both.
+/// The path of the daemon's program. Cargo and nextest pass it to tests of its package. Other programs find it in the
+/// folder of their own build.
 pub fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("CARGO_BIN_EXE_tallyd") {
         return named.into();
@@ -344,7 +350,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() ->
     }
 }
 
-/// Changes a number behind everyone's back.
+/// Changes a number without the daemon's knowledge.
 pub async fn drift(world: &World, target: Target, by: i64) {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
     let mut redis = world.redis().await;
@@ -353,7 +359,7 @@ pub async fn drift(world: &World, target: Target, by: i64) {
     let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
 }
 
-/// Takes every bucket of videos away from Redis, as a flush does.
+/// Deletes every bucket of videos in Redis, as a flush does.
 pub async fn lose(world: &World) {
     let mut redis = world.redis().await;
     for bucket in 0..world.cache.keys.buckets() {
@@ -381,7 +387,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The likes of each target as Redis tells a reader; none where it doesn't know them.
+/// Returns the likes of each target as a reader sees them in Redis. `None` if Redis doesn't know them.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let mut likes = Vec::with_capacity(targets.len());
     for some in targets.chunks(READ_TARGETS_MAX) {

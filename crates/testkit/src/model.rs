@@ -1,4 +1,4 @@
-//! What must come out of events.
+//! The expected result of events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use sqlx::Row;
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
-/// What the tables must hold: per (target, user) the newest event.
+/// The expected content of the tables: per (target, user) the newest event.
 #[derive(Default)]
 pub struct Model {
     pub rows: HashMap<(Target, UserId), (Micros, bool)>,
@@ -40,7 +40,7 @@ pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
 }
 
 impl World {
-    /// Rows and counters, compared with the model to the last one.
+    /// Compares all rows and counters with the model.
     pub async fn assert_equals(&self, model: &Model) {
         let rows = sqlx::query(
             "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// Where unwritten messages are: dead letters, and the depth of each queue.
+    /// Finds messages that are not written: dead letters, and the depth of each queue.
     async fn whereabouts(&self) -> String {
         let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
         let link = self.broker.connect("test").await.unwrap();

@@ -3,12 +3,12 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 
-/// Below those that connections go out from (32768 and up, `ip_local_port_range`): a server may take seconds to listen, and none of thousands of
-/// clients gets its port meanwhile.
+/// The ports are below those of outgoing connections (32768 and up, `ip_local_port_range`). A server may take seconds
+/// to listen, and meanwhile none of thousands of clients gets its port.
 const FIRST: u16 = 10_000;
 const NUMBER: u64 = 10_000;
 
-/// Some that are free, each another one.
+/// Returns different free ports.
 pub fn free_ports<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| {
         loop {

@@ -1,4 +1,4 @@
-//! A Redis server of the test's own, which it may restart or make a replica.
+//! A Redis server of one test, which the test can restart or make a replica.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ pub struct Private {
 }
 
 impl Private {
-    /// A server that keeps nothing on disk. `arguments` are more of its settings.
+    /// Starts a server that keeps nothing on disk. `arguments` are more of its settings.
     pub async fn start(arguments: &[&str]) -> Self {
         let port = free_port();
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! A TCP proxy in front of a server, whose connections are cut, slowed down, silenced or broken off, or whose callers' bytes are held back.
+//! A TCP proxy in front of a server. It can cut, slow down, mute or truncate connections, and hold back the callers'
+//! bytes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,10 +14,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Which server each proxy of this process was made for, by its own address.
+/// The server of each proxy of this process, by the proxy's address.
 static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
-/// The server that an address leads to, through proxies of this process.
+/// Returns the server behind an address, through proxies of this process.
 pub fn behind(address: &str) -> String {
     let known = MADE_FOR.lock().unwrap();
     let mut address = address.to_owned();
@@ -27,38 +28,38 @@ pub fn behind(address: &str) -> String {
 }
 
 pub struct Proxy {
-    /// Where it listens: in place of the server.
+    /// The address to use in place of the server's.
     pub address: SocketAddr,
     line: Arc<Line>,
 }
 
-/// What becomes of the bytes of all connections.
+/// How the bytes of all connections are treated.
 struct Line {
     server: Mutex<String>,
     open: Mutex<CancellationToken>,
     held: watch::Sender<bool>,
     muted: AtomicBool,
-    /// What the server has said, once somebody listens.
+    /// The server's bytes, if they are recorded.
     answers: Mutex<Option<Vec<u8>>>,
-    /// What a caller says for everything from there on to be held.
+    /// The bytes of a caller that start the hold.
     last_words: Mutex<Option<Vec<u8>>>,
-    /// Milliseconds that each piece takes.
+    /// The delay of each piece, in milliseconds.
     delay: Mutex<Option<Range<u64>>>,
     /// Bytes of answers that each connection still passes.
     answers_left: Mutex<Option<usize>>,
-    /// Pieces that went through, for delays that differ.
+    /// Pieces that went through, to vary the delays.
     pieces: AtomicU64,
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The number may be another's next.
+        // Another proxy may get the port next.
         MADE_FOR.lock().unwrap().remove(&self.address.to_string());
     }
 }
 
 impl Proxy {
-    /// A proxy that leads to that server.
+    /// Starts a proxy for that server.
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -77,7 +78,7 @@ impl Proxy {
         proxy
     }
 
-    /// `url` with the proxy's address in place of the server's.
+    /// Starts a proxy for the server of `url`. Also returns `url` with the proxy's address.
     pub async fn before(url: &str) -> (Self, String) {
         let mut url = url::Url::parse(url).unwrap();
         let proxy = Self::to(format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())).await;
@@ -85,71 +86,71 @@ impl Proxy {
         (proxy, url.to_string())
     }
 
-    /// Leads whoever connects from now on to another server. Connections that are open stay where they are.
+    /// Leads new connections to another server. Open connections stay with theirs.
     pub fn lead(&self, server: String) {
         *self.line.server.lock().unwrap() = server;
     }
 
-    /// Closes every connection that is open now. New ones go through.
+    /// Closes every open connection. New ones go through.
     pub fn cut(&self) {
         self.line.muted.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.line.open.lock().unwrap()).cancel();
     }
 
-    /// Closes every connection, those to come, too.
+    /// Closes every open connection, and makes new ones fail.
     pub fn fail(&self) {
         self.lead("127.0.0.1:1".to_owned());
         self.cut();
     }
 
-    /// Keeps from the callers what the server says, until they are cut.
+    /// Drops the server's answers until the connections are cut.
     pub fn mute(&self) {
         self.line.muted.store(true, Ordering::Relaxed);
     }
 
-    /// Takes what callers send from now on, and keeps it from the server.
+    /// Holds back the bytes that callers send from now on.
     pub fn hold(&self) {
         *self.line.answers.lock().unwrap() = Some(Vec::new());
         self.line.held.send_replace(true);
     }
 
-    /// Begins to hold when a caller sends that, and doesn't let it through.
+    /// Starts to hold when a caller sends these bytes. The bytes are held, too.
     pub fn hold_from(&self, words: &[u8]) {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }
 
-    /// Whether what callers send is held.
+    /// Whether callers' bytes are held.
     pub fn holds(&self) -> bool {
         *self.line.held.borrow()
     }
 
-    /// Sends the server what was held back, also of callers that have gone meanwhile.
+    /// Sends the held bytes to the server, also of callers that have disconnected since.
     pub fn release(&self) {
         self.line.held.send_replace(false);
     }
 
-    /// What the server has said since [`Proxy::hold`].
+    /// Returns the server's bytes since [`Proxy::hold`].
     pub fn answers(&self) -> Vec<u8> {
         self.line.answers.lock().unwrap().clone().unwrap_or_default()
     }
 
-    /// Connections stay open, and new ones are taken, but nothing goes either way, until [`Proxy::clear`].
+    /// Passes no bytes in either direction until [`Proxy::clear`]. Connections stay open, and new ones are accepted.
     pub fn silence(&self) {
         self.mute();
         self.line.held.send_replace(true);
     }
 
-    /// Has each piece take so many milliseconds, each way.
+    /// Delays each piece by this many milliseconds, in both directions.
     pub fn delay(&self, milliseconds: Range<u64>) {
         *self.line.delay.lock().unwrap() = Some(milliseconds);
     }
 
-    /// Closes each connection, those that are open too, after so many more bytes of the server's.
+    /// Closes each connection, also the open ones, after this many more bytes from the server.
     pub fn truncate(&self, bytes: usize) {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }
 
-    /// What comes now goes through as if nothing had been. What was held is never sent: its connections are cut.
+    /// Returns to normal. Connections with held bytes are cut, and these bytes are never sent.
     pub fn clear(&self) {
         *self.line.delay.lock().unwrap() = None;
         *self.line.answers_left.lock().unwrap() = None;
@@ -176,7 +177,7 @@ impl Line {
         }
     }
 
-    /// Copies both ways until both have ended, or the server's words are broken off.
+    /// Copies in both directions until both have ended, or the answers are truncated.
     async fn through(&self, near: TcpStream, far: TcpStream) {
         let (from_near, to_near) = near.into_split();
         let (from_far, to_far) = far.into_split();
@@ -233,7 +234,7 @@ impl Line {
     }
 }
 
-/// The next bytes; none at the end.
+/// Reads the next bytes. `None` at the end.
 async fn some(from: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 16 * 1024];
     let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;

@@ -1,4 +1,4 @@
-//! Users who click all the time, and what must be in both stores in the end.
+//! Users who click all the time, and the expected state of both stores.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +10,13 @@ use tokio::task::JoinSet;
 use super::clicker::Clicker;
 use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
-/// Users that click at once, each on few hot and many cold targets.
+/// The number of users that click at the same time, each on few popular and many other targets.
 const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
 
-/// A site whose users like and unlike through the client until it is stopped. A click that can't be published ends the test.
+/// A site whose users like and unlike through the client until it is stopped. A click that can't be published ends the
+/// test.
 pub struct Site {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,
@@ -28,7 +29,7 @@ impl Site {
         Self::of(&Arc::new(world.client()), CLICKERS, each)
     }
 
-    /// So many clickers that are all like `each`, but for their numbers.
+    /// Starts `clickers` clickers. They are like `each`, except for their numbers.
     pub fn of(client: &Arc<Client>, clickers: u64, each: Clicker) -> Self {
         let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for number in 0..clickers {
@@ -38,13 +39,13 @@ impl Site {
         site
     }
 
-    /// Waits until so many more clicks were made.
+    /// Waits until `more` clicks were made.
     pub async fn clicked(&self, more: u64) {
         let until = self.clicks.load(Ordering::Relaxed) + more;
         eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
     }
 
-    /// Stops the users and gives what they clicked.
+    /// Stops the users and returns the expected state.
     pub async fn close(mut self) -> Model {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Model::default();
@@ -54,7 +55,8 @@ impl Site {
         all
     }
 
-    /// Stops the users, and fails unless MySQL and Redis have what they clicked, and a last reconcile finds nothing to do. Gives the model.
+    /// Stops the users. Fails unless MySQL and Redis have all their clicks and a last reconcile finds nothing to
+    /// repair. Returns the model.
     pub async fn end(self, world: &World) -> Model {
         let model = self.close().await;
         world.drained(&world.broker.connect_publisher("test").await.unwrap()).await;
@@ -65,8 +67,8 @@ impl Site {
     }
 }
 
-/// A full reconcile from a shell, which finds these drifts and repairs them. Waits for one that a daemon is at, and for partitions that are being taken
-/// over.
+/// Runs a full reconcile, which must find and repair these drifts. It waits while a daemon's reconcile is running, and
+/// while partitions are being taken over.
 pub async fn reconciled(world: &World, drifts: &[i64]) {
     let ended = || async {
         let output = world.tallyd(&["reconcile", "--full", "--format", "json"]);
@@ -84,7 +86,7 @@ pub async fn reconciled(world: &World, drifts: &[i64]) {
     eventually("a reconcile ends", ended).await;
 }
 
-/// The process that holds each partition.
+/// Returns the process that holds each partition.
 pub async fn owners(world: &World) -> BTreeMap<u16, String> {
     let rows: Vec<(u16, Option<String>)> =
         sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
@@ -114,7 +116,7 @@ pub async fn has_all(world: &World, daemon: &Daemon) {
     .await;
 }
 
-/// Waits until every partition is held by somebody.
+/// Waits until every partition is held.
 pub async fn all_held(world: &World) {
     let all = usize::from(world.broker.partitions());
     eventually("all partitions are held", || async { owners(world).await.len() == all }).await;
