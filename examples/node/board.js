@@ -1,18 +1,19 @@
-// Leaderboards: the current period's key, and what a score says. docs/events.md has the scripts that write and read them.
+// Leaderboards: the key of the current period, and the numbers in a score. docs/events.md has the scripts that write
+// and read them.
 
 const SCORE_BITS = 53;
 const DAY_MS = 86_400_000;
 const DAYS = ['monday', 'tuesday', 'wednesday', 'thursday', 'friday', 'saturday', 'sunday'];
 
-// The name of the period that the instant, in milliseconds since 1970, lies in. A week has the name of the ISO week in which most of its
-// days lie.
+// The name of the period that contains the instant, in milliseconds since 1970. A week has the name of the ISO week
+// with most of its days.
 export function periodOf(length, instant, timeZone = 'UTC', weekStarts = 'monday') {
   if (length === 'total') return 'total';
-  // The Swedish write dates as ISO has them.
+  // The Swedish locale writes dates in the ISO format.
   const options = { timeZone, calendar: 'iso8601', year: 'numeric', month: '2-digit', day: '2-digit' };
   const day = new Intl.DateTimeFormat('sv', options).format(instant);
   if (length !== 'week') return length === 'day' ? day : day.slice(0, 7);
-  // From here on dates alone, which have no zone.
+  // The rest works with dates only, which have no zone.
   const shift = DAYS.indexOf(weekStarts);
   const date = Date.parse(day) - (shift < 4 ? shift : shift - 7) * DAY_MS;
   // The Thursday decides which year the week belongs to.
@@ -24,12 +25,13 @@ export function periodOf(length, instant, timeZone = 'UTC', weekStarts = 'monday
 
 export const boardKey = (name, period, keyPrefix = 'tally:') => `${keyPrefix}board:{${name}}:${period}`;
 
-// The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once.
+// The keys of a board's periods that contain the instant: lua/board.lua adds to all of them in one call.
 export function boardKeys(name, periods, instant, keyPrefix = 'tally:') {
   return periods.map((period) => boardKey(name, periodOf(period, instant), keyPrefix));
 }
 
-// What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board lowBits is 0.
+// The score that lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. For a plain board,
+// lowBits is 0.
 export function pack(primary, low, lowBits) {
   if (!(low >= 0 && low < 2 ** lowBits && primary >= 0 && primary < 2 ** (SCORE_BITS - lowBits))) {
     throw new RangeError(`${primary} and ${low} do not fit`);
@@ -37,7 +39,7 @@ export function pack(primary, low, lowBits) {
   return primary * 2 ** lowBits + low;
 }
 
-// A score's two numbers.
+// The two numbers of a score.
 export function unpack(score, lowBits) {
   const primary = Math.floor(score / 2 ** lowBits);
   return [primary, score - primary * 2 ** lowBits];

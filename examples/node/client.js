@@ -1,7 +1,7 @@
-// Likes targets: counts them in Redis at once, once, and publishes the events that tallyd writes to MySQL.
-// docs/clients-counting-at-once.md explains each step; like.js is a command that uses it.
+// Likes targets: counts each like once in Redis, immediately, and publishes the events that tallyd writes to MySQL.
+// docs/clients-counting-at-once.md explains each step. like.js is a command that uses it.
 //
-// Ids are text everywhere: a number of JavaScript loses the last digits of those above 2^53.
+// Ids are text everywhere: a number in JavaScript loses the last digits above 2^53.
 
 import { createHash, randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -26,7 +26,7 @@ const TAKE_BACK = script('take_back');
 const LIMIT = script('limit');
 const BOARD = script('board');
 
-// What must be as in tallyd's config.toml, and the servers' addresses.
+// These must be as in tallyd's config.toml, plus the servers' addresses.
 export const defaults = {
   redisUrl: 'redis://127.0.0.1:6379/0',
   amqpUrl: 'amqp://guest:guest@127.0.0.1:5672/%2f',
@@ -38,19 +38,19 @@ export const defaults = {
   metrics: ['view'], // the other names of [metrics]
   kinds: { video: 1, post: 2 }, // [kinds]
   filters: false, // whether [filter] likes_min is set
-  board: '', // a [[board]] with the tie "member" that likes count on; empty is none
+  board: '', // a [[board]] with the tie "member" that likes count on; empty for none
   boardPeriods: ['total'], // period of each [[board]] of that name
   // These must be the same for all API servers.
-  rememberedS: 120, // longer than an event takes into MySQL
-  clicksMax: 0, // of a user in a window; 0 is any number
+  rememberedS: 120, // longer than an event needs to reach MySQL
+  clicksMax: 0, // of a user in a window; 0 for no limit
   windowMs: 60_000,
-  // How long each server has to answer.
+  // The timeout of each server.
   timeoutMs: 5_000,
-  // For how long a MySQL that failed is not asked again: others need not wait for it, too.
+  // How long MySQL is skipped after a failure, so that not every request waits for it.
   mysqlRestMs: 5_000,
 };
 
-// tallyd would refuse the event, for the reason that is named: so it must not be counted.
+// tallyd would reject the event for this reason, so it must not be counted.
 export class Refused extends RangeError {
   constructor(reason, value) {
     super(`${reason}: ${JSON.stringify(value)}`);
@@ -58,32 +58,32 @@ export class Refused extends RangeError {
   }
 }
 
-// Without a word to the broker, which no longer answers. amqplib takes it as a lost connection.
+// Closes without asking the broker, which no longer answers. amqplib treats it as a lost connection.
 const destroy = ({ connection }, error) => connection.connection.stream.destroy(error);
 
 // ------------------------------------------------------------------ the contract: names and formats
 
-// The target's bucket, and who clicked lately in it. All three are in one slot of a Cluster.
+// The target's bucket, and the recent clicks in it. All three are in one slot of a Cluster.
 export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
   const bucket = (1 << bucketBits) | (crc32(targetId) & ((1 << bucketBits) - 1));
   const tag = `{${kind}:${bucket.toString(16)}}`;
   return [`${keyPrefix}c:${tag}`, `${keyPrefix}recent:${tag}`, `${keyPrefix}recent:${tag}:former`];
 }
 
-// What like.lua needs as well where there are Bloom filters: without it, the filter would not learn of a like.
+// Keys that like.lua also needs if there are Bloom filters. Without them, a like would be missing in the filter.
 export function filterKeys(settings, kind, targetId) {
   const [bucket] = keysOf(settings, kind, targetId);
   const name = `${settings.keyPrefix}filter:${bucket.slice(bucket.indexOf('{'))}:${targetId}`;
   return [bucket, name, `${name}:config`, `${name}:added`];
 }
 
-// Whether nobody has loaded the bucket, by its field `_`.
+// Whether the bucket is not loaded, by its field `_`.
 export const isMissing = (loaded) => loaded === null;
 
 // The bucket's name in `tally:c:missing`: video:3a2f.
 export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
-// The number in a bucket's answer to HMGET of `_` and the id; null where it is unknown, which is not zero.
+// The number in a bucket's answer to HMGET of `_` and the id. `null` if it is unknown, which is not zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -91,19 +91,19 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// Digits alone: no sign, no leading zero, so that one id has one spelling.
+// Only digits: no sign and no leading zero, so that each id has one spelling.
 export function anId(text, reason = 'target-id-out-of-range') {
   if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) throw new Refused(reason, text);
   return text;
 }
 
-// As a number it is exact until the year 2255.
+// A number is exact for this until the year 2255.
 export function aTime(at) {
   if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
   return Number(at);
 }
 
-// What is published. `at` is the script's text.
+// The event to publish. `at` is the script's text.
 export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
   if (type !== 'like' && type !== 'unlike') throw new Refused('unknown-type', type);
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
@@ -111,11 +111,11 @@ export function eventOf({ kinds }, type, kind, targetId, userId, at, count = nul
   return count === null ? event : { ...event, count };
 }
 
-// The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it.
+// The change of another number. To retry, send it unchanged: tallyd recognizes it by `event_id` and `at`.
 export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
   anId(targetId);
-  // Also the number of likes, which follows from likes.
+  // This includes the number of likes, which only likes change.
   if (!metrics.includes(metric)) throw new Refused('unknown-metric', metric);
   if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new Refused('delta-out-of-range', delta);
   const characters = typeof eventId === 'string' ? [...eventId].length : 0;
@@ -150,10 +150,10 @@ export class Client {
     await this.#rows.end();
   }
 
-  // The whole way of a like ('like') or an unlike ('unlike'). Gives { waitMs } where the user clicks too often; otherwise the event, and
-  // whether it changed anything.
+  // Does everything for a like ('like') or an unlike ('unlike'). Returns { waitMs } if the user clicks too often.
+  // Otherwise returns the event, and whether it changed anything.
   async click(type, kind, targetId, userId) {
-    // What can't be published is not counted either.
+    // An event that can't be published must not be counted.
     eventOf(this.#settings, type, kind, targetId, userId, '1');
     const waitMs = await this.#waitMs(userId);
     if (waitMs > 0) return { waitMs };
@@ -162,26 +162,26 @@ export class Client {
     const delta = type === 'like' ? 1 : -1;
     if (changed) await this.#countOnBoard(event, delta);
     try {
-      // Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
+      // Publish even if nothing changed: perhaps the user's last click was never published, and twice is harmless.
       await this.publish(event);
     } catch (error) {
-      // What fails here must not hide why the event could not be published.
+      // An error here must not hide why publishing failed.
       if (await this.takeBack(event).catch(() => false)) await this.#countOnBoard(event, -delta);
       throw error;
     }
     return { event, changed };
   }
 
-  // Changes another number than that of likes. Whoever does not get an answer sends it again with the same id and time, or publishes the
-  // `event` of the error.
+  // Changes another number than likes. If the answer is lost, the caller retries with the same id and time, or
+  // publishes the `event` of the error.
   async add(kind, targetId, metric, delta, eventId = randomUUID(), at = String(Date.now() * 1_000)) {
     const event = countEventOf(this.#settings, kind, targetId, metric, delta, eventId, at);
     await this.publish(event);
     return event;
   }
 
-  // Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must carry, and
-  // the target's number, null where it is unknown.
+  // Counts a click in Redis if it changes what the user likes, and returns whether it does. Also returns `at`, which
+  // the event must carry, and the target's number, which is `null` if it is unknown.
   async count(type, kind, targetId, userId) {
     const { like, rememberedS, filters } = this.#settings;
     const keys = [...keysOf(this.#settings, kind, targetId), ...(filters ? filterKeys(this.#settings, kind, targetId) : [])];
@@ -191,44 +191,44 @@ export class Client {
     return { changed: result === 1, at, count: count ?? null };
   }
 
-  // Takes back a click that could not be published. True where it no longer counts: nobody else publishes its event.
+  // Takes back a click that could not be published. True if it no longer counts and no other request publishes it.
   async takeBack(event) {
     const { kind, target_id: targetId, user_id: userId, type, at } = event;
     const keys = keysOf(this.#settings, kind, targetId);
     return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
   }
 
-  // Returns once the broker has the event on disk, in a queue. The error otherwise has the event, to be published again.
+  // Returns once the broker has the event on disk, in a queue. Otherwise the error has the event, to publish it again.
   async publish(event) {
     for (let tries = TRIES; ; tries -= 1) {
       try {
         return await this.#publishOnce(event);
       } catch (error) {
-        // Perhaps it arrived. The same event again is harmless, counting again would not be.
+        // Perhaps it arrived. Sending the same event again is harmless. Counting again would not be.
         if (tries === 1) throw Object.assign(new Error(error.message, { cause: error }), { event });
         await sleep(PAUSE_MS);
       }
     }
   }
 
-  // The targets' likes, in one round trip; null where Redis does not know them: then ask MySQL.
+  // The targets' likes, in one round trip. `null` if Redis does not know them: then ask MySQL.
   async read(kind, targetIds) {
     const { keyPrefix, like } = this.#settings;
     const buckets = targetIds.map((id) => keysOf(this.#settings, kind, id)[0]);
-    // Commands that are called without waiting between them are sent together.
+    // The library sends commands together if the caller does not wait between them.
     const answers = await this.#within(
       Promise.all(targetIds.map((id, place) => this.#redis.hmGet(buckets[place], ['_', id]))),
     );
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // So that tallyd loads them at once. Reading must not fail for it, for instance on a replica.
+      // tallyd then loads them immediately. Reading must not fail because of this, for instance on a replica.
       const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
   }
 
-  // The same, with MySQL's number where Redis does not know it. It lacks what is still on the way.
+  // The same, with MySQL's number if Redis does not know it. MySQL lacks events in flight.
   async readOrAsk(kind, targetIds) {
     const numbers = await this.read(kind, targetIds);
     const unknown = targetIds.filter((_, place) => numbers[place] === null);
@@ -240,19 +240,19 @@ export class Client {
     return numbers.map((number, place) => number ?? inMysql.get(targetIds[place]) ?? 0);
   }
 
-  // Whether the user likes each target: by the clicks of the last minutes, and for the rest by MySQL.
+  // Whether the user likes each target, by the clicks of the last minutes, otherwise by MySQL.
   async liked(kind, userId, targetIds) {
     const click = (id, key) => this.#redis.hGet(key, `${id}:${userId}`);
     const clicks = await this.#within(
       Promise.all(targetIds.map((id) => Promise.all(keysOf(this.#settings, kind, id).slice(1).map((key) => click(id, key))))),
     );
-    // The newer one first.
+    // The newer click comes first.
     const lately = clicks.map(([newer, older]) => newer ?? older);
     const inMysql = await this.#clicksInMysql(kind, userId, targetIds.filter((_, place) => lately[place] === null));
     return targetIds.map((id, place) => (lately[place] ?? inMysql.get(id) ?? '-').endsWith('+'));
   }
 
-  // How long the user must wait; 0 where the click is allowed.
+  // How long the user must wait. 0 if the click is allowed.
   async #waitMs(userId) {
     const { keyPrefix, clicksMax, windowMs } = this.#settings;
     if (clicksMax === 0) return 0;
@@ -260,7 +260,7 @@ export class Client {
     return isAllowed === 1 ? 0 : left;
   }
 
-  // The click counts also where its board fails. By the event's time: a click that is taken back leaves the periods that it came to.
+  // The click counts even if its board fails. Uses the event's time: a taken-back click leaves the same periods.
   async #countOnBoard(event, delta) {
     const { board, boardPeriods, keyPrefix } = this.#settings;
     if (!board) return;
@@ -268,7 +268,7 @@ export class Client {
     await this.#call(BOARD, keys, [event.target_id, delta]).catch(() => {});
   }
 
-  // Runs like.lua, and once more where its answer was lost: it knows the click, so it counts once.
+  // Runs like.lua, and retries once if its answer was lost. The script knows the click, so it counts once.
   async #callLike(keys, values) {
     const redis = this.#redis;
     try {
@@ -280,27 +280,27 @@ export class Client {
     }
   }
 
-  // Runs a script. What fails otherwise may have run.
+  // Runs a script. After any other error it may have run.
   async #call({ text, sha1 }, keys, values) {
     const options = { keys, arguments: values.map(String) };
     try {
       return await this.#within(this.#redis.evalSha(sha1, options));
     } catch (error) {
       if (!error.message.startsWith('NOSCRIPT')) throw error;
-      // A new server, or SCRIPT FLUSH: nothing was done. EVAL also makes the script known again.
+      // A new server, or SCRIPT FLUSH: nothing was done. EVAL also loads the script.
       return await this.#within(this.#redis.eval(text, options));
     }
   }
 
   #newRedis() {
     const { redisUrl: url, timeoutMs: connectTimeout } = this.#settings;
-    // What is called while there is no connection fails, and is not kept to run at some time later. What was under way when it
-    // broke fails, too, and is never sent again by itself: it may have counted.
+    // A call without a connection fails immediately, and is not kept for later. A call in flight fails with its
+    // connection. The library never resends it, because it may have counted.
     const redis = createClient({ url, disableOfflineQueue: true, socket: { connectTimeout } });
     return redis.on('error', (error) => console.error(`Redis: ${error.message}`));
   }
 
-  // In place of a connection that is late or broken: whatever waits on it would be, too. The first who finds it so connects for all.
+  // Replaces a late or broken connection: all calls on it would be late, too. The first caller reconnects for all.
   async #connectAnew(redis) {
     if (this.#redis === redis) {
       if (redis.isOpen) redis.destroy();
@@ -326,11 +326,11 @@ export class Client {
         }),
       );
     } catch (error) {
-      // A connection that is late is not trusted again; one that fails says so itself. A nack is of this event alone.
+      // A late connection is not trusted again. A failed one reports that itself. A nack is about this event only.
       if (error instanceof Late) destroy(publisher, error);
       throw error;
     }
-    // The broker sends back what no queue takes, and only then confirms it.
+    // The broker first returns a message that no queue takes, and then confirms it.
     if (publisher.returned.delete(messageId)) throw new Error('no queue takes the event: has tallyd ever run?');
   }
 
@@ -347,7 +347,7 @@ export class Client {
     const { amqpUrl, timeoutMs } = this.#settings;
     const connection = await amqp.connect(amqpUrl, { timeout: timeoutMs });
     const publisher = { connection, channel: null, returned: new Set(), reason: null };
-    // Whatever ends one of them ends both; the next call connects anew.
+    // An error of one ends both. The next call connects again.
     const failed = (error) => (publisher.reason = error);
     connection.on('error', failed).on('close', () => this.#drop(publisher));
     publisher.channel = await this.#within(connection.createConfirmChannel()).catch((error) => {
@@ -368,12 +368,12 @@ export class Client {
 
   // ---------------------------------------------------------------- MySQL
 
-  // The user's row in MySQL: asked for only where Redis has no click of the last minutes.
+  // The user's row in MySQL. Only needed if Redis has no click of the last minutes.
   async #row(type, kind, targetId, userId) {
     try {
       return (await this.#clicksInMysql(kind, userId, [targetId])).get(targetId) ?? '0-';
     } catch {
-      // MySQL is away. Better one that may count twice until a full reconcile finds it than none.
+      // MySQL is unreachable. A click that may count twice until a full reconcile is better than a lost one.
       return type === 'like' ? '0-' : '0+';
     }
   }
@@ -388,7 +388,7 @@ export class Client {
     return new Map(rows.map((row) => [String(row.target_id), row.click]));
   }
 
-  // The second value is a list of ids. As BigInt they stand in the statement digit by digit; as text MySQL might compare them as doubles.
+  // The second value is a list of ids. BigInts are written digit by digit. MySQL might compare texts as doubles.
   async #ask(sql, [kind, targetIds, last]) {
     if (targetIds.length === 0) return [];
     return this.#rows.query(sql, [kind, targetIds.map(BigInt), last]);

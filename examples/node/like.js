@@ -2,11 +2,11 @@
 // Likes a target, or reads likes:
 //
 //     like.js [--unlike] KIND TARGET_ID USER_ID
-//     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
-//     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
+//     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; with --mysql, MySQL's if Redis doesn't know one
+//     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each target
 //     like.js --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
-//                                                        another number than that of likes changes; to send it again: the same ID and
-//                                                        MICROSECONDS, which it prints, also where it fails
+//                                                        changes another number than likes; to retry, pass the same ID and
+//                                                        MICROSECONDS, which it prints, even if it fails
 //
 // Needs Node 18 or later, and `npm ci` in this folder.
 
@@ -42,9 +42,9 @@ async function run(client, { unlike, read, mysql, count, 'event-id': eventId, at
     const [metric, delta] = count.split('=');
     return JSON.stringify(await client.add(kind, ids[0], metric, Number(delta), eventId, at));
   }
-  if (ids.length !== 2) throw new RangeError('a target and a user are needed');
+  if (ids.length !== 2) throw new RangeError('pass a target and a user');
   const { waitMs, event, changed } = await client.click(unlike ? 'unlike' : 'like', kind, ...ids);
-  if (waitMs !== undefined) throw new Error(`too many clicks: wait ${waitMs} ms`);
+  if (waitMs !== undefined) throw new Error(`the user clicks too often: wait ${waitMs} ms`);
   return JSON.stringify({ ...event, changed });
 }
 

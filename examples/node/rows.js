@@ -1,14 +1,14 @@
-// Asks MySQL, with an end to every wait.
+// Queries MySQL, with a timeout for every wait.
 
 import mysql from 'mysql2/promise';
 
 export class Late extends Error {}
 
-// The promise, or an error where it takes longer.
+// The promise, or an error if it takes longer.
 export function within(promise, timeoutMs) {
   let timer;
   const late = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new Late(`no answer in ${timeoutMs} ms`)), timeoutMs);
+    timer = setTimeout(() => reject(new Late(`no answer within ${timeoutMs} ms`)), timeoutMs);
   });
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
@@ -19,17 +19,17 @@ export class Rows {
   #restMs;
   #restsUntil = 0;
 
-  // `restMs`: for how long a MySQL that failed is not asked again. Others need not wait for it, too.
+  // `restMs`: how long MySQL is skipped after a failure, so that not every request waits for it.
   constructor(uri, timeoutMs, restMs) {
     const big = { supportBigNumbers: true, bigNumberStrings: true };
-    // Connects when it is first asked.
+    // It connects at the first query.
     this.#pool = mysql.createPool({ uri, connectionLimit: 10, connectTimeout: timeoutMs, ...big });
     this.#timeoutMs = timeoutMs;
     this.#restMs = restMs;
   }
 
   async query(sql, values) {
-    if (Date.now() < this.#restsUntil) throw new Error('MySQL failed a moment ago, and is not asked');
+    if (Date.now() < this.#restsUntil) throw new Error('MySQL failed a moment ago and is skipped');
     const waiting = this.#pool.getConnection();
     let connection;
     try {
@@ -39,7 +39,7 @@ export class Rows {
       return rows;
     } catch (error) {
       this.#restsUntil = Date.now() + this.#restMs;
-      // Not back into the pool: its answer may still come.
+      // Not returned to the pool: its answer may still arrive.
       if (connection) connection.destroy();
       else waiting.then((late) => late.release(), () => {});
       throw error;

@@ -1,11 +1,11 @@
-// Events that set a number, for instance of unread messages. Published with `Client.publish`, as counts are.
+// Events that set a number, for instance of unread messages. Publish them with `Client.publish`, like counts.
 
 import { aTime, anId, Refused } from './client.js';
 
-// Metrics whose [[rule]] says settable = true, and of which kinds.
+// Metrics whose [[rule]] says settable = true, and their kinds.
 export const settable = { unread: ['video'] };
 
-// `set` makes a number the value, `reset` makes it zero. Of two events the newer `at` wins, whichever comes first.
+// `set` changes a number to the value, `reset` to zero. The event with the newer `at` wins, in any order of arrival.
 export function setEventOf({ kinds, metrics }, type, kind, targetId, metric, value, at) {
   if (type !== 'set' && type !== 'reset') throw new Refused('unknown-type', type);
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);

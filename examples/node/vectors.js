@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// Holds client.js, board.js and sets.js to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place.
+// Checks client.js, board.js and sets.js with tests/vectors, which tallyd itself must also pass. It needs no server. To
+// check your own client, replace the imports.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';

@@ -1,4 +1,4 @@
-"""Leaderboards: the current period's key, and what a score says. docs/events.md has the scripts that write and read them."""
+"""Leaderboards: the key of the current period, and the numbers in a score. docs/events.md has the scripts that write and read them."""
 
 import datetime
 import zoneinfo
@@ -8,8 +8,8 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 
 
 def period_of(length, instant, time_zone="UTC", week_starts="monday"):
-    """The name of the period that the instant, in seconds since 1970, lies in. A week has the name of the ISO week in which most of its
-    days lie."""
+    """The name of the period that contains the instant, in seconds since 1970. A week has the name of the ISO week with
+    most of its days."""
     day = datetime.datetime.fromtimestamp(instant, zoneinfo.ZoneInfo(time_zone)).date()
     if length == "week":
         shift = DAYS.index(week_starts)
@@ -23,17 +23,17 @@ def board_key(name, period, key_prefix="tally:"):
 
 
 def board_keys(name, periods, instant, key_prefix="tally:"):
-    """The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once."""
+    """The keys of a board's periods that contain the instant: lua/board.lua adds to all of them in one call."""
     return [board_key(name, period_of(period, instant), key_prefix) for period in periods]
 
 
 def pack(primary, low, low_bits):
-    """What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board low_bits is 0."""
+    """The score that lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. For a plain board, low_bits is 0."""
     if not 0 <= low < 2**low_bits or not 0 <= primary < 2 ** (SCORE_BITS - low_bits):
         raise OverflowError(f"{primary} and {low} do not fit")
     return primary * 2**low_bits + low
 
 
 def unpack(score, low_bits):
-    """A score's two numbers."""
+    """The two numbers of a score."""
     return divmod(int(score), 2**low_bits)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Likes a target: counts it in Redis at once, once, and publishes the event that tallyd writes to MySQL.
+"""Likes a target: counts it once in Redis, immediately, and publishes the event that tallyd writes to MySQL.
 
     like.py [--unlike] KIND TARGET_ID USER_ID
-    like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
-    like.py --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
+    like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; with --mysql, MySQL's if Redis doesn't know one
+    like.py --liked-by USER_ID KIND TARGET_ID...       whether the user likes each target
     like.py --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
-                                                       another number than that of likes changes; to send it again: the same ID and
+                                                       changes another number than likes; to retry, pass the same ID and
                                                        MICROSECONDS, which it prints
 
 Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
@@ -43,13 +43,13 @@ LIKE = 1  # [metrics] like
 METRICS = {"view"}  # the other names of [metrics]
 KINDS = {"video": 1, "post": 2}  # [kinds]
 FILTERS = os.environ.get("FILTERS", "0") == "1"  # whether [filter] likes_min is set
-BOARD = os.environ.get("BOARD", "")  # a [[board]] with the tie "member" that likes count on; empty is none
+BOARD = os.environ.get("BOARD", "")  # a [[board]] with the tie "member" that likes count on; empty for none
 BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of each [[board]] of that name
 # These must be the same for all API servers.
-REMEMBERED_S = 120  # longer than an event takes into MySQL
-CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 is any number
+REMEMBERED_S = 120  # longer than an event needs to reach MySQL
+CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 for no limit
 WINDOW_MS = 60_000
-TIMEOUT_S = 5  # that each server has to answer
+TIMEOUT_S = 5  # the timeout of each server
 
 LUA = Path(__file__).resolve().parents[2] / "lua"
 LIKE_SCRIPT = (LUA / "like.lua").read_text()
@@ -61,7 +61,7 @@ BOARD_SCRIPT = (LUA / "board.lua").read_text()
 
 
 class Refused(ValueError):
-    """tallyd would refuse the event, for the reason that is named: so it must not be counted."""
+    """tallyd would reject the event for this reason, so it must not be counted."""
 
     def __init__(self, reason, value):
         super().__init__(f"{reason}: {value!r}")
@@ -69,7 +69,7 @@ class Refused(ValueError):
 
 
 def an_id(value, reason="target-id-out-of-range"):
-    """The id as text. Digits alone: no sign, no leading zero, so that one id has one spelling."""
+    """The id as text. Only digits: no sign and no leading zero, so that each id has one spelling."""
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not re.fullmatch("[1-9][0-9]{0,18}", text) or int(text) > 2**63 - 1:
         raise Refused(reason, value)
@@ -83,21 +83,21 @@ def bucket_key(kind, target_id):
 
 
 def keys(kind, target_id):
-    """The target's bucket, and who clicked lately in it. All three are in one slot of a Cluster."""
+    """The target's bucket, and the recent clicks in it. All three are in one slot of a Cluster."""
     bucket = bucket_key(kind, target_id)
     recent = f"{KEY_PREFIX}recent:{bucket[bucket.index('{'):]}"
     return bucket, recent, f"{recent}:former"
 
 
 def filter_keys(kind, target_id):
-    """What like.lua needs as well where there are Bloom filters: without it, the filter would not learn of a like."""
+    """Keys that like.lua also needs if there are Bloom filters. Without them, a like would be missing in the filter."""
     bucket = bucket_key(kind, target_id)
     name = f"{KEY_PREFIX}filter:{bucket[bucket.index('{'):]}:{target_id}"
     return bucket, name, f"{name}:config", f"{name}:added"
 
 
 def number_in(loaded, value, place=LIKE):
-    """The number in a bucket's answer to HMGET of `_` and the id; None where it is unknown, which is not zero."""
+    """The number in a bucket's answer to HMGET of `_` and the id. `None` if it is unknown, which is not zero."""
     if loaded is None or loaded.startswith(b"~"):
         return None
     numbers = value.split(b",") if value else []
@@ -108,7 +108,7 @@ def number_in(loaded, value, place=LIKE):
 
 
 def is_missing(loaded):
-    """Whether nobody has loaded the bucket, by its field `_`."""
+    """Whether the bucket is not loaded, by its field `_`."""
     return loaded is None
 
 
@@ -125,7 +125,7 @@ def a_time(at):
 
 
 def event_of(event_type, kind, target_id, user_id, at, number=None):
-    """What is published. Ids as text: not every language's numbers hold 64 bits."""
+    """The event to publish. Ids are text: not every language's numbers hold 64 bits."""
     if event_type not in ("like", "unlike"):
         raise Refused("unknown-type", event_type)
     if kind not in KINDS:
@@ -138,14 +138,14 @@ def event_of(event_type, kind, target_id, user_id, at, number=None):
 
 
 def count_event_of(kind, target_id, metric, delta, event_id, at):
-    """The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it."""
+    """The change of another number. To retry, send it unchanged: tallyd recognizes it by `event_id` and `at`."""
     if kind not in KINDS:
         raise Refused("unknown-kind", kind)
     target_id = an_id(target_id)
     if metric not in METRICS:
-        # Also the number of likes, which follows from likes.
+        # This includes the number of likes, which only likes change.
         raise Refused("unknown-metric", metric)
-    # Not 1.0 and not True, of which JSON makes something else.
+    # Not 1.0 and not True: JSON writes them differently.
     if type(delta) is not int or not -(2**31) <= delta <= 2**31:
         raise Refused("delta-out-of-range", delta)
     if not isinstance(event_id, str) or not 1 <= len(event_id) <= 64:
@@ -163,16 +163,16 @@ def connect():
 
 
 def call(server, script, *arguments):
-    """Runs a script. What fails otherwise may have run."""
+    """Runs a script. After any other error it may have run."""
     try:
         return server.evalsha(hashlib.sha1(script.encode()).hexdigest(), *arguments)
     except redis.exceptions.NoScriptError:
-        # A new server, or SCRIPT FLUSH: nothing was done. EVAL also makes the script known again.
+        # A new server, or SCRIPT FLUSH: nothing was done. EVAL also loads the script.
         return server.eval(script, *arguments)
 
 
 def wait_ms(server, user_id):
-    """How long the user must wait; 0 where the click is allowed."""
+    """How long the user must wait. 0 if the click is allowed."""
     if CLICKS_MAX == 0:
         return 0
     key = f"{KEY_PREFIX}limit:{{{an_id(user_id, 'user-id-out-of-range')}}}"
@@ -181,7 +181,7 @@ def wait_ms(server, user_id):
 
 
 def call_like(server, *arguments):
-    """Runs like.lua, and once more where its answer was lost: it knows the click, so it counts once."""
+    """Runs like.lua, and retries once if its answer was lost. The script knows the click, so it counts once."""
     try:
         return call(server, LIKE_SCRIPT, *arguments)
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
@@ -189,8 +189,8 @@ def call_like(server, *arguments):
 
 
 def count(server, event_type, kind, target_id, user_id):
-    """Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must
-    carry, and the target's number, None where it is unknown."""
+    """Counts a click in Redis if it changes what the user likes, and returns whether it does. Also returns `at`, which
+    the event must carry, and the target's number, which is `None` if it is unknown."""
     target_id, user_id = an_id(target_id), an_id(user_id, "user-id-out-of-range")
     where = keys(kind, target_id) + (filter_keys(kind, target_id) if FILTERS else ())
     click = (len(where), *where, target_id, LIKE, event_type, user_id, REMEMBERED_S)
@@ -199,7 +199,7 @@ def count(server, event_type, kind, target_id, user_id):
         try:
             row = clicks_in_mysql(kind, user_id, [target_id]).get(target_id, "0-")
         except pymysql.MySQLError:
-            # Better one that may count twice until a full reconcile finds it than none.
+            # A click that may count twice until a full reconcile is better than a lost one.
             row = "0-" if event_type == "like" else "0+"
         result, *rest = call_like(server, *click, row)
     at, number = rest
@@ -207,16 +207,16 @@ def count(server, event_type, kind, target_id, user_id):
 
 
 def take_back(server, event):
-    """A click that could not be published. True where it no longer counts: nobody else publishes its event."""
+    """Takes back a click that could not be published. True if it no longer counts and no other request publishes its event."""
     kind, target_id = event["kind"], event["target_id"]
     arguments = (target_id, LIKE, event["type"], event["user_id"], event["at"])
     return call(server, TAKE_BACK_SCRIPT, 3, *keys(kind, target_id), *arguments) == 1
 
 
 def count_on_board(server, event, delta):
-    """The click counts also where its board fails."""
+    """The click counts even if its board fails."""
     if BOARD:
-        # By the event's time: a click that is taken back leaves the periods that it came to.
+        # Uses the event's time, so that a taken-back click leaves the same periods.
         boards = board_keys(BOARD, BOARD_PERIODS, event["at"] // 1_000_000, KEY_PREFIX)
         with contextlib.suppress(redis.exceptions.RedisError):
             call(server, BOARD_SCRIPT, len(boards), *boards, event["target_id"], delta)
@@ -231,19 +231,19 @@ def channel_to_publish():
     parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = TIMEOUT_S
     parameters.connection_attempts = 1
     connection = pika.BlockingConnection(parameters)
-    # pika itself waits for a confirm for ever. This ends whatever waits then, as pika's own heartbeat would.
-    late = pika.exceptions.AMQPConnectionError(f"no answer in {TIMEOUT_S} s")
+    # pika itself waits for a confirm without limit. This ends the wait, as pika's own heartbeat would.
+    late = pika.exceptions.AMQPConnectionError(f"no answer within {TIMEOUT_S} s")
     connection._impl.ioloop.call_later(TIMEOUT_S, lambda: connection._impl._terminate_stream(late))
     try:
         yield connection.channel()
     finally:
-        # Whatever came before counts: a confirm, or an error.
+        # Only the earlier result matters: a confirm, or an error.
         with contextlib.suppress(pika.exceptions.AMQPError):
             connection.close()
 
 
 def publish(event, tries=3):
-    """Returns once the broker has the event on disk, in a queue. A real server keeps its connection."""
+    """Returns once the broker has the event on disk, in a queue. A real server would keep its connection."""
     while True:
         tries -= 1
         try:
@@ -257,14 +257,14 @@ def publish(event, tries=3):
                     mandatory=True,
                 )
         except (pika.exceptions.AMQPConnectionError, AMQPConnectorException, pika.exceptions.NackError, OSError):
-            # Perhaps it arrived. The same event again is harmless, counting again would not be.
+            # Perhaps it arrived. Sending the same event again is harmless. Counting again would not be.
             if tries == 0:
                 raise
 
 
 def click(server, event_type, kind, target_id, user_id):
-    """The whole way of a like or an unlike. Gives the event, and whether it changed anything."""
-    # What can't be published is not counted either.
+    """Does everything for a like or an unlike. Returns the event, and whether it changed anything."""
+    # An event that can't be published must not be counted.
     event_of(event_type, kind, target_id, user_id, 1)
     changed, at, number = count(server, event_type, kind, target_id, user_id)
     event = event_of(event_type, kind, target_id, user_id, at, number)
@@ -272,10 +272,10 @@ def click(server, event_type, kind, target_id, user_id):
     if changed:
         count_on_board(server, event, delta)
     try:
-        # Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
+        # Publish even if nothing changed: perhaps the user's last click was never published, and twice is harmless.
         publish(event)
     except Exception:
-        # What fails here must not hide why the event could not be published.
+        # An error here must not hide why publishing failed.
         with contextlib.suppress(redis.exceptions.RedisError):
             if take_back(server, event):
                 count_on_board(server, event, -delta)
@@ -287,23 +287,23 @@ def click(server, event_type, kind, target_id, user_id):
 
 
 def read(server, kind, target_ids):
-    """The targets' likes, in one round trip; None where Redis does not know them: then ask MySQL."""
+    """The targets' likes, in one round trip. `None` if Redis does not know them: then ask MySQL."""
     buckets = [bucket_key(kind, an_id(target_id)) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for bucket, target_id in zip(buckets, target_ids):
         pipeline.hmget(bucket, "_", target_id)
     answers = pipeline.execute()
-    # So that tallyd loads them at once.
+    # tallyd then loads them immediately.
     missing = {missing_name(bucket) for bucket, (loaded, _) in zip(buckets, answers) if is_missing(loaded)}
     if missing:
-        # Reading must not fail for it, for instance on a replica.
+        # Reading must not fail because of this, for instance on a replica.
         with contextlib.suppress(redis.exceptions.RedisError):
             server.sadd(f"{KEY_PREFIX}c:missing", *missing)
     return [number_in(loaded, value) for loaded, value in answers]
 
 
 def read_or_ask(server, kind, target_ids):
-    """The same, with MySQL's number where Redis does not know it. It lacks what is still on the way."""
+    """The same, with MySQL's number if Redis does not know it. MySQL lacks events in flight."""
     target_ids = [an_id(target_id) for target_id in target_ids]
     numbers = read(server, kind, target_ids)
     unknown = [target_id for target_id, number in zip(target_ids, numbers) if number is None]
@@ -312,25 +312,25 @@ def read_or_ask(server, kind, target_ids):
 
 
 def liked(server, kind, user_id, target_ids):
-    """Whether the user likes each target: by the clicks of the last minutes, and for the rest by MySQL."""
+    """Whether the user likes each target, by the clicks of the last minutes, otherwise by MySQL."""
     user_id, target_ids = an_id(user_id, "user-id-out-of-range"), [an_id(target_id) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for target_id in target_ids:
         for key in keys(kind, target_id)[1:]:
             pipeline.hget(key, f"{target_id}:{user_id}")
     clicks = pipeline.execute()
-    # The newer one first.
+    # The newer click comes first.
     lately = [newer or older for newer, older in zip(clicks[::2], clicks[1::2])]
     in_mysql = clicks_in_mysql(kind, user_id, [target_id for target_id, last in zip(target_ids, lately) if not last])
     last = [last.decode() if last else in_mysql.get(target_id, "-") for target_id, last in zip(target_ids, lately)]
     return [click.endswith("+") for click in last]
 
 
-# ------------------------------------------------------------------ MySQL: what Redis does not know
+# ------------------------------------------------------------------ MySQL: data that Redis does not know
 
 
 def clicks_in_mysql(kind, user_id, target_ids):
-    """The user's last click on each target by what MySQL says, which must be the primary server: `at` with `+` or `-`."""
+    """The user's last click on each target in MySQL, which must be the primary server: `at` with `+` or `-`."""
     if not target_ids:
         return {}
     rows = query(
@@ -344,7 +344,7 @@ def clicks_in_mysql(kind, user_id, target_ids):
 
 
 def likes_in_mysql(kind, target_ids):
-    """The numbers of likes by what MySQL says."""
+    """The numbers of likes in MySQL."""
     if not target_ids:
         return {}
     rows = query(
@@ -361,13 +361,13 @@ def likes_in_mysql(kind, target_ids):
 
 def main():
     parser = argparse.ArgumentParser(description="likes a target, or reads likes")
-    parser.add_argument("--unlike", action="store_true", help="the user likes it no longer")
+    parser.add_argument("--unlike", action="store_true", help="unlike instead of like")
     parser.add_argument("--read", action="store_true", help="print each target's likes instead")
-    parser.add_argument("--mysql", action="store_true", help="with --read: ask MySQL for what Redis does not know")
+    parser.add_argument("--mysql", action="store_true", help="with --read: ask MySQL for numbers that Redis does not know")
     parser.add_argument("--liked-by", metavar="USER_ID", type=an_id, help="print whether the user likes each target instead")
-    parser.add_argument("--count", metavar="METRIC=DELTA", help="another number than that of likes changes")
-    parser.add_argument("--event-id", default=str(uuid.uuid4()), help="with --count: of the event that is sent again")
-    parser.add_argument("--at", type=a_time, default=time.time_ns() // 1_000, help="with --count: the same, in microseconds")
+    parser.add_argument("--count", metavar="METRIC=DELTA", help="change another number than likes")
+    parser.add_argument("--event-id", default=str(uuid.uuid4()), help="with --count: the id of the event to retry")
+    parser.add_argument("--at", type=a_time, default=time.time_ns() // 1_000, help="with --count: its time, in microseconds")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("ids", metavar="ID", type=an_id, nargs="+")
     arguments = parser.parse_args()
@@ -384,14 +384,14 @@ def main():
     if arguments.count:
         metric, delta = arguments.count.split("=")
         event = count_event_of(arguments.kind, arguments.ids[0], metric, int(delta), arguments.event_id, arguments.at)
-        # Before it is published: whoever must send it again needs it.
+        # Print before publishing: a caller needs it for a retry.
         print(json.dumps(event), flush=True)
         return publish(event)
     if len(arguments.ids) != 2:
-        parser.error("a target and a user are needed")
+        parser.error("pass a target and a user")
     target_id, user_id = arguments.ids
     if ms := wait_ms(server, user_id):
-        sys.exit(f"too many clicks: wait {ms} ms")
+        sys.exit(f"the user clicks too often: wait {ms} ms")
     event, changed = click(server, "unlike" if arguments.unlike else "like", arguments.kind, target_id, user_id)
     print(json.dumps({**event, "changed": changed}))
 

@@ -1,4 +1,4 @@
-"""Asks MySQL, with an end to every wait."""
+"""Queries MySQL, with a timeout for every wait."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pymysql
 
 MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
 TIMEOUT_S = 5
-# For how long a MySQL that failed is not asked again: others need not wait for it, too.
+# How long MySQL is skipped after a failure, so that not every request waits for it.
 REST_S = 5
 
 rests_until = 0.0
@@ -18,7 +18,7 @@ def query(sql, *values):
     """The rows."""
     global rests_until
     if time.monotonic() < rests_until:
-        raise pymysql.OperationalError("MySQL failed a moment ago, and is not asked")
+        raise pymysql.OperationalError("MySQL failed a moment ago and is skipped")
     url = urllib.parse.urlsplit(MYSQL_URL)
     try:
         connection = pymysql.connect(
@@ -31,7 +31,7 @@ def query(sql, *values):
             read_timeout=TIMEOUT_S,
             write_timeout=TIMEOUT_S,
         )
-        # Closed also where the answer is late.
+        # Also closes the connection if the answer is late.
         with connection, connection.cursor() as cursor:
             cursor.execute(sql, values)
             return cursor.fetchall()

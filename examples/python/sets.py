@@ -1,12 +1,12 @@
-"""Events that set a number, for instance of unread messages. Published with `like.publish`, as counts are."""
+"""Events that set a number, for instance of unread messages. Publish them with `like.publish`, like counts."""
 
 from like import KINDS, METRICS, Refused, a_time, an_id
 
-SETTABLE = {"unread": {"video"}}  # metrics whose [[rule]] says settable = true, and of which kinds
+SETTABLE = {"unread": {"video"}}  # metrics whose [[rule]] says settable = true, and their kinds
 
 
 def set_event_of(event_type, kind, target_id, metric, value, at):
-    """`set` makes a number the value, `reset` makes it zero. Of two events the newer `at` wins, whichever comes first."""
+    """`set` changes a number to the value, `reset` to zero. The event with the newer `at` wins, in any order of arrival."""
     if event_type not in ("set", "reset"):
         raise Refused("unknown-type", event_type)
     if kind not in KINDS:
@@ -17,7 +17,7 @@ def set_event_of(event_type, kind, target_id, metric, value, at):
     if kind not in SETTABLE.get(metric, ()):
         raise Refused("not-settable", metric)
     if event_type == "set":
-        # Not 1.0 and not True, of which JSON makes something else.
+        # Not 1.0 and not True: JSON writes them differently.
         if type(value) is not int or not -(2**53) <= value <= 2**53:
             raise Refused("value-out-of-range", value)
         event["value"] = value

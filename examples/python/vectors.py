@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds like.py, board.py and sets.py to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place."""
+"""Checks like.py, board.py and sets.py with tests/vectors, which tallyd itself must also pass. It needs no server. To check your own client, replace the imports."""
 
 import datetime
 import json

@@ -118,7 +118,11 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
         // A second click within the window is one too many; another user's is not.
         let one = [("CLICKS_MAX", "1")];
         assert!(example.run(&world, &one, &["video", "42", "8"]).status.success());
-        assert!(example.refused(&world, &one, &["--unlike", "video", "42", "8"]).contains("too many clicks: wait "));
+        assert!(
+            example
+                .refused(&world, &one, &["--unlike", "video", "42", "8"])
+                .contains("the user clicks too often: wait ")
+        );
         assert!(example.run(&world, &one, &["video", "42", "9"]).status.success());
         eventually("all three say the same", || async {
             three_truths(&world).await.iter().all(|numbers| numbers.get(&target(42)) == Some(&3))
