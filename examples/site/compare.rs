@@ -1,4 +1,4 @@
-//! The comparison: every row, every counter, every number in Redis, with what was clicked.
+//! The comparison of every row, every counter and every number in Redis with the clicks.
 
 use std::collections::HashMap;
 
@@ -13,23 +13,23 @@ use crate::traffic::Site;
 use crate::week::Archived;
 use tallyd_core::model::Micros;
 
-/// Differences that are named; the rest is only counted.
+/// The most differences that are shown in words. The others are only counted.
 const NAMED_MAX: usize = 5;
 
-/// One store's view.
+/// The content of one store.
 #[derive(Default)]
 pub struct View {
-    /// Users' states of videos; only the clicks and the rows have them.
+    /// Users' states of videos. Only the clicks and the rows have them.
     pub pairs: u64,
-    /// The likes that stand, of all videos.
+    /// The current likes of all videos.
     pub likes: i64,
-    /// Videos that have at least one.
+    /// Videos that have at least one like.
     pub videos: u64,
-    /// Pairs or videos that are not as they were clicked.
+    /// Pairs or videos that differ from the clicks.
     pub different: u64,
 }
 
-/// All of them.
+/// The contents of all stores.
 pub struct Comparison {
     pub clicked: View,
     pub rows: View,
@@ -37,7 +37,7 @@ pub struct Comparison {
     pub redis: View,
     pub dead_letters: u64,
     pub archived: Option<Archived>,
-    /// Members of the board of all time that are not as they should be.
+    /// Members of the board of all time with a wrong score.
     pub hall: Option<u64>,
     /// The first differences, in words.
     pub named: Vec<String>,
@@ -89,7 +89,10 @@ async fn compare_rows(site: &Site, servers: &Servers, named: &mut Vec<String>) -
         if clicked != Some(state) {
             view.different += 1;
             name(named, || {
-                format!("like_record: video {} and user {}: {state:?}, clicked was {clicked:?}", pair.video, pair.user)
+                format!(
+                    "like_record: video {} and user {}: {state:?}, the last click was {clicked:?}",
+                    pair.video, pair.user
+                )
             });
         }
     }
@@ -119,7 +122,7 @@ fn compare_likes(site: &Site, likes: &HashMap<u64, i64>, store: &str, named: &mu
         let (has, clicked) = (likes.get(&video).copied().unwrap_or_default(), model.likes_of(video));
         if has != clicked {
             view.different += 1;
-            name(named, || format!("{store}: video {video} has {has} likes, clicked was {clicked}"));
+            name(named, || format!("{store}: video {video} has {has} likes, the clicks give {clicked}"));
         }
     }
     view

@@ -13,16 +13,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::log::{Fact, Log};
 
-/// How long the daemon may take to listen on all queues.
+/// The timeout for the daemon to listen on all queues.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// Longer than its own `[daemon] drain_max_s`.
+/// It is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
-/// The exit code of a command that finds the job's lock held by the daemon's own run.
+/// The exit code of a command if the daemon's own run holds the job's lock.
 const TRY_LATER: i32 = 75;
 
-/// How long a command may take, with what it waits for.
+/// The timeout of a command, with its waiting.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
 const LOOK: Duration = Duration::from_millis(50);
@@ -34,14 +34,14 @@ pub struct Tallyd {
     folder: PathBuf,
 }
 
-/// The daemon. Ended when dropped.
+/// The daemon. It is ended when dropped.
 pub struct Daemon {
     child: Child,
     pub log: Log,
     pid_file: PathBuf,
 }
 
-/// What the demo reads of a reconcile's report.
+/// The part of a reconcile's report that the demo reads.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct Reconciled {
     pub checked: u64,
@@ -52,16 +52,16 @@ pub struct Reconciled {
 }
 
 impl Tallyd {
-    /// Logs go beside the configuration.
+    /// Logs are written beside the configuration.
     pub fn new(program: &Path, config: &Path) -> Result<Self> {
         let folder = config.parent().context("the configuration is in no folder")?.to_owned();
         Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })
     }
 
-    /// In a process group of its own: Ctrl-C is for the demo, which ends it in order.
+    /// A command in its own process group: Ctrl-C is for the demo, which stops the daemon cleanly.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // As the unit sets them.
+        // Like the systemd unit.
         command.env("RUST_MIN_STACK", "134217728").env("MALLOC_ARENA_MAX", "2");
         command.arg("--config").arg(&self.config).stdin(Stdio::null()).process_group(0);
         command
@@ -104,19 +104,19 @@ impl Tallyd {
         serde_json::from_slice(&report).context("read the reconcile's report")
     }
 
-    /// What `tallyd reconcile --dry-run` says of one target.
+    /// Returns the output of `tallyd reconcile --dry-run` for one target.
     pub async fn explain(&self, target: Target) -> Result<String> {
         let arguments = vec!["--dry-run".to_owned(), "--target".to_owned(), format!("video:{}", target.id)];
         Ok(String::from_utf8_lossy(&self.run("reconcile", arguments).await?).into_owned())
     }
 
-    /// What `tallyd board restore` says.
+    /// Returns the output of `tallyd board restore`.
     pub async fn restore(&self, board: &str) -> Result<String> {
         let arguments = ["restore", board, "total"].map(str::to_owned).to_vec();
         Ok(String::from_utf8_lossy(&self.run("board", arguments).await?).into_owned())
     }
 
-    /// Runs a command, waiting for the daemon's own run where there is one, and gives what it printed.
+    /// Runs a command and returns its output. If the daemon's own run is running, it waits for that.
     async fn run(&self, name: &str, arguments: Vec<String>) -> Result<Vec<u8>> {
         let until = Instant::now() + RUN_MAX;
         loop {
@@ -137,11 +137,11 @@ impl Tallyd {
 }
 
 impl Daemon {
-    /// An error once the daemon has ended: nobody has told it to.
+    /// Fails if the daemon has ended, which no one asked for.
     pub fn check(&mut self) -> Result<()> {
-        match self.child.try_wait().context("look after tallyd")? {
+        match self.child.try_wait().context("check whether tallyd runs")? {
             None => Ok(()),
-            Some(status) => bail!("tallyd ended by itself ({status}): see {}", self.log),
+            Some(status) => bail!("tallyd ended unexpectedly ({status}): see {}", self.log),
         }
     }
 
@@ -158,7 +158,7 @@ impl Daemon {
         bail!("tallyd did not end within {} s of SIGTERM: see {}", STOP_MAX.as_secs(), self.log)
     }
 
-    /// With the shell's own `kill`: not every machine has the program.
+    /// Uses the shell's own `kill`: not every machine has the program.
     fn terminate(&self) {
         let _ = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh"]).arg(self.child.id().to_string()).status();
     }

@@ -1,4 +1,4 @@
-//! Chance.
+//! Random numbers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Dice(u64);
 
 impl Dice {
-    /// Another sequence at each start, and for each `stream`.
+    /// The sequence differs at each start, and for each `stream`.
     pub fn new(stream: u64) -> Self {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
         Self((u64::from(nanos) ^ (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
@@ -21,14 +21,15 @@ impl Dice {
     }
 }
 
-/// Zipf's law with exponent 1: the second is chosen half as often as the first, the third a third as often, and so on.
+/// Zipf's law with exponent 1: the second place is chosen half as often as the first, the third a third as often, and
+/// so on.
 pub struct Zipf {
     /// The sums of all shares up to each place.
     sums: Vec<f64>,
 }
 
 impl Zipf {
-    /// Over the places 1 to `places`.
+    /// Uses the places 1 to `places`.
     pub fn new(places: u32) -> Self {
         let mut sum = 0.0;
         let shares = (1..=places).map(|place| {

@@ -11,10 +11,10 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// How often a video is made wrong to be explained.
+/// How often a video is damaged until the command can explain it.
 const EXPLAINED_MAX: u32 = 5;
 
-/// How it ended.
+/// The result of the end.
 pub struct Ended {
     pub last: Reconciled,
     pub verified: Reconciled,
@@ -22,14 +22,14 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Whether the last reconcile found nothing, and the daemon ended in order.
+    /// Whether the last reconcile found nothing, and the daemon exited successfully.
     pub fn is_good(&self) -> bool {
         let Reconciled { drifted, counters_off, unknown, .. } = self.verified;
         drifted + counters_off + unknown == 0 && self.daemon.success()
     }
 }
 
-/// Ends the daemon in order.
+/// Stops the daemon cleanly.
 pub async fn end(
     site: &Site,
     servers: &Servers,
@@ -43,7 +43,7 @@ pub async fn end(
     let now = servers.drifted(site).await? as u64;
     let Reconciled { checked, drifted, repaired, .. } = last;
     let text = format!(
-        "the last one: {} checked, {} drifted, {} repaired, drift now {}",
+        "last run: {} checked, {} drifted, {} repaired, drift now {}",
         counted(checked, "counter"),
         grouped(drifted),
         grouped(repaired),
@@ -57,7 +57,7 @@ pub async fn end(
     let status = daemon.stop().await?;
     let batch = played.committed.checked_div(played.batches).unwrap_or_default();
     let text = format!(
-        "SIGTERM: tallyd ended in order ({status}); it wrote {} in {}, {batch} on average",
+        "SIGTERM: tallyd exited ({status}); it wrote {} in {}, {batch} on average",
         counted(played.committed, "event"),
         counted(played.batches, "transaction")
     );
@@ -65,13 +65,13 @@ pub async fn end(
     Ok(Ended { last, verified, daemon: status })
 }
 
-/// Loses one more like, and shows what an operator is told about its video.
+/// Loses one more like, and shows what tallyd reports to an operator about its video.
 async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     let mut faults = Faults::new(site).await?;
     for _ in 0..EXPLAINED_MAX {
         let target = faults.lose(site).await?;
         let text = tallyd.explain(target).await?;
-        // The daemon's own reconcile may have come first.
+        // The daemon's own reconcile may have repaired it first.
         if !text.contains("drifted, Redis") {
             continue;
         }

@@ -1,5 +1,5 @@
-//! What goes wrong on real sites: an API server dies between counting and publishing, one counts twice after a timeout,
-//! one sends what is no event.
+//! Faults of real sites. An API server crashes between counting and publishing, one counts twice after a timeout, and
+//! one sends a message that is no event.
 
 use anyhow::{Context, Result};
 use tallyd_core::model::{Target, UserId};
@@ -8,23 +8,23 @@ use tallyd_rabbitmq::Publisher;
 use crate::dice::Dice;
 use crate::traffic::{Site, target};
 
-/// How much of each goes wrong at once.
+/// How many faults of each kind one burst has.
 const LOST: u64 = 20;
 const DOUBLED: u64 = 20;
 const MALFORMED: u64 = 8;
 
-/// What went wrong so far.
+/// The faults so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Harm {
     /// Clicks that count in Redis and were never published.
     pub lost: u64,
     /// Likes that count twice in Redis.
     pub doubled: u64,
-    /// Messages that are no events.
+    /// Messages that are not events.
     pub malformed: u64,
 }
 
-/// Makes faults.
+/// Causes faults.
 pub struct Faults {
     publisher: Publisher,
     dice: Dice,
@@ -37,7 +37,7 @@ impl Faults {
         Ok(Self { publisher, dice: Dice::new(u64::from(u32::MAX)), harm: Harm::default() })
     }
 
-    /// A burst of all of them; says what it was.
+    /// Causes a burst of all faults, and returns their numbers.
     pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
         for _ in 0..LOST {
             self.lose(site).await?;
@@ -56,7 +56,7 @@ impl Faults {
         Ok(burst)
     }
 
-    /// Counts a click without publishing it; says on which video.
+    /// Counts a click without publishing it. Returns the video.
     pub async fn lose(&mut self, site: &Site) -> Result<Target> {
         let (pair, liked) = site.choose(&mut self.dice);
         let _open = site.gate.read().await;
@@ -85,7 +85,7 @@ impl Faults {
     }
 }
 
-/// No two are equal: dead_letter keeps a redelivered message as one row.
+/// All messages differ, because dead_letter keeps a redelivered message as one row.
 fn malformed(number: u64) -> String {
     match number % 5 {
         0 => format!("{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":\"{number}"),

@@ -1,4 +1,4 @@
-//! The board of all time: filled here, saved by the daemon, lost with a piece of Redis, and put back.
+//! The board of all time: filled here, saved by the daemon, lost in Redis, and restored.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,21 @@ const PERIOD: &str = "total";
 /// Members of the board.
 const MEMBERS: u64 = 2_000;
 
-/// Likes that are given after the loss.
+/// Likes that are added after the loss.
 const SINCE: u64 = 300;
 
-/// How far it has come.
+/// The stage of the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It waits for its first snapshot.
     Filled,
-    /// Redis has lost it, and gets more.
+    /// Redis has lost it and gets new likes.
     Lost,
-    /// It was put back.
+    /// It was restored.
     Restored,
 }
 
-/// The board as it should be.
+/// The expected board.
 pub struct Hall {
     pub scores: HashMap<String, u64>,
     pub stage: Stage,
@@ -50,7 +50,7 @@ impl Hall {
         Ok(Self { scores, stage: Stage::Filled })
     }
 
-    /// Deletes it as a flush would, and gives some of its members more; says how many likes.
+    /// Deletes it as a flush would, and adds some likes. Returns their number.
     pub async fn lose(&mut self, servers: &Servers) -> Result<u64> {
         let mut dice = Dice::new(7);
         let key = servers.keys.board(HALL, PERIOD);
@@ -67,7 +67,7 @@ impl Hall {
         Ok(SINCE)
     }
 
-    /// How many members are not as they should be.
+    /// Returns how many members have a wrong score.
     pub async fn different(&self, servers: &Servers) -> Result<u64> {
         let mut range = redis::cmd("ZRANGE");
         range.arg(servers.keys.board(HALL, PERIOD)).arg(&[0, -1]).arg("WITHSCORES");

@@ -1,4 +1,4 @@
-//! The daemon's log, read as it grows: what the demo knows of the daemon it knows from there and from MySQL.
+//! Reads the daemon's log as it grows. The demo knows the daemon only by the log and by MySQL.
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// What a line says.
+/// The meaning of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
     /// A partition's consumer listens.
@@ -19,7 +19,7 @@ pub enum Fact {
     Reconciling,
     /// A reconcile ended: its number in `job_run`.
     Reconciled { run: u64, seconds: f64 },
-    /// A job's run failed, with what it says of itself.
+    /// A job's run failed, with its message.
     Failed(String),
     /// A closed board is archived and verified.
     Archived { period: String, members: u64 },
@@ -27,11 +27,11 @@ pub enum Fact {
     Saved { board: String },
     /// Redis has lost a board.
     Lost { board: String },
-    /// Something that a person should know.
+    /// A message for a person.
     Warning(String),
 }
 
-/// A line. Only what is needed of it.
+/// The needed fields of a line.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Line {
@@ -49,7 +49,7 @@ struct Line {
     members: u64,
 }
 
-/// The file, from where it was read to.
+/// The log file, with the position up to which it was read.
 pub struct Log {
     path: PathBuf,
     file: File,
@@ -63,7 +63,7 @@ impl Log {
         Ok(Self { path, file, rest: Vec::new() })
     }
 
-    /// What was written since the last call.
+    /// Returns the facts since the last call.
     pub fn read(&mut self) -> Result<Vec<Fact>> {
         self.file.read_to_end(&mut self.rest).with_context(|| format!("read {}", self.path.display()))?;
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
@@ -83,7 +83,7 @@ fn fact(line: &[u8]) -> Option<Fact> {
         return None;
     }
     let Ok(line) = serde_json::from_slice::<Line>(line) else {
-        // Not the log's: a panic, for instance.
+        // The line is not a log line: a panic, for instance.
         return Some(Fact::Warning(String::from_utf8_lossy(line).into_owned()));
     };
     let Line { events, refused, lag_ms, run, seconds, members, .. } = line;

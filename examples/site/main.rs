@@ -1,9 +1,9 @@
-//! The site of the demo: plays users who like and unlike videos, mixes in faults, and compares what was clicked with
-//! what MySQL and Redis hold in the end. `dev/demo` starts it, on servers of its own.
+//! The site of the demo. It plays users who like and unlike videos, causes faults, and at the end compares the clicks
+//! with MySQL and Redis. `dev/demo` starts it, on its own servers.
 //!
-//! The way: empty servers (`servers`) -> the daemon as a child (`daemon`) -> clicks through the client (`traffic`,
-//! noted in `model`), faults every few seconds (`faults`), a week that closes (`week`), one line a second (`play`) -> the
-//! traffic ends, a last reconcile, the daemon ends (`ending`) -> everything is compared (`compare`, `summary`).
+//! The steps: empty servers (`servers`) -> the daemon as a child (`daemon`) -> clicks through the client (`traffic`,
+//! noted in `model`), faults every few seconds (`faults`), a week that closes (`week`), one line a second (`play`) ->
+//! the traffic ends, a last reconcile, the daemon stops (`ending`) -> everything is compared (`compare`, `summary`).
 
 mod compare;
 mod daemon;
@@ -36,16 +36,16 @@ use screen::Screen;
 use servers::Servers;
 use traffic::Site;
 
-/// Ended by a signal before there was anything to compare: 128 + SIGINT, as shells have it.
+/// The exit code after a signal before there was anything to compare: 128 + SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
-/// Signals within this time are one: Ctrl-C reaches the whole process group, and dev/demo passes its own on.
+/// Signals within this time count as one: Ctrl-C reaches the whole process group, and dev/demo passes its own on.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 struct Args {
     config: PathBuf,
     tallyd: PathBuf,
-    /// None: until a signal.
+    /// `None` means until a signal.
     play_for: Option<Duration>,
     clicks_a_second: u32,
     faults_every: Duration,
@@ -59,14 +59,14 @@ async fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(_) if stop.is_cancelled() => ExitCode::from(INTERRUPTED),
         Err(error) => {
-            // stderr may be closed; the exit code says it too.
+            // stderr may be closed. The exit code reports the failure, too.
             let _ = writeln!(std::io::stderr(), "demo: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Whether MySQL and Redis hold what was clicked.
+/// Returns whether MySQL and Redis equal the clicks.
 async fn run(stop: &CancellationToken) -> Result<bool> {
     let args = parse(std::env::args().skip(1))?;
     stop_on_signals(stop)?;
@@ -98,16 +98,16 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
             "--seconds" => play_for = Some(Duration::from_secs(value.parse().context("read --seconds")?)),
             "--clicks-a-second" => clicks_a_second = value.parse().context("read --clicks-a-second")?,
             "--faults-every" => faults_every = Duration::from_secs(value.parse().context("read --faults-every")?),
-            _ => bail!("there is no option {word}: start the demo with dev/demo"),
+            _ => bail!("unknown option {word}: start the demo with dev/demo"),
         }
     }
     let (Some(config), Some(tallyd)) = (config, tallyd) else {
-        bail!("--config and --tallyd are needed: start the demo with dev/demo");
+        bail!("--config and --tallyd are required: start the demo with dev/demo");
     };
     Ok(Args { config, tallyd, play_for, clicks_a_second, faults_every })
 }
 
-/// The first signal ends the traffic, and everything is compared; a second one ends the process.
+/// The first signal ends the traffic, and everything is compared. A second one ends the process.
 fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -122,7 +122,7 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
                 _ = hang_up.recv() => {}
             }
             if first.get_or_insert_with(Instant::now).elapsed() > ONE_SIGNAL {
-                // The daemon is left to dev/demo, which finds it by its pid file.
+                // dev/demo stops the daemon. It finds it by its pid file.
                 std::process::exit(INTERRUPTED.into());
             }
             stop.cancel();

@@ -1,7 +1,7 @@
-//! What was really clicked: the truth that MySQL and Redis are compared with. Pure.
+//! The clicks. MySQL and Redis are compared with them. It does no I/O.
 //!
-//! A click whose publish is lost never becomes known outside of Redis, so it is not part of this truth, and its user
-//! never clicks that video again: nobody could say which state it is in.
+//! A click whose publish is lost is only known to Redis. So it is not part of the model, and its user never clicks that
+//! video again: the state of the pair is unknown.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,31 +16,31 @@ pub const VIDEOS: u32 = 20_000;
 /// Users of the site.
 pub const USERS: u64 = 4_000;
 
-/// However long the demo plays, the model's and MySQL's size stay bounded.
+/// Limits the size of the model and of MySQL, even if the demo runs long.
 const PAIRS_MAX: usize = 1_000_000;
 
-/// Who clicks on what.
+/// A user and a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     pub video: u64,
     pub user: u64,
 }
 
-/// The state that a user's last click on a video has set.
+/// The state after a user's last click on a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     pub at: Micros,
     pub liked: bool,
 }
 
-/// All clicks' outcome.
+/// The result of all clicks.
 pub struct Model {
     pub pairs: HashMap<Pair, State>,
-    /// The likes of each video; its id is the place.
+    /// The likes of each video. The index is the video's id.
     pub likes: Vec<i64>,
-    /// The keys of `pairs`, to choose among.
+    /// The keys of `pairs`, to choose from.
     known: Vec<Pair>,
-    /// On their way to Redis: nobody else's turn.
+    /// Clicks in flight to Redis. Other tasks must not click on these pairs.
     busy: HashSet<Pair>,
     retired: HashSet<Pair>,
 }
@@ -51,8 +51,8 @@ impl Model {
         Self { pairs: HashMap::new(), likes, known: Vec::new(), busy: HashSet::new(), retired: HashSet::new() }
     }
 
-    /// The user is about to click: whether that is a like. A user unlikes only what they like, and likes only what they
-    /// don't. None where it is not their turn.
+    /// Begins a click and returns whether it is a like. Users unlike only what they like, and like only what they
+    /// don't. `None` if the pair can't be clicked now.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {
@@ -66,13 +66,13 @@ impl Model {
         Some(!liked)
     }
 
-    /// One that was clicked before; none while there is none.
+    /// Returns a pair that was clicked before. `None` if there is none.
     pub fn any(&self, dice: &mut Dice) -> Option<Pair> {
         let place = dice.below(self.known.len().max(1) as u64);
         self.known.get(place as usize).copied()
     }
 
-    /// Not this one after all.
+    /// Ends a click that did not happen.
     pub fn cancel(&mut self, pair: Pair) {
         self.busy.remove(&pair);
     }

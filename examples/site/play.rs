@@ -1,4 +1,4 @@
-//! The traffic's time: users click, faults strike, a week closes, and the viewer is told once a second.
+//! The traffic: users click, faults happen, a week closes, and a status line appears once a second.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,25 +18,25 @@ use crate::servers::Servers;
 use crate::traffic::Site;
 use crate::week::{self, Week};
 
-/// How often the daemon's log is looked at.
+/// How often the daemon's log is read.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Looks per status line.
+/// Log reads per status line.
 const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
 
-/// Shortly before the end there are no more faults: the viewer shall see what becomes of them.
+/// The time before the end without faults, so that the viewer sees how they are repaired.
 const LAST_FAULTS: Duration = Duration::from_secs(6);
 
-/// When last week's board closes.
+/// The time when last week's board closes.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
-/// When the board of all time is there, and when it is lost at the earliest.
+/// The time when the board of all time is filled, and the earliest time when it is lost.
 const HALL_OPENS: Duration = Duration::from_secs(4);
 const HALL_LOST: Duration = Duration::from_secs(9);
 
-/// What happened until the traffic ended.
+/// The events until the traffic ended.
 #[derive(Default)]
 pub struct Played {
     pub clicks: u64,
@@ -51,7 +51,7 @@ pub struct Played {
     pub seconds: f32,
 }
 
-/// The stage.
+/// The state of the running demo.
 pub struct Play<'a> {
     site: &'a Arc<Site>,
     servers: &'a Servers,
@@ -61,10 +61,10 @@ pub struct Play<'a> {
     played: Played,
     /// The board of all time has a snapshot.
     hall_saved: bool,
-    /// Since the last status line.
+    /// The values since the last status line.
     second: Status,
     clicks_before: u64,
-    /// A reconcile is under way.
+    /// A reconcile is running.
     reconciling: bool,
     faults_every: Duration,
 }
@@ -93,7 +93,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Plays for so long, or until the stop; then waits until everything that was published is committed.
+    /// Plays for this time, or until the stop. Then waits until all published events are committed.
     pub async fn run(&mut self, play_for: Option<Duration>, stop: &CancellationToken) -> Result<Played> {
         self.screen.legend();
         let enough = stop.child_token();
@@ -137,7 +137,7 @@ impl<'a> Play<'a> {
             if left.is_zero() {
                 break;
             }
-            // Not under a reconcile's hands: it would rightly find nothing, and the viewer would wonder.
+            // No faults during a reconcile: it could correctly find nothing, which would confuse the viewer.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
                 next_faults = elapsed + self.faults_every;
                 self.strike(&mut faults).await?;
@@ -152,7 +152,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Takes in what the daemon's log has gained.
+    /// Reads the new lines of the daemon's log.
     async fn look(&mut self) -> Result<()> {
         self.daemon.check()?;
         for fact in self.daemon.log.read()? {
@@ -182,7 +182,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// The status line.
+    /// Prints the status line.
     async fn say(&mut self) -> Result<()> {
         let drifted = self.servers.drifted(self.site).await?;
         let clicks = self.site.published.load(Ordering::Relaxed);
@@ -248,21 +248,21 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// The board of all time is there, and is lost once it was saved.
+    /// Fills the board of all time, and loses it after it was saved.
     async fn hall(&mut self, elapsed: Duration) -> Result<()> {
         let is_saved = self.hall_saved;
         match &mut self.played.hall {
             None if elapsed >= HALL_OPENS => {
                 let hall = Hall::fill(self.servers).await?;
                 let members = counted(hall.scores.len() as u64, "user");
-                self.screen.happened("board", &format!("the board of all time has {members}, and Redis alone has it"));
+                self.screen.happened("board", &format!("the board of all time has {members}; only Redis has it"));
                 self.played.hall = Some(hall);
             }
             Some(hall) if hall.stage == Stage::Filled && is_saved && elapsed >= HALL_LOST => {
                 let since = hall.lose(self.servers).await?;
                 let since = counted(since, "like");
                 let text =
-                    format!("Redis loses the board of all time, which tallyd has saved; {since} are given after that");
+                    format!("Redis loses the board of all time, which tallyd has saved; {since} are added afterwards");
                 self.screen.happened("faults", &text);
             }
             None | Some(_) => {}
@@ -270,10 +270,10 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Puts it back, as an operator does who is told of the loss.
+    /// Restores it, as an operator would after the report of the loss.
     async fn restore_hall(&mut self) -> Result<()> {
         let Some(hall) = &mut self.played.hall else { return Ok(()) };
-        self.screen.happened("board", "tallyd says board-lost; so: tallyd board restore users total");
+        self.screen.happened("board", "tallyd reports board-lost; fix: tallyd board restore users total");
         let said = self.tallyd.restore(HALL).await?;
         hall.stage = Stage::Restored;
         self.screen.happened("board", said.lines().next().unwrap_or_default());
@@ -290,8 +290,8 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Waits until what was published is committed and the week is archived. What isn't by the deadline, the comparison
-    /// shows.
+    /// Waits until all published events are committed and the week is archived. After the deadline, the comparison
+    /// shows what is missing.
     async fn drain(&mut self) -> Result<()> {
         const DRAIN_MAX: Duration = Duration::from_secs(60);
         self.played.clicks = self.site.published.load(Ordering::Relaxed);

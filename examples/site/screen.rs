@@ -1,4 +1,4 @@
-//! What the viewer sees: one status line a second, and a line for whatever happens. Colours only on a terminal.
+//! The output: one status line a second, and a line for each thing that happens. Colours only on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Lines after which the columns are named again.
+/// Lines after which the header is repeated.
 const HEADER_EVERY: u32 = 20;
 
 const BOLD: &str = "1";
@@ -21,13 +21,13 @@ const COLUMNS: [(&str, &str); 8] = [
     ("commits/s", "events that tallyd has committed to MySQL"),
     ("batch", "events in one transaction, on average"),
     ("lag ms", "from click to commit, the slowest of the second"),
-    ("queue", "events published and not committed yet: in RabbitMQ or in tallyd's hands"),
-    ("drifted", "counters in Redis that are not what was clicked; the demo itself compares all of them"),
+    ("queue", "events published and not committed yet: in RabbitMQ or in tallyd"),
+    ("drifted", "counters in Redis that differ from the clicks; the demo itself compares all of them"),
     ("repaired", "counters that tallyd has repaired, so far"),
-    ("dead", "malformed messages that tallyd has set aside in the table dead_letter, so far"),
+    ("dead", "malformed messages that tallyd has dead-lettered in the table dead_letter, so far"),
 ];
 
-/// What one status line says.
+/// The values of one status line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Status {
     pub clicks: u64,
@@ -40,7 +40,7 @@ pub struct Status {
     pub dead: u64,
 }
 
-/// Standard output. Where nobody reads any more, the demo stops.
+/// Standard output. If no one reads it any more, the demo stops.
 pub struct Screen {
     colours: bool,
     started: Instant,
@@ -68,12 +68,12 @@ impl Screen {
         self.paint(BOLD, text)
     }
 
-    /// Green for what is as it should be, red for what isn't.
+    /// Green if `good`, otherwise red.
     pub fn verdict(&self, good: bool, text: &str) -> String {
         self.paint(if good { GREEN } else { RED }, text)
     }
 
-    /// What each column means.
+    /// Prints the meaning of each column.
     pub fn legend(&self) {
         for (name, meaning) in COLUMNS {
             self.line(&format!("  {} {meaning}", self.bold(&format!("{name:<10}"))));
@@ -107,7 +107,7 @@ impl Screen {
         *lines += 1;
     }
 
-    /// Something happened.
+    /// Prints something that happened.
     pub fn happened(&self, what: &str, text: &str) {
         let colour = match what {
             "faults" | "tallyd" => YELLOW,
@@ -118,7 +118,7 @@ impl Screen {
         self.line(&format!("{} {label} {text}", self.clock()));
     }
 
-    /// The same, where nothing was amiss.
+    /// The same, for something without a problem.
     pub fn routine(&self, what: &str, text: &str) {
         self.line(&self.paint(DIM, &format!("{} {what:>9}: {text}", self.clock())));
     }

@@ -1,4 +1,4 @@
-//! The demo's own corner of the three servers: emptied at the start, read in the end.
+//! The demo's own part of the three servers: emptied at the start, read at the end.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::traffic::{KIND, Site};
 const NAME: &str = "tallyd_demo";
 const QUEUES: &str = "tally";
 
-/// On a busy machine a whole Redis may be read at once.
+/// On a busy machine, reading all of Redis in one pipeline takes long.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections to look with.
+/// Connections to read the servers.
 pub struct Servers {
     pub mysql: MySqlPool,
     pub redis: MultiplexedConnection,
@@ -30,7 +30,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Empties what an earlier demo has left, and connects.
+    /// Deletes the data of an earlier demo, and connects.
     pub async fn empty(config: &Config) -> Result<Self> {
         let database = config.mysql.url.parts().map_err(anyhow::Error::msg)?.path().to_owned();
         ensure!(
@@ -52,7 +52,7 @@ impl Servers {
         Ok(Self { mysql, redis, keys: Cache::new(&config.redis, &config.metrics)?.keys })
     }
 
-    /// The likes of every video that Redis has a number of.
+    /// Returns the likes of every video that has a number in Redis.
     pub async fn redis_likes(&self) -> Result<HashMap<u64, i64>> {
         let mut pipeline = redis::pipe();
         for bucket in 0..self.keys.buckets() {
@@ -70,7 +70,7 @@ impl Servers {
             .collect()
     }
 
-    /// How many of Redis' counters are not what was clicked. The gate is closed meanwhile.
+    /// Returns how many counters in Redis differ from the clicks. The gate is closed meanwhile.
     pub async fn drifted(&self, site: &Site) -> Result<usize> {
         let _closed = site.gate.write().await;
         let redis = self.redis_likes().await?;

@@ -1,4 +1,4 @@
-//! The last word: what was clicked beside what MySQL and Redis hold.
+//! The summary: the clicks beside the content of MySQL and Redis.
 
 use crate::compare::{Comparison, View};
 use crate::ending::Ended;
@@ -8,7 +8,7 @@ use crate::play::Played;
 use crate::screen::{Screen, counted, grouped};
 use crate::week::Week;
 
-/// Prints the summary; says whether everything is as it was clicked.
+/// Prints the summary. Returns whether everything equals the clicks.
 pub fn print(screen: &Screen, played: &Played, ended: &Ended, found: &Comparison) -> bool {
     screen.line("");
     tell(screen, played, ended);
@@ -28,9 +28,9 @@ pub fn print(screen: &Screen, played: &Played, ended: &Ended, found: &Comparison
     screen.line("");
     let good = checks.iter().all(|check| *check);
     let text = if good {
-        "EQUAL: MySQL and Redis hold what was clicked, to the last like."
+        "EQUAL: MySQL and Redis match the clicks, to the last like."
     } else {
-        "NOT EQUAL: what differs stands above; tallyd's log is beside the demo's configuration."
+        "NOT EQUAL: see the differences above; tallyd's log is beside the demo's configuration."
     };
     screen.line(&screen.bold(&screen.verdict(good, text)));
     good
@@ -47,7 +47,7 @@ fn tell(screen: &Screen, played: &Played, ended: &Ended) {
     ));
     screen.line(&format!(
         "  {:>8} of these clicks were lost before they reached RabbitMQ. MySQL can't know them, so they are not among\n  \
-         {:8} \"clicked\" below, and Redis, which had counted them, was repaired to what MySQL knows.",
+         {:8} \"clicked\" below. Redis had counted them, and was repaired to MySQL's numbers.",
         grouped(harm.lost),
         ""
     ));
@@ -71,7 +71,7 @@ fn table(screen: &Screen, found: &Comparison) {
     let pairs = pairs.map(|view| view.map_or_else(|| "-".to_owned(), |view| grouped(view.pairs)));
     screen.line(&line("pairs of user and video", pairs));
     let all = [clicked, rows, counters, redis];
-    screen.line(&line("likes that stand", all.map(|view| signed(view.likes))));
+    screen.line(&line("current likes", all.map(|view| signed(view.likes))));
     screen.line(&line("videos with likes", all.map(|view| grouped(view.videos))));
     let verdict = |view: &View, width: usize| {
         let text = if view.different == 0 { "EQUAL".to_owned() } else { format!("{} DIFFER", grouped(view.different)) };
@@ -120,7 +120,7 @@ fn hall(screen: &Screen, hall: Option<&Hall>, found: &Comparison) -> bool {
 fn end(screen: &Screen, ended: &Ended) -> bool {
     let good = ended.is_good();
     let text = format!(
-        "the last dry run of a reconcile found {}; tallyd ended with {}",
+        "the last dry run of a reconcile found {}; tallyd exited with {}",
         counted(ended.verified.drifted, "drifted counter"),
         ended.daemon
     );

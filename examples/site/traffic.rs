@@ -1,4 +1,4 @@
-//! The site: its users click, many at once and at a steady pace, through the client as an API server would.
+//! The site: many users click at the same time, at a steady pace, through the client as an API server would.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,44 +17,44 @@ use tokio_util::sync::CancellationToken;
 use crate::dice::{Dice, Zipf};
 use crate::model::{Model, Pair, USERS, VIDEOS};
 
-/// The kind of everything here, as the default `[kinds]` has it.
+/// The kind of all targets, from the default `[kinds]`.
 pub const KIND: &str = "video";
 
 /// The board that likes count on.
 pub const BOARD: &str = "videos";
 
-/// Clicks on their way at once.
+/// Clicks in flight at the same time.
 const IN_FLIGHT: u64 = 64;
 
-/// Clicks of users who come back to a video, most often to unlike it.
+/// The share of clicks by users who come back to a video, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// How far the clicks may fall behind their pace before it starts anew, instead of catching up in one burst.
+/// The longest delay of clicks that is caught up in a burst. After a longer one, the pace starts again.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
-/// How often and in what distance a click is published again: the broker was away.
+/// How often a click is published again, and the pause, if the broker is unreachable.
 const PUBLISH_TRIES: u32 = 40;
 const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 
-/// The site and what it knows of itself.
+/// The site and its own records.
 pub struct Site {
     pub client: Client,
     pub broker: Broker,
-    /// Closed while Redis is compared with the model: no click is then between the two.
+    /// Closed while Redis is compared with the model, so that no click is in between.
     pub gate: RwLock<()>,
     /// Clicks that the broker has confirmed.
     pub published: AtomicU64,
     model: Mutex<Model>,
     zipf: Zipf,
     next: Mutex<Instant>,
-    /// From one click to the next.
+    /// The time from one click to the next.
     pace: Duration,
 }
 
 impl Site {
     pub fn new(config: &Config, clicks_a_second: u32) -> Result<Self> {
         Ok(Self {
-            client: Client::new(&Settings::from(config)).context("make the client")?,
+            client: Client::new(&Settings::from(config)).context("create the client")?,
             broker: Broker::new(&config.amqp)?,
             gate: RwLock::default(),
             published: AtomicU64::default(),
@@ -65,7 +65,7 @@ impl Site {
         })
     }
 
-    /// The model, for a moment. Whoever panicked with it in hand has ended the demo anyway.
+    /// Locks the model. A panic of another holder has already ended the demo.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,7 +111,7 @@ impl Site {
         self.publish(&counted).await
     }
 
-    /// Who clicks on what next, and whether that is a like.
+    /// Chooses the next click: its pair, and whether it is a like.
     pub fn choose(&self, dice: &mut Dice) -> (Pair, bool) {
         loop {
             let again = if dice.below(100) < AGAIN_PERCENT { self.model().any(dice) } else { None };
@@ -122,7 +122,7 @@ impl Site {
         }
     }
 
-    /// Publishes until the broker confirms: twice is harmless.
+    /// Publishes until the broker confirms. A repeated event is harmless.
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
         let mut tries = 1;
         while let Err(error) = self.client.publish(counted).await {

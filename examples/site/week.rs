@@ -1,4 +1,4 @@
-//! A week that has just closed: the board of last week, filled here, because nobody wants to wait for Sunday night.
+//! A week that has just closed. The demo fills the board of last week, so that a viewer need not wait for Sunday night.
 
 use std::collections::HashMap;
 
@@ -13,25 +13,25 @@ use crate::traffic::BOARD;
 /// Members of the board.
 const MEMBERS: u64 = 3_000;
 
-/// The likes of the first place; the others' fall off as Zipf's law has it.
+/// The likes of the first place. The others follow Zipf's law.
 const FIRST: u64 = 40_000;
 
-/// The board as it was when it closed.
+/// The board when it closed.
 pub struct Week {
     /// `2026-W46`.
     pub period: String,
     pub scores: HashMap<String, u64>,
 }
 
-/// What became of it.
+/// The archive and its comparison.
 pub struct Archived {
     /// Rows in MySQL.
     pub rows: usize,
     /// Members of the frozen zset in Redis.
     pub zset: usize,
-    /// Whether MySQL says that it is copied and verified.
+    /// Whether MySQL has marked it as copied and verified.
     pub done: bool,
-    /// Rows that the zset has otherwise, or at another place; and what was filled in otherwise.
+    /// Rows that differ from the zset, and members that differ from the filled board.
     pub different: usize,
 }
 
@@ -52,7 +52,7 @@ impl Week {
         Ok(Self { period, scores })
     }
 
-    /// Compares rows, zset and what was filled in.
+    /// Compares rows, zset and the filled board.
     pub async fn archived(&self, servers: &Servers) -> Result<Archived> {
         let zset = self.zset(servers).await?;
         let rows = sqlx::query(
@@ -78,7 +78,7 @@ impl Week {
         Ok(state.as_deref() == Some("done"))
     }
 
-    /// The frozen zset, the highest score first.
+    /// Returns the frozen zset, the highest score first.
     async fn zset(&self, servers: &Servers) -> Result<Vec<(String, f64)>> {
         let mut range = redis::cmd("ZRANGE");
         range.arg(servers.keys.frozen_board(BOARD, &self.period)).arg(&[0, -1]).arg("REV").arg("WITHSCORES");
@@ -86,7 +86,7 @@ impl Week {
     }
 }
 
-/// In how many seconds a period's frozen zset leaves Redis; none where that isn't settled.
+/// Returns the seconds until a period's frozen zset expires. `None` if it has no expiry.
 pub async fn expires_s(servers: &Servers, period: &str) -> Result<Option<u64>> {
     let mut ttl = redis::cmd("TTL");
     ttl.arg(servers.keys.frozen_board(BOARD, period));
