@@ -1,5 +1,5 @@
 <?php
-// A like through `tallyd gateway`, and the number after it: php like.php KIND TARGET_ID USER_ID
+// Publishes a like through `tallyd gateway`, and reads the number: php like.php KIND TARGET_ID USER_ID
 [, $kind, $target, $user] = $argv;
 $gateway = getenv('TALLYD_GATEWAY') ?: 'http://127.0.0.1:9191';
 $http = ['header' => ['Content-Type: application/json', 'Authorization: Bearer ' . getenv('TALLYD_TOKEN')], 'timeout' => 5, 'ignore_errors' => true];

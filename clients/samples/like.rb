@@ -1,4 +1,4 @@
-# A like through `tallyd gateway`, and the number after it: ruby like.rb KIND TARGET_ID USER_ID
+# Publishes a like through `tallyd gateway`, and reads the number: ruby like.rb KIND TARGET_ID USER_ID
 require 'json'
 require 'net/http'
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A like through `tallyd gateway`, and the number after it: like.sh KIND TARGET_ID USER_ID
+# Publishes a like through `tallyd gateway`, and reads the number: like.sh KIND TARGET_ID USER_ID
 set -eu
 gateway=${TALLYD_GATEWAY:-http://127.0.0.1:9191} authorization="Authorization: Bearer ${TALLYD_TOKEN-}"
 # The instant of the click. A retry sends the same one.

@@ -1,6 +1,6 @@
 // Counters in Redis: the layout `packed` of docs/events.md.
 
-// The CRC-32 of zlib. From version 22.2 on, and in 20.15, Node has it as zlib.crc32.
+// The CRC-32 of zlib. Node has it as zlib.crc32 from version 22.2 on, and in 20.15.
 function crc32(text) {
   let crc = ~0;
   for (const byte of Buffer.from(text)) {
@@ -18,7 +18,7 @@ export function bucketOf({ bucketBits }, kind, targetId) {
 
 export const keyOf = ({ keyPrefix }, bucket) => `${keyPrefix}c:{${bucket}}`;
 
-// The number in a bucket's answer to HMGET of `_` and the id; null where it is unknown, which is not zero.
+// The number in a bucket's answer to HMGET of `_` and the id. `null` if it is unknown, which is not zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -26,7 +26,7 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// The numbers of targets, and the names of the buckets that nobody has loaded.
+// The numbers of targets, and the names of the buckets that are not loaded.
 export function numbersIn(layout, kind, metric, targetIds, answers) {
   const numbers = answers.map(([loaded, value]) => numberIn(loaded, value, layout.metrics[metric]));
   const unloaded = targetIds.filter((_, place) => answers[place][0] === null);

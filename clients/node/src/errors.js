@@ -26,7 +26,7 @@ export class PublishError extends TallydError {
   }
 }
 
-// No confirm arrived before the deadline. The broker can have the event all the same.
+// No confirm arrived before the deadline. The broker may have the event nevertheless.
 export class UnconfirmedError extends PublishError {}
 
 // The broker rejected the event. Fix the cause first, then publish the event again.
@@ -49,8 +49,8 @@ export class LimitedError extends RejectedError {
   }
 }
 
-// Some events of a list were not confirmed. `results` has each event or its error, in order. `events` are those to publish again:
-// `site.publishMany(error.events)`. Refused ones are not among them.
+// Some events of a list were not confirmed. `results` has each event or its error, in order. `events` are those to
+// publish again: `site.publishMany(error.events)`. They do not include refused events.
 export class PublishManyError extends TallydError {
   constructor(results) {
     const errors = results.filter((result) => result instanceof TallydError);

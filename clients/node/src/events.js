@@ -1,4 +1,4 @@
-// Events: what docs/events.md says of their fields. The daemon refuses the same, for the same reasons.
+// Validates events by the rules of docs/events.md. The daemon rejects the same events, for the same reasons.
 
 import { inspect } from 'node:util';
 import { RefusedError } from './errors.js';
@@ -10,7 +10,7 @@ const VALUE_MAX = 2 ** 53;
 const EVENT_ID_MAX = 64;
 const TYPES = ['like', 'unlike', 'count', 'set', 'reset'];
 
-// The id as text. Digits alone: no sign, no leading zero. One id has one spelling.
+// The id as text. Only digits: no sign and no leading zero, so that each id has one spelling.
 export function anId(value, field = 'target_id') {
   const reason = `${field.replace('_', '-')}-out-of-range`;
   if (typeof value === 'number' && !Number.isSafeInteger(value)) {
@@ -38,7 +38,7 @@ const isText = (value) => typeof value === 'string' && value !== '' && !/\p{Cs}/
 
 function integer(given, field, least, most) {
   const value = typeof given === 'bigint' ? Number(given) : given;
-  // 2^53 is the first number that is not safe, and the last one that is allowed.
+  // 2^53 is allowed, although it is not a safe integer.
   const isExact = Number.isSafeInteger(value) || value === VALUE_MAX || value === -VALUE_MAX;
   if (!isExact || BigInt(value) !== BigInt(given) || value < least || value > most) {
     throw new RefusedError(`${field}-out-of-range`, `${field} is ${inspect(given)}, allowed is an exact integer, ${least} to ${most}`);
@@ -46,7 +46,7 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// The event with the fields that the daemon reads, in their usual order and form.
+// The event with only the fields that the daemon reads, in their usual order and form.
 export function checked(event, kinds, metrics) {
   const { type } = event;
   if (!TYPES.includes(type)) {
@@ -72,14 +72,15 @@ export function checked(event, kinds, metrics) {
   return result;
 }
 
-// The number that it changes, as daemons announce it: video:like.
+// The name of the number that the event changes, as daemons announce it: video:like.
 export const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
 
 export function routingKeyOf(event, partitionBy) {
   return partitionBy === 'user' && event.user_id !== undefined ? event.user_id : event.target_id;
 }
 
-// Microseconds since 1970. Two calls never get the same instant, and a small step back changes no order.
+// Microseconds since 1970. Each call returns another instant, and a small step back of the clock does not change the
+// order.
 export class Clock {
   #last = 0;
   #now;
@@ -90,7 +91,7 @@ export class Clock {
 
   at() {
     let now = this.#now();
-    // After a larger step back the clock was wrong before, and is right now.
+    // A larger step back corrects a clock that was wrong, so follow it.
     if (now <= this.#last && this.#last - now < 1_000_000) now = this.#last + 1;
     this.#last = now;
     return now;

@@ -4,13 +4,13 @@ import http from 'node:http';
 import https from 'node:https';
 import { GatewayError, ReadError } from './errors.js';
 
-// Targets of one request, and events of one.
+// The most targets of a request, and the most events.
 const IDS_MAX = 500;
 export const EVENTS_MAX = 1_000;
 
-// The gateway can have published the events all the same.
+// The gateway may have published the events nevertheless.
 export class NoAnswer extends Error {}
-// The gateway has done nothing with the events.
+// The gateway has not processed the events.
 export class Busy extends NoAnswer {}
 
 export class Gateway {
@@ -59,7 +59,7 @@ export class Gateway {
     throw errorOf(status, answer);
   }
 
-  // The verdict on each event. Throws NoAnswer, or GatewayError for a request that is wrong.
+  // The verdict on each event. Throws NoAnswer, or GatewayError if the request is wrong.
   async publish(events, timeoutMs, traceparent) {
     const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs, traceparent).catch((error) => {
       throw new NoAnswer(`it did not answer (${error.message})`, { cause: error });
@@ -70,10 +70,10 @@ export class Gateway {
     throw status >= 500 ? new NoAnswer(error.message, { cause: error }) : error;
   }
 
-  // Gets what is there, or posts the body. Resolves with the status and the JSON, null where it is none.
+  // Sends GET, or POST with a body. Resolves with the status and the JSON, `null` if the answer is not JSON.
   async #call(path, body, timeoutMs, traceparent) {
     const { status, text } = await this.#ask(path, body, timeoutMs, traceparent).catch((error) => {
-      // The gateway has closed the idle connection meanwhile, before it got the request.
+      // The gateway has closed the idle connection, so it never got the request.
       if (!error.reusedSocket) throw error;
       return this.#ask(path, body, timeoutMs, traceparent);
     });

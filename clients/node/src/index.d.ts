@@ -3,7 +3,7 @@
 /** An id from 1 to 2^63-1. A number must be a safe integer: larger ones are text or BigInt. */
 export type Id = string | number | bigint;
 
-/** An event as it is published. `JSON.stringify` takes it. */
+/** An event in the published form, valid for `JSON.stringify`. */
 export interface TallydEvent {
   type: 'like' | 'unlike' | 'count' | 'set' | 'reset';
   kind: string;
@@ -16,16 +16,16 @@ export interface TallydEvent {
   at: number;
 }
 
-/** An event of a list. `at` is the clock's unless it is given, and the `event_id` of a count a new one. */
+/** An event of a list. The defaults are `at` of the clock and, for a count, a new `event_id`. */
 export type NewEvent = Omit<TallydEvent, 'at' | 'target_id' | 'user_id'> & At & { target_id: Id; user_id?: Id };
 
-/** All settings have the daemon's defaults. They must be as in its config.toml. */
+/** All settings have the daemon's defaults. They must equal its config.toml. */
 export interface Settings {
-  /** RabbitMQ, for publishing; without it the gateway publishes. */
+  /** RabbitMQ, for publishing. Without it the gateway publishes. */
   amqpUrl?: string;
-  /** Redis, for reading numbers, and who counts them. */
+  /** Redis, for reading numbers and the announcement of who counts them. */
   redisUrl?: string;
-  /** URL of `tallyd gateway`: http://, https:// or unix:///path. It reads in place of Redis, and counts where API servers do. */
+  /** URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading, and counts the numbers that API servers must count. */
   gateway?: string;
   /** The gateway's token. */
   token?: string;
@@ -37,17 +37,17 @@ export interface Settings {
   keyPrefix?: string;
   /** [redis] bucket_bits */
   bucketBits?: number;
-  /** [metrics]: names and codes, for reading from Redis. Names that are not in it are refused; without it all are allowed. */
+  /** [metrics]: names and codes, for reading from Redis. Other names are refused. Without this setting all are allowed. */
   metrics?: Record<string, number>;
-  /** [kinds]: names. Others are refused; without it all are allowed. */
+  /** [kinds]: names. Other names are refused. Without this setting all are allowed. */
   kinds?: readonly string[];
-  /** How long a call can take. */
+  /** The timeout of a call. */
   deadlineMs?: number;
   /** [amqp] heartbeat_s */
   heartbeatS?: number;
-  /** Events without a confirm at one time; further calls wait. */
+  /** The most events without a confirm. Further calls wait. */
   inFlightMax?: number;
-  /** Called at each publish: the header `traceparent` of its messages (W3C Trace Context), undefined for none. */
+  /** Called at each publish. Returns the header `traceparent` of its messages (W3C Trace Context), or undefined for none. */
   traceparent?: () => string | undefined;
 }
 
@@ -77,15 +77,15 @@ export class Tallyd implements AsyncDisposable {
   count(kind: string, targetId: Id, metric: string, delta?: number, options?: At & { eventId?: string }): Promise<TallydEvent>;
   set(kind: string, targetId: Id, metric: string, value: number, options?: At): Promise<TallydEvent>;
   reset(kind: string, targetId: Id, metric: string, options?: At): Promise<TallydEvent>;
-  /** Publishes an event again, for instance that of an error. */
+  /** Publishes an event again, for instance the event of an error. */
   publish(event: TallydEvent): Promise<TallydEvent>;
-  /** Publishes events together, each as one message. Rejects with PublishManyError where one was not confirmed. */
+  /** Publishes events together, each as one message. Rejects with PublishManyError if one was not confirmed. */
   publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
-  /** The number of each target, by the ids as they were given; null where it is unknown, which is not zero. */
+  /** The number of each target, by the given ids. `null` if it is unknown, which is not zero. */
   counts<T extends Id>(kind: string, targetIds: Iterable<T>, metric?: string): Promise<Map<T, number | null>>;
-  /** Whether the user likes each target. Through the gateway alone. */
+  /** Whether the user likes each target. Only through the gateway. */
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
-  /** A board's members with rank and score. Through the gateway alone. */
+  /** A board's members with rank and score. Only through the gateway. */
   board(name: string, options?: { period?: string; top?: number; around?: Id; radius?: number }): Promise<Board>;
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -102,7 +102,7 @@ export class RefusedError extends TallydError {
 export class PublishError extends TallydError {
   readonly event: TallydEvent;
 }
-/** No confirm arrived before the deadline. The broker can have the event all the same. */
+/** No confirm arrived before the deadline. The broker may have the event nevertheless. */
 export class UnconfirmedError extends PublishError {}
 /** The broker rejected the event. Fix the cause first, then publish the event again. */
 export class RejectedError extends PublishError {}
@@ -114,14 +114,14 @@ export class ReturnedError extends RejectedError {}
 export class LoginError extends RejectedError {}
 /** The user clicks too often, by the gateway's limit. */
 export class LimitedError extends RejectedError {
-  /** After how many milliseconds the event can be published. */
+  /** Milliseconds until the event can be published. */
   readonly waitMs: number;
 }
 /** Some events of a list were not confirmed. */
 export class PublishManyError extends TallydError {
   /** Each event or its error, in order. */
   readonly results: (TallydEvent | TallydError)[];
-  /** Those to publish again: `site.publishMany(error.events)`. Refused ones are not among them. */
+  /** The events to publish again: `site.publishMany(error.events)`. Refused events are not included. */
   readonly events: TallydEvent[];
 }
 /** Redis or the gateway did not answer. The number is unknown, not zero. */

@@ -70,7 +70,7 @@ export class Tallyd {
     return this.#publishNew({ type: 'reset', kind, target_id: targetId, metric, at });
   }
 
-  // Publishes an event again, for instance that of an error. With a new `at` it would be another event.
+  // Publishes an event again, for instance the event of an error. With a new `at` it would be another event.
   async publish(event) {
     const known = this.#checked(event);
     const [result] = await this.#connected().publish([known], this.#settings.traceparent?.());
@@ -78,9 +78,9 @@ export class Tallyd {
     return result;
   }
 
-  // Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one.
+  // Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`.
   async publishMany(events) {
-    // All of them, or none.
+    // Check all events before publishing any.
     const known = [...events].map((event, place) => {
       try {
         return this.#checked(this.#completed(event));
@@ -108,9 +108,9 @@ export class Tallyd {
   }
 
   #connected() {
-    if (this.#isClosed) throw new Error('the client is closed: make another one');
+    if (this.#isClosed) throw new Error('the client is closed: create another one');
     const { prefix, amqpUrl, deadlineMs, heartbeatS, inFlightMax, partitionBy } = this.#settings;
-    if (!amqpUrl && !this.#gateway) throw new TypeError('nothing takes events: pass amqpUrl or gateway');
+    if (!amqpUrl && !this.#gateway) throw new TypeError('no server to publish to: pass amqpUrl or gateway');
     if (this.#sender) return this.#sender;
     const publisher = amqpUrl ? new Publisher({ amqpUrl, exchange: `${prefix}.events`, deadlineMs, heartbeatS, inFlightMax }) : null;
     const reader = this.#reader;
@@ -121,25 +121,25 @@ export class Tallyd {
 
   // ---------------------------------------------------------------- reading
 
-  // The number of each target, by the ids as they were given; null where it is unknown, which is not zero.
+  // The number of each target, by the given ids. `null` if it is unknown, which is not zero.
   async counts(kind, targetIds, metric = 'like') {
     const { given, ids } = this.#asked(kind, targetIds);
     if (ids.length === 0) return new Map();
     if (!this.#gateway && !Object.hasOwn(this.#metrics, metric)) {
-      throw new RefusedError('unknown-metric', `the code of '${metric}' is not known: pass metrics: { like: 1, ${metric}: CODE }`);
+      throw new RefusedError('unknown-metric', `the code of '${metric}' is unknown: pass metrics: { like: 1, ${metric}: CODE }`);
     }
     const reader = this.#gateway ?? this.#reader;
-    if (!reader) throw new TypeError('nothing to read from: pass redisUrl or gateway');
+    if (!reader) throw new TypeError('no server to read from: pass redisUrl or gateway');
     return asGiven(given, ids, await reader.counters(kind, ids, metric));
   }
 
-  // Whether the user likes each target. Through the gateway alone.
+  // Whether the user likes each target. Only through the gateway.
   async liked(kind, targetIds, userId) {
     const { given, ids } = this.#asked(kind, targetIds);
     return asGiven(given, ids, await this.#needsGateway().likes(kind, ids, anId(userId, 'user_id')));
   }
 
-  // A board's members with rank and score. Through the gateway alone.
+  // A board's members with rank and score. Only through the gateway.
   async board(name, { period, top = 100, around, radius } = {}) {
     const asked = { period, top, around, radius };
     const query = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== undefined));
@@ -158,7 +158,7 @@ export class Tallyd {
   }
 }
 
-// For `await using`, where Node has it.
+// For `await using`, if Node has it.
 if (Symbol.asyncDispose) {
   Object.defineProperty(Tallyd.prototype, Symbol.asyncDispose, {
     value() {

@@ -1,15 +1,15 @@
-// Publishing over one connection that lasts.
+// Publishes over one long-lived connection.
 //
-// An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in confirm mode. A publish
-// waits for a session, sends the message and waits for its confirm. If the session ends before, the publish sends the same body again in
-// the next session, until its deadline.
+// An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in
+// confirm mode. A publish waits for a session, sends the message and waits for its confirm. If the session ends before
+// the confirm, the publish sends the same body in the next session, until its deadline.
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
-// A publish that has just begun must not wait for most of its deadline.
+// Short, so that a new publish does not wait for most of its deadline.
 const PAUSE_MAX_MS = 1_000;
 const CLOSE_MS = 1_000;
 
@@ -17,7 +17,7 @@ class Nack extends Error {}
 class Return extends Error {}
 // The broker refused user and password.
 class LoginRefused extends Error {}
-// The session ended: the message can have arrived.
+// The session ended. The message may have arrived.
 class Lost extends Error {}
 
 // One connection. It ends at the first failure, and is never used again.
@@ -56,7 +56,7 @@ class Session {
     return session;
   }
 
-  // Resolves with the error that ended it. To be asked for once.
+  // Resolves with the error that ended the session. Call it only once.
   ended() {
     return new Promise((resolve) => {
       if (this.#error) resolve(this.#error);
@@ -67,7 +67,7 @@ class Session {
   async publish(call, exchange, routingKey, body, traceparent) {
     if (this.#error) throw this.#lost();
     this.#published += 1;
-    // The broker sends a returned message back with its properties: by `messageId` it is told apart.
+    // `messageId` identifies a message that the broker returns.
     const messageId = String(this.#published);
     const headers = traceparent && { traceparent };
     const options = { contentType: 'application/json', persistent: true, mandatory: true, messageId, headers };
@@ -82,13 +82,13 @@ class Session {
   #confirmed(entry, messageId, error) {
     this.#heard();
     this.#pending.delete(entry);
-    // It comes before the confirm.
+    // A return arrives before the confirm.
     const returned = this.#returned.get(messageId);
     this.#returned.delete(messageId);
     if (returned !== undefined) entry.reject(new Return(returned));
     else if (!error) entry.resolve();
     else if (error.message === 'message nacked') entry.reject(new Nack(error.message));
-    // The channel was closed, and says first why.
+    // The channel was closed. Its error event with the reason comes first.
     else entry.reject(this.#lost(error));
   }
 
@@ -101,7 +101,7 @@ class Session {
     this.#heardAt = performance.now();
   }
 
-  // A slow broker confirms now and then. One that confirms nothing has stalled, and its connection is given up.
+  // A slow broker confirms from time to time. If it confirms nothing, it has stalled, and the connection is dropped.
   #watchIn(ms) {
     return setTimeout(() => {
       this.#watch = null;
@@ -126,7 +126,7 @@ class Session {
     this.#onEnd?.(this.#error);
   }
 
-  // Says goodbye, if the broker listens.
+  // Closes cleanly, if the broker answers.
   async #leave() {
     try {
       await within(this.#connection.close(), CLOSE_MS);
@@ -164,7 +164,7 @@ export class Publisher {
     const url = new URL(amqpUrl);
     if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
     this.#settings = { url: url.href, exchange, deadlineMs };
-    // Half of the deadline finds a broker that has stalled. The other half is for the next connection.
+    // Half of the deadline detects a stalled broker. The other half is for the next connection.
     this.#silenceMs = deadlineMs / 2;
     this.#limit = new Limit(inFlightMax);
     this.#keepConnected();
@@ -182,13 +182,13 @@ export class Publisher {
         this.#lastError = await session.ended();
       } catch (error) {
         this.#lastError = error;
-        // Those that begin to wait now wait for the next try.
+        // The waiting calls fail now. Later calls wait for the next try.
         if (error.message.startsWith('Handshake terminated by server: 403 ')) {
           for (const entry of taken(this.#waiting)) entry.reject(new LoginRefused(error.message));
         }
       }
       this.#session = null;
-      // It keeps no process alive: who waits for a confirm has a timer that does.
+      // This timer does not keep the process running. A call that waits for a confirm has its own timer.
       await new Promise((resolve) => setTimeout(resolve, pauseMs * (0.5 + Math.random() / 2)).unref());
       pauseMs = Math.min(pauseMs * 2, PAUSE_MAX_MS);
     }
@@ -213,7 +213,7 @@ export class Publisher {
       while (true) {
         while (!this.#session) {
           await call.wait(this.#waiting).catch((error) => {
-            // What an earlier session sent can have arrived.
+            // An earlier session has sent the event, so it may have arrived.
             if (!(error instanceof LoginRefused) || !wasSent) throw error;
           });
         }
@@ -221,7 +221,7 @@ export class Publisher {
         const error = await this.#tried(this.#session, call, routingKey, body, traceparent);
         if (!error) return;
         this.#lastError = error;
-        // The outer loop takes the session away meanwhile.
+        // Let the outer loop remove the session first.
         await new Promise((resolve) => setImmediate(resolve));
       }
     } finally {
@@ -229,7 +229,7 @@ export class Publisher {
     }
   }
 
-  // The error for which the next session can help.
+  // Returns the error if the next session can help. Throws any other error.
   async #tried(session, call, routingKey, body, traceparent) {
     try {
       await session.publish(call, this.#settings.exchange, routingKey, body, traceparent);

@@ -20,11 +20,11 @@ export class Reader {
   async counters(kind, targetIds, metric) {
     try {
       const redis = await this.#connected();
-      // Commands that are called without waiting between them are sent together.
+      // node-redis sends commands together if the caller does not wait between them.
       const asked = targetIds.map((id) => redis.hmGet(keyOf(this.#layout, bucketOf(this.#layout, kind, id)), ['_', id]));
       const answers = await this.#within(Promise.all(asked));
       const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
-      // The daemon loads them then. Reading must not fail for it, for instance on a replica.
+      // The daemon then loads them. Reading must not fail because of this, for instance on a replica.
       if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}c:missing`, missing)).catch(() => {});
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
@@ -36,7 +36,7 @@ export class Reader {
     }
   }
 
-  // Who counts which numbers, as text; null where no daemon announces it.
+  // The announcement of which numbers API servers count, as text. `null` if no daemon has announced it.
   async writers() {
     try {
       const redis = await this.#connected();
@@ -49,7 +49,7 @@ export class Reader {
 
   async #connected() {
     if (!this.#redis) {
-      // A call that finds no connection fails, and is not kept for later.
+      // A call without a connection fails immediately, and is not kept for later.
       const socket = { connectTimeout: this.#timeoutMs };
       this.#redis = createClient({ url: this.#url, disableOfflineQueue: true, socket });
       // Calls report their own errors.
@@ -64,7 +64,7 @@ export class Reader {
     return redis;
   }
 
-  // What no longer answers is not asked again: the next call connects.
+  // A connection that no longer answers is dropped. The next call connects.
   #failed(error) {
     if (!this.#redis?.isReady || error.isLate) this.close();
   }

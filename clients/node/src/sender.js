@@ -1,7 +1,7 @@
-// The way of an event: to RabbitMQ, or where API servers count its number to the gateway, which counts it.
+// Sends events to RabbitMQ, or, if API servers must count the number, to the gateway, which counts it.
 //
-// Half of the deadline is the gateway's. If it does not answer, RabbitMQ gets the same event in the other half: it is not lost, and the number
-// in Redis follows with the next reconcile.
+// The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the
+// event is not lost, and the next reconcile corrects the number in Redis.
 
 import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
 import { numberOf, routingKeyOf } from './events.js';
@@ -26,7 +26,8 @@ export class Sender {
     this.#settings = { partitionBy, deadlineMs };
   }
 
-  // Resolves once the broker has all events on disk, in a queue, or their deadline has passed: with each event as it was published, or its error.
+  // Resolves once the broker has all events on disk, in a queue, or their deadline has passed. The result has each
+  // event in the published form, or its error.
   async publish(events, traceparent) {
     const endsAt = performance.now() + this.#settings.deadlineMs;
     const byApi = (await this.#writers?.byApi()) ?? new Set();
@@ -42,7 +43,7 @@ export class Sender {
   #warn(number) {
     if (this.#warned.has(number)) return;
     this.#warned.add(number);
-    const message = `API servers count ${number} in Redis, and this client has no gateway that does it. Its events are published, and the number in Redis changes only with the next reconcile. Pass gateway: URL of \`tallyd gateway\`.`;
+    const message = `API servers count ${number} in Redis, and this client has no gateway to count it. The events are published, but the number in Redis changes only with the next reconcile. Pass gateway: URL of \`tallyd gateway\`.`;
     process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_NOT_COUNTED' });
   }
 
@@ -73,7 +74,7 @@ export class Sender {
     const left = sent.filter(({ result }) => !result);
     if (this.#publisher && left.length > 0) {
       if (!this.#isGatewayFailing) {
-        const message = `the gateway: ${left[0].why}. RabbitMQ gets events without it, and numbers in Redis follow with the next reconcile.`;
+        const message = `the gateway: ${left[0].why}. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.`;
         process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_GATEWAY_FAILED' });
       }
       await this.#toRabbitmq(left, endsAt);
@@ -82,7 +83,7 @@ export class Sender {
     if (sent.length > 0) this.#isGatewayFailing = left.length > 0;
   }
 
-  // Gives results to all that the gateway has decided.
+  // Sets the results of all events that the gateway has decided.
   async #judged(sent, until) {
     let left = sent;
     while (left.length > 0 && performance.now() < until) {
@@ -91,18 +92,18 @@ export class Sender {
     }
   }
 
-  // Resolves with those that the gateway can be asked for again.
+  // Resolves with the events that can be sent to the gateway again.
   async #asked(sent, timeoutMs) {
     try {
       const verdicts = await this.#gateway.publish(sent.map(({ event }) => event), timeoutMs, sent[0].traceparent);
       sent.forEach((one, place) => judge(one, verdicts[place]));
     } catch (error) {
       if (error instanceof GatewayError) {
-        const message = `${error.message}. Correct that, then publish \`event\` again`;
+        const message = `${error.message}. Fix the cause, then publish \`event\` again`;
         for (const one of sent) one.result = new RejectedError(message, one.event, { cause: error });
       } else if (error instanceof NoAnswer) {
         for (const one of sent) one.why = error.message;
-        // Perhaps it was counted in Redis, and would be counted again there. In MySQL its `event_id` counts once.
+        // Redis may have counted it, and would count it again. In MySQL its `event_id` counts once.
         if (this.#publisher && !(error instanceof Busy)) return sent.filter(({ event }) => event.type !== 'count');
       } else throw error;
     }
@@ -110,7 +111,7 @@ export class Sender {
   }
 
   #unconfirmed({ event, why }) {
-    const message = `the gateway did not confirm the event in ${this.#settings.deadlineMs} ms (${why}). It can have arrived: publish \`event\` again, which is safe`;
+    const message = `the gateway did not confirm the event in ${this.#settings.deadlineMs} ms (${why}). It may have arrived: publish \`event\` again, which is safe`;
     return new UnconfirmedError(message, event);
   }
 

@@ -1,8 +1,8 @@
-// Waiting with an end.
+// Waiting with a timeout.
 
 export class Late extends Error {}
 
-// The promise, or an error where it takes longer.
+// The promise, or an error if it takes longer.
 export function within(promise, timeoutMs, message) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -11,7 +11,8 @@ export function within(promise, timeoutMs, message) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// A call with a deadline. It waits for one thing at a time, and leaves nothing behind when it is late: an outage can be long.
+// A call with a deadline. It waits for one thing at a time. When it is late, it leaves nothing behind, because an
+// outage can last long.
 export class Call {
   isLate = false;
   #cancel = null;
@@ -49,14 +50,14 @@ export class Call {
   }
 }
 
-// Takes all entries out of the set.
+// Removes all entries from the set and returns them.
 export function taken(waiting) {
   const entries = [...waiting];
   waiting.clear();
   return entries;
 }
 
-// Lets a number of callers in; others wait for their turn.
+// Limits the number of callers. Others wait for their turn.
 export class Limit {
   #free;
   #waiting = new Set();

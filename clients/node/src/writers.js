@@ -2,7 +2,7 @@
 
 import { within } from './waiting.js';
 
-// How old an answer can be.
+// The longest age of an answer.
 const EVERY_MS = 10_000;
 // How long a publish waits for an answer.
 const READ_MAX_MS = 500;
@@ -22,7 +22,8 @@ export class Writers {
     this.#now = now;
   }
 
-  // As of the last ten seconds. One call asks Redis; the others continue with what is known, except before the first answer.
+  // The numbers as of the last ten seconds. One call asks Redis. The others continue with the known numbers, but wait
+  // for the first answer.
   async byApi() {
     const isDue = this.#now() >= this.#dueAt;
     if (isDue) {
@@ -37,13 +38,13 @@ export class Writers {
     try {
       this.#byApi = announced(await within(this.#read(), READ_MAX_MS)) ?? this.#byApi;
     } catch {
-      // A Redis that does not answer changes nothing.
+      // If Redis does not answer, the known numbers stay in force.
     }
     this.#wasRead = true;
   }
 }
 
-// What the text announces, for instance {"api": ["video:like"]}; null where it is something else.
+// The announced numbers, for instance of {"api": ["video:like"]}. `null` if the text is something else.
 export function announced(text) {
   const numbers = JSON.parse(text)?.api;
   return Array.isArray(numbers) ? new Set(numbers) : null;

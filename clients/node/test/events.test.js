@@ -12,7 +12,7 @@ const AMQP = { amqpUrl: 'amqp://127.0.0.1:1' };
 
 test('events are made and refused as by the daemon', () => {
   for (const name of ['events', 'counts', 'sets']) {
-    // "not-settable" is by rules that only the daemon knows.
+    // "not-settable" depends on rules that only the daemon knows.
     for (const { event, body, refused } of vectors(name).filter((vector) => vector.refused !== 'not-settable')) {
       const make = () => checked({ type: 'count', ...event, at: BigInt(event.at) }, KINDS, METRICS);
       if (refused) {
@@ -100,7 +100,7 @@ test('the routing key follows the setting', () => {
 test('no two clicks have the same instant', () => {
   const times = [5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000];
   const clock = new Clock(() => times.shift());
-  // The last one is after a clock that was wrong has been set.
+  // The last instant follows the correction of a wrong clock.
   assert.deepEqual(Array.from({ length: 5 }, () => clock.at()), [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000]);
 });
 

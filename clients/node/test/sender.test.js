@@ -14,7 +14,7 @@ const VIEW = { ...COUNT, metric: 'view' };
 
 const verdicts = (verdict) => (events) => ({ events: events.map((event) => verdict(event)) });
 const confirmed = (events) => [202, verdicts(({ at }) => ({ verdict: 'confirmed', at: 1_000 + at, changed: true, count: 1 }))(events)];
-const unconfirmed = (events) => [503, verdicts(({ at }) => ({ verdict: 'unconfirmed', at, message: 'the broker is away' }))(events)];
+const unconfirmed = (events) => [503, verdicts(({ at }) => ({ verdict: 'unconfirmed', at, message: 'the broker is unreachable' }))(events)];
 const busy = () => [503, { error: { code: 'busy', message: 'try again' } }];
 const unauthorized = () => [401, { error: { code: 'unauthorized', message: 'send the token' } }];
 // The connection ends without an answer.
@@ -44,7 +44,7 @@ before(async () => {
 after(() => server.close());
 beforeEach(() => Object.assign(seen, { posted: [], traces: [], answers: [confirmed] }));
 
-// In place of RabbitMQ.
+// A fake RabbitMQ.
 class Broker {
   events = [];
   nacked = [];
@@ -60,7 +60,7 @@ class Broker {
   async close() {}
 }
 
-// In place of Redis.
+// A fake announcement in Redis.
 const writers = { byApi: async () => new Set(['video:like', 'video:share']) };
 
 async function send(events, { publisher, at = url, times = 1, deadlineMs = 5_000, traceparent }) {
@@ -126,7 +126,7 @@ test('without an answer RabbitMQ gets the same events', async () => {
     assert.deepEqual(await send([LIKE, COUNT], { publisher, times: 2, deadlineMs: 2_000 }), [LIKE, COUNT]);
   });
   assert.deepEqual(publisher.events, [['7', LIKE], ['42', COUNT], ['7', LIKE], ['42', COUNT]]);
-  // A count could be counted twice there.
+  // The gateway could count a count twice.
   assert.equal(seen.posted.filter((events) => events.some(({ type }) => type === 'count')).length, 2);
   assert.ok(seen.posted.some((events) => events.length === 1 && events[0].type === 'like'));
   assert.deepEqual(heard.map(({ code }) => code), ['TALLYD_GATEWAY_FAILED']);
@@ -137,7 +137,7 @@ test('a gateway alone is asked until the deadline', async () => {
   assert.deepEqual(await send([COUNT], {}), [{ ...COUNT, at: 1_006 }]);
   seen.answers = [unconfirmed];
   const [late] = await send([LIKE], { deadlineMs: 300 });
-  assert.ok(late instanceof UnconfirmedError && late.event === LIKE && late.message.includes('the broker is away'), late);
+  assert.ok(late instanceof UnconfirmedError && late.event === LIKE && late.message.includes('the broker is unreachable'), late);
   const [away] = await send([LIKE], { at: 'http://127.0.0.1:1', deadlineMs: 300 });
   assert.ok(away instanceof UnconfirmedError, away);
 });
@@ -213,7 +213,7 @@ test('one call in ten seconds asks and the others do not wait', async () => {
   const known = new Set(['video:like']);
   const first = Promise.all([followed.byApi(), followed.byApi()]);
   asked[0]('{"api": ["video:like"]}');
-  // Before the first answer nobody knows who counts.
+  // Before the first answer it is unknown who counts.
   assert.deepEqual(await first, [known, known]);
   now = 9_999;
   assert.deepEqual(await followed.byApi(), known);
@@ -225,7 +225,7 @@ test('one call in ten seconds asks and the others do not wait', async () => {
   assert.deepEqual([await asking, await followed.byApi(), asked.length], [new Set(), new Set(), 2]);
 });
 
-test('a Redis that is away or silent changes nothing', async () => {
+test('an unreachable or silent Redis changes nothing', async () => {
   const silent = net.createServer((socket) => socket.on('error', () => {})).listen(0, '127.0.0.1');
   await new Promise((resolve) => silent.once('listening', resolve));
   for (const port of [silent.address().port, 1]) {

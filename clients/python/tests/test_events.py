@@ -25,7 +25,7 @@ class Vectors(unittest.TestCase):
         ):
             for vector in vectors(name):
                 if vector.get("refused") == "not-settable":
-                    # By rules that only the daemon knows.
+                    # This depends on rules that only the daemon knows.
                     continue
                 given = {field: vector["event"][field] for field in fields}
                 event = {"type": "count", **given, "at": int(vector["event"]["at"])}
@@ -124,7 +124,7 @@ class Time(unittest.TestCase):
     def test_no_two_clicks_have_the_same_instant(self):
         times = iter([5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000])
         clock = Clock(lambda: next(times))
-        # The last one is after a clock that was wrong has been set.
+        # The last instant follows the correction of a wrong clock.
         self.assertEqual([clock.at() for _ in range(5)], [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000])
 
 

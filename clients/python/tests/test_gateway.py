@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        # Without "Connection: close", as a server does that has waited long enough.
+        # Without "Connection: close", like a server that has waited long enough.
         self.close_connection = self.close_connection or self.ends
 
 

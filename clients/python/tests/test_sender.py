@@ -44,7 +44,7 @@ def confirmed(events):
 
 
 def unconfirmed(events):
-    return 503, {"events": [{"verdict": "unconfirmed", "at": event["at"], "message": "the broker is away"} for event in events]}
+    return 503, {"events": [{"verdict": "unconfirmed", "at": event["at"], "message": "the broker is unreachable"} for event in events]}
 
 
 def busy(_):
@@ -56,7 +56,7 @@ def unauthorized(_):
 
 
 class Broker:
-    """In place of RabbitMQ."""
+    """A fake RabbitMQ."""
 
     def __init__(self):
         self.events = []
@@ -75,7 +75,7 @@ class Broker:
 
 
 class Announced:
-    """In place of Redis."""
+    """A fake announcement in Redis."""
 
     async def by_api(self):
         return BY_API
@@ -95,7 +95,7 @@ class WithGateway(unittest.TestCase):
         self.addCleanup(self.server.shutdown)
 
     def send(self, events, broker=None, url=None, times=1, deadline_s=5.0, traceparent=None):
-        """The results of the last time."""
+        """The results of the last call."""
 
         async def run():
             gateway = Gateway(url, None, 1.0) if url else None
@@ -152,7 +152,7 @@ class Sending(WithGateway):
             results = self.send([LIKE, COUNT], broker, self.url, times=2, deadline_s=2)
         self.assertEqual(results, [LIKE, COUNT])
         self.assertEqual(broker.events, [("7", LIKE), ("42", COUNT)] * 2)
-        # A count could be counted twice there.
+        # The gateway could count a count twice.
         self.assertEqual([events for events in self.server.posted if COUNT in events], [[LIKE, COUNT]] * 2)
         self.assertIn([LIKE], self.server.posted)
         self.assertEqual(len(logs.output), 1)
@@ -163,7 +163,7 @@ class Sending(WithGateway):
         self.server.answers = [unconfirmed]
         (late,) = self.send([LIKE], None, self.url, deadline_s=0.3)
         self.assertEqual((type(late), late.event), (UnconfirmedError, LIKE))
-        self.assertIn("the broker is away", str(late))
+        self.assertIn("the broker is unreachable", str(late))
         (late,) = self.send([LIKE], None, "http://127.0.0.1:1", deadline_s=0.3)
         self.assertIsInstance(late, UnconfirmedError)
 
@@ -249,7 +249,7 @@ class Following(unittest.TestCase):
             slow.free = asyncio.Event()
             first = [asyncio.ensure_future(slow.by_api()) for _ in range(3)]
             await asyncio.sleep(0)
-            # Before the first answer nobody knows who counts.
+            # Before the first answer it is unknown who counts.
             self.assertFalse(any(call.done() for call in first))
             slow.free.set()
             self.assertEqual(await asyncio.gather(*first), [{"video:like"}] * 3)

@@ -60,11 +60,11 @@ class AsyncTallyd(Base):
         return await self._publish(self._change("reset", kind, target_id, metric, at))
 
     async def publish(self, event: Mapping[str, Any]) -> Event:
-        """Publishes an event again, for instance that of an error."""
+        """Publishes an event again, for instance the event of an error."""
         return await self._publish(self._again(event))
 
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
+        """Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`."""
         known = self._many(events)
         return all_of(await self._connected().publish(known, self._traceparent()))
 
@@ -80,19 +80,19 @@ class AsyncTallyd(Base):
     # ------------------------------------------------------------------ reading
 
     async def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
-        """The number of each target; None where it is unknown, which is not zero."""
+        """The number of each target. `None` if it is unknown, which is not zero."""
         kind, given, ids = self._asked(kind, target_ids)
         metric = self._metric(metric)
         if not ids:
             return {}
         if self._gateway is not None:
             return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
-        # A command that is cancelled halfway would leave its answer to the connection's next user.
+        # A cancelled command would leave its answer to the next user of the connection.
         return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
 
     async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
         if self._redis_url is None:
-            raise ValueError("nothing to read from: pass redis_url or gateway")
+            raise ValueError("no server to read from: pass redis_url or gateway")
         if self._redis is None:
             timeouts: Dict[str, Any] = {"socket_timeout": self._deadline_s, "socket_connect_timeout": self._deadline_s}
             self._redis = redis.asyncio.Redis.from_url(self._redis_url, **timeouts)
@@ -106,15 +106,15 @@ class AsyncTallyd(Base):
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:
-                # The daemon loads them then.
+                # The daemon then loads them.
                 await self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError, asyncio.TimeoutError):
-                # Reading must not fail for it, for instance on a replica.
+                # Reading must not fail because of this, for instance on a replica.
                 pass
         return found
 
     async def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
-        """Whether the user likes each target. Through the gateway alone."""
+        """Whether the user likes each target. Only through the gateway."""
         kind, given, ids = self._asked(kind, target_ids)
         user = self._user(user_id)
         return as_given(given, ids, await asyncio.to_thread(self._needs_gateway().likes, kind, ids, user))
@@ -122,7 +122,7 @@ class AsyncTallyd(Base):
     async def board(
         self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
     ) -> Dict[str, Any]:
-        """A board's members with rank and score. Through the gateway alone."""
+        """A board's members with rank and score. Only through the gateway."""
         query = board_query(period, top, around, radius)
         answer: Dict[str, Any] = await asyncio.to_thread(self._needs_gateway().get, f"/v1/boards/{quote(name, safe='')}", query)
         return answer

@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     def numbers(
         self, kind: str, metric: str, target_ids: Sequence[str], answers: Sequence[Answer]
     ) -> Tuple[Dict[str, Optional[int]], List[str]]:
-        """The numbers, and the names of the buckets that nobody has loaded."""
+        """The numbers, and the names of the buckets that are not loaded."""
         found: Dict[str, Optional[int]] = {}
         missing: Dict[str, None] = {}
         for target_id, (loaded, value) in zip(target_ids, answers):
@@ -60,7 +60,7 @@ def read_error(error: BaseException) -> ReadError:
 
 
 def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
-    """The number in a bucket's answer to HMGET of `_` and the id; None where it is unknown, which is not zero."""
+    """The number in a bucket's answer to HMGET of `_` and the id. `None` if it is unknown, which is not zero."""
     if loaded is None or loaded.startswith("~"):
         return None
     numbers = value.split(",") if value else []

@@ -36,7 +36,7 @@ class PublishError(TallydError):
 
 
 class UnconfirmedError(PublishError):
-    """No confirm arrived before the deadline. The broker can have the event all the same."""
+    """No confirm arrived before the deadline. The broker may have the event nevertheless."""
 
 
 class RejectedError(PublishError):
@@ -69,7 +69,7 @@ class LimitedError(RejectedError):
 class PublishManyError(TallydError):
     """Some events of a list were not confirmed. `results` has each event or its error, in order.
 
-    `events` are those to publish again: `site.publish_many(error.events)`. Refused ones are not among them.
+    `events` are those to publish again: `site.publish_many(error.events)`. They do not include refused events.
     """
 
     def __init__(self, results: Sequence[Union[Event, TallydError]]) -> None:

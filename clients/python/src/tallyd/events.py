@@ -1,4 +1,4 @@
-"""Events: what docs/events.md says of their fields. The daemon refuses the same, for the same reasons."""
+"""Validates events by the rules of docs/events.md. The daemon rejects the same events, for the same reasons."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DELTA_MAX = 2**31
 VALUE_MAX = 2**53
 EVENT_ID_MAX = 64
 
-# Digits alone: no sign, no leading zero. One id has one spelling.
+# Only digits: no sign and no leading zero, so that each id has one spelling.
 _DECIMAL = re.compile("[1-9][0-9]{0,18}")
 
 
 def an_id(value: Any, field: str = "target_id") -> str:
     """The id as text."""
-    # A bool is an int to Python.
+    # In Python a bool is an int.
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not _DECIMAL.fullmatch(text) or int(text) > ID_MAX:
         reason = f"{field.replace('_', '-')}-out-of-range"
@@ -57,7 +57,7 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
 
 
 def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
-    """The event with the fields that the daemon reads, in their usual order and form."""
+    """The event with only the fields that the daemon reads, in their usual order and form."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
@@ -88,7 +88,7 @@ def body_of(event: Event) -> bytes:
 
 
 def number_of(event: Event) -> str:
-    """The number that it changes, as daemons announce it: video:like."""
+    """The name of the number that the event changes, as daemons announce it: video:like."""
     return f"{event['kind']}:{event.get('metric', 'like')}"
 
 
@@ -97,7 +97,7 @@ def routing_key_of(event: Event, partition_by: str) -> str:
 
 
 class Clock:
-    """Microseconds since 1970. Two calls in one process never get the same instant, and a small step back changes no order."""
+    """Microseconds since 1970. Each call in a process returns another instant. A small step back of the clock does not change the order."""
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
         self._now = now
@@ -107,7 +107,7 @@ class Clock:
     def at(self) -> int:
         with self._lock:
             now = self._now()
-            # After a larger step back the clock was wrong before, and is right now.
+            # A larger step back corrects a clock that was wrong, so follow it.
             if 0 <= self._last - now < 1_000_000:
                 now = self._last + 1
             self._last = now

@@ -1,4 +1,4 @@
-"""Reading and publishing through `tallyd gateway`, with the standard library alone."""
+"""Reading and publishing through `tallyd gateway`, with only the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from .errors import Event, GatewayError, ReadError
 from .events import body_of
 
-# Targets of one request, and events of one.
+# The most targets of a request, and the most events.
 IDS_MAX = 500
 EVENTS_MAX = 1_000
 IDLE_MAX = 32
@@ -33,15 +33,15 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class NoAnswer(Exception):
-    """The gateway can have published the events all the same."""
+    """The gateway may have published the events nevertheless."""
 
 
 class Busy(NoAnswer):
-    """The gateway has done nothing with the events."""
+    """The gateway has not processed the events."""
 
 
 class Gateway:
-    """Connections that last. Threads can share it."""
+    """Long-lived connections. Threads can share it."""
 
     def __init__(self, url: str, token: Optional[str], timeout_s: float) -> None:
         self._url = urlsplit(url)
@@ -81,7 +81,7 @@ class Gateway:
         raise _error(status, answer)
 
     def publish(self, events: Sequence[Event], until: float, traceparent: Optional[str] = None) -> List[Dict[str, Any]]:
-        """The verdict on each event. `until` is a time of time.monotonic(). Raises NoAnswer, or GatewayError for a request that is wrong."""
+        """The verdict on each event. `until` is a time of time.monotonic(). Raises NoAnswer, or GatewayError if the request is wrong."""
         body = b"[" + b",".join(map(body_of, events)) + b"]"
         try:
             status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01), traceparent)
@@ -96,9 +96,9 @@ class Gateway:
         raise NoAnswer(str(error)) if status >= 500 else error
 
     def _call(self, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str] = None) -> Tuple[int, Any]:
-        """Gets what is there, or posts the body. Gives the status and the JSON, None where it is none."""
+        """Sends GET, or POST with a body. Returns the status and the JSON, `None` if the answer is not JSON."""
         if self._pid != os.getpid():
-            # After a fork the connections are still the parent's.
+            # After a fork the connections still belong to the parent.
             self._empty()
         try:
             connection, is_kept = self._idle.get_nowait(), True
@@ -110,7 +110,7 @@ class Gateway:
             connection.close()
             if not is_kept or isinstance(error, socket.timeout):
                 raise
-            # The gateway has closed the idle connection meanwhile, before it got the request.
+            # The gateway has closed the idle connection, so it never got the request.
             connection = self._connection()
             status, text = self._ask(connection, target, body, timeout_s, traceparent)
         self._keep(connection)

@@ -1,8 +1,8 @@
-"""Publishing over one connection that lasts.
+"""Publishes over one long-lived connection.
 
 An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in confirm mode. A
-publish waits for a session, sends the message and waits for its confirm. If the session ends before, the publish sends the same
-body again in the next session, until its deadline.
+publish waits for a session, sends the message and waits for its confirm. If the session ends before the confirm, the publish
+sends the same body in the next session, until its deadline.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .errors import Event, LoginError, NackedError, RejectedError, ReturnedError
 LOG = logging.getLogger("tallyd")
 
 PAUSE_MIN_S = 0.1
-# A publish that has just begun must not wait for most of its deadline.
+# Short, so that a new publish does not wait for most of its deadline.
 PAUSE_MAX_S = 1.0
 CLOSE_S = 1.0
 
 
 class _Lost(Exception):
-    """The session ended: the message can have arrived."""
+    """The session ended. The message may have arrived."""
 
 
 class _Nack(Exception):
@@ -39,7 +39,7 @@ class _Return(Exception):
 
 
 class _Refused(Exception):
-    """The broker closed the channel, and would do it again."""
+    """The broker closed the channel, and would close it again."""
 
 
 class _LoginRefused(Exception):
@@ -103,7 +103,7 @@ class _Session:
             done.set_exception(_Lost(self.ended.result()))
             return done
         tag = self._published + 1
-        # The broker sends a returned message back with its properties: by `message_id` it is told apart.
+        # `message_id` identifies a message that the broker returns.
         headers = None if traceparent is None else {"traceparent": traceparent}
         properties = pika.BasicProperties(content_type="application/json", delivery_mode=2, message_id=str(tag), headers=headers)
         try:
@@ -129,7 +129,7 @@ class _Session:
     def _on_confirm(self, frame: Any) -> None:
         self._heard_at = self._loop.time()
         tag, is_nack = frame.method.delivery_tag, isinstance(frame.method, pika.spec.Basic.Nack)
-        # Python keeps the order in which tags were added.
+        # A dict keeps the order in which tags were added.
         tags: List[int] = [tag]
         if frame.method.multiple:
             tags = [known for known in self._pending if tag == 0 or known <= tag]
@@ -148,14 +148,14 @@ class _Session:
 
     def _on_blocked(self, _connection: Any, frame: Any) -> None:
         self.blocked = frame.method.reason or "no reason given"
-        LOG.warning("RabbitMQ blocks publishers: %s. Publishing waits until RabbitMQ has memory and disk space again.", self.blocked)
+        LOG.warning("RabbitMQ blocks publishers: %s. Publishing waits until RabbitMQ has enough memory and disk space.", self.blocked)
 
     def _on_unblocked(self) -> None:
         self.blocked = None
         self._heard_at = self._loop.time()
 
     def _on_watch(self) -> None:
-        """A slow broker confirms now and then. One that confirms nothing has stalled, and its connection is given up."""
+        """A slow broker confirms from time to time. If it confirms nothing, it has stalled, and the connection is dropped."""
         self._watch = None
         if not self._pending:
             return
@@ -171,7 +171,7 @@ class _Session:
             self.ended.set_result(error)
         if not self.opened.done():
             self.opened.set_exception(_Lost(error))
-            # The outer loop may have timed out, and not read it.
+            # The outer loop may have timed out before it read this.
             self.opened.exception()
         if self._watch is not None:
             self._watch.cancel()
@@ -195,7 +195,7 @@ class _Session:
             LOG.debug("close a connection that failed: %r", failed)
 
     async def close(self) -> None:
-        """Says goodbye, if the broker listens."""
+        """Closes cleanly, if the broker answers."""
         closed = ConnectionError("the client was closed")
         if self.ended.done() or self._connection is None or not self._connection.is_open:
             return self.abort(closed)
@@ -223,15 +223,15 @@ def _named(error: Optional[BaseException]) -> str:
 
 
 class Publisher:
-    """Belongs to one event loop."""
+    """It belongs to one event loop."""
 
     def __init__(self, url: str, exchange: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int) -> None:
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = heartbeat_s
         self._parameters.connection_attempts = 1
-        # Half of the deadline finds a broker that has stalled. The other half is for the next connection.
+        # Half of the deadline detects a stalled broker. The other half is for the next connection.
         self._silence_s = deadline_s / 2
-        # The session has a limit of its own.
+        # The session has its own timeout.
         self._parameters.socket_timeout = self._parameters.stack_timeout = None
         self._exchange = exchange
         self._deadline_s = deadline_s
@@ -249,11 +249,11 @@ class Publisher:
                 pause_s, logged = PAUSE_MIN_S, ""
             except Exception as failed:
                 error = failed
-                # pika has one class for this and for a connection that is lost during the login.
+                # pika uses one class for this and for a connection that is lost during the login.
                 if _named(failed).startswith("ConnectionClosedByBroker: (403)"):
                     self._refuse_login(_named(failed))
             self._last_error = error
-            # Once for each failure, not for each try.
+            # Log each failure once, not each try.
             if logged != _named(error):
                 logged = _named(error)
                 LOG.warning("RabbitMQ: %s. The client connects again.", logged)
@@ -261,14 +261,14 @@ class Publisher:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _refuse_login(self, why: str) -> None:
-        """Tells all that wait for a session. The next ones wait for the next try."""
+        """Fails all calls that wait for a session. Later calls wait for the next try."""
         self._session.set_exception(_LoginRefused(why))
-        # Perhaps nobody waits.
+        # Mark the exception as read: perhaps no call waits.
         self._session.exception()
         self._session = self._loop.create_future()
 
     async def _one_session(self) -> Exception:
-        """Gives the error that ended it. Raises what kept it from opening."""
+        """Returns the error that ended the session. Raises the error that kept it from opening."""
         session = _Session(self._parameters, self._silence_s)
         try:
             await asyncio.wait_for(asyncio.shield(session.opened), self._silence_s)
@@ -295,7 +295,7 @@ class Publisher:
         except asyncio.TimeoutError:
             why = self._blocked() or _named(self._last_error)
             raise UnconfirmedError(
-                f"RabbitMQ did not confirm the event in {self._deadline_s:g} s ({why}). It can have arrived: publish `event` again, "
+                f"RabbitMQ did not confirm the event in {self._deadline_s:g} s ({why}). It may have arrived: publish `event` again, "
                 "which is safe",
                 event,
             ) from self._last_error
@@ -334,7 +334,7 @@ class Publisher:
                 try:
                     session = await asyncio.shield(self._session)
                 except _LoginRefused:
-                    # What an earlier session sent can have arrived.
+                    # An earlier session has sent the event, so it may have arrived.
                     if was_sent:
                         continue
                     raise
@@ -343,7 +343,7 @@ class Publisher:
                     return await session.publish(self._exchange, routing_key, body, traceparent)
                 except _Lost as lost:
                     self._last_error = lost
-                    # The outer loop takes the session away when it runs next.
+                    # The outer loop removes the session when it runs next.
                     await asyncio.sleep(0)
 
     def _blocked(self) -> Optional[str]:

@@ -1,7 +1,7 @@
-"""The way of an event: to RabbitMQ, or where API servers count its number to the gateway, which counts it.
+"""Sends events to RabbitMQ, or, if API servers must count the number, to the gateway, which counts it.
 
-Half of the deadline is the gateway's. If it does not answer, RabbitMQ gets the same event in the other half: it is not lost, and the
-number in Redis follows with the next reconcile.
+The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the event is
+not lost, and the next reconcile corrects the number in Redis.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LOG = logging.getLogger("tallyd")
 
 PAUSE_S = 0.1
 
-# The event as it was published, or why it was not.
+# The event in the published form, or why it was not published.
 Result = Union[Event, TallydError]
 
 
 class _Sent:
-    """An event that has a result in the end."""
+    """An event, and its result once it is known."""
 
     __slots__ = ("event", "traceparent", "result", "why")
 
@@ -38,7 +38,7 @@ class _Sent:
 
 
 class Sender:
-    """Belongs to one event loop."""
+    """It belongs to one event loop."""
 
     def __init__(
         self, publisher: Optional[Publisher], gateway: Optional[Gateway], writers: Optional[Writers], partition_by: str, deadline_s: float
@@ -75,7 +75,7 @@ class Sender:
         if number not in self._warned:
             self._warned.add(number)
             LOG.warning(
-                "API servers count %s in Redis, and this client has no gateway that does it. Its events are published, and the number in "
+                "API servers count %s in Redis, and this client has no gateway to count it. The events are published, but the number in "
                 "Redis changes only with the next reconcile. Pass gateway=URL of `tallyd gateway`.",
                 number,
             )
@@ -104,7 +104,7 @@ class Sender:
         left = [one for one in sent if one.result is None]
         if self._publisher is not None and left:
             if not self._is_gateway_failing:
-                LOG.warning("the gateway: %s. RabbitMQ gets events without it, and numbers in Redis follow with the next reconcile.", left[0].why)
+                LOG.warning("the gateway: %s. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.", left[0].why)
             await self._to_rabbitmq(left, ends_at)
         for one in sent:
             if one.result is None:
@@ -113,7 +113,7 @@ class Sender:
             self._is_gateway_failing = bool(left)
 
     async def _judged(self, sent: Sequence[_Sent], until: float) -> None:
-        """Gives results to all that the gateway has decided."""
+        """Sets the results of all events that the gateway has decided."""
         assert self._gateway is not None
         while sent and self._loop.time() < until:
             publish, events = self._gateway.publish, [one.event for one in sent]
@@ -123,11 +123,11 @@ class Sender:
                 for one in sent:
                     one.why = str(error)
                 if self._publisher is not None and not isinstance(error, Busy):
-                    # Perhaps it was counted in Redis, and would be counted again there. In MySQL its `event_id` counts once.
+                    # Redis may have counted it, and would count it again. In MySQL its `event_id` counts once.
                     sent = [one for one in sent if one.event["type"] != "count"]
             except GatewayError as error:
                 for one in sent:
-                    one.result = RejectedError(f"{error}. Correct that, then publish `event` again", one.event)
+                    one.result = RejectedError(f"{error}. Fix the cause, then publish `event` again", one.event)
             else:
                 for one, verdict in zip(sent, verdicts):
                     _judge(one, verdict)
@@ -137,7 +137,7 @@ class Sender:
 
     def _unconfirmed(self, one: _Sent) -> UnconfirmedError:
         message = (
-            f"the gateway did not confirm the event in {self._deadline_s:g} s ({one.why}). It can have arrived: publish `event` again, "
+            f"the gateway did not confirm the event in {self._deadline_s:g} s ({one.why}). It may have arrived: publish `event` again, "
             "which is safe"
         )
         return UnconfirmedError(message, one.event)

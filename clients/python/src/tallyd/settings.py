@@ -1,4 +1,4 @@
-"""What both classes share: the settings, and events from arguments."""
+"""Shared by both classes: the settings, and events from arguments."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .writers import Writers
 
 
 class Base:
-    """All settings have the daemon's defaults. They must be as in its config.toml.
+    """All settings have the daemon's defaults. They must equal its config.toml.
 
-    amqp_url      RabbitMQ, for publishing; without it the gateway publishes
-    redis_url     Redis, for reading numbers, and who counts them
-    gateway       URL of `tallyd gateway`: http://, https:// or unix:///path. It reads in place of Redis, and counts where API servers do
+    amqp_url      RabbitMQ, for publishing. Without it the gateway publishes
+    redis_url     Redis, for reading numbers and the announcement of who counts them
+    gateway       URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading, and counts what API servers must count
     token         the gateway's token
     prefix        [amqp] prefix
     partition_by  [amqp] partition_by: "user" or "target"
     key_prefix    [redis] key_prefix
     bucket_bits   [redis] bucket_bits
-    metrics       [metrics]: names and codes, for reading from Redis. Names that are not in it are refused; None allows all
-    kinds         [kinds]: names. Others are refused; None allows all
-    deadline_s    how long a call can take
+    metrics       [metrics]: names and codes, for reading from Redis. Other names are refused. `None` allows all
+    kinds         [kinds]: names. Other names are refused. `None` allows all
+    deadline_s    the timeout of a call
     heartbeat_s   [amqp] heartbeat_s
-    in_flight_max events without a confirm at one time; further calls wait
-    traceparent   called at each publish: the header `traceparent` of its messages (W3C Trace Context), None for none
+    in_flight_max the most events without a confirm. Further calls wait
+    traceparent   called at each publish. Returns the header `traceparent` of its messages (W3C Trace Context), or `None`
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Base:
         return checked({**event, "at": at}, self._kinds, self._metrics)
 
     def _again(self, event: Mapping[str, Any]) -> Event:
-        """An event that was made before: with a new `at` it would be another one."""
+        """Checks an event that was made before. With a new `at` it would be another event."""
         return checked(event, self._kinds, self._metrics)
 
     def _many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """All of them, or none: new ones get what they lack."""
+        """Checks all events before any is sent. New ones get the missing fields."""
         checked_events: List[Event] = []
         for event in events:
             if event.get("type") == "count" and event.get("event_id") is None:
@@ -107,9 +107,9 @@ class Base:
 
     def _may_publish(self) -> None:
         if self._is_closed:
-            raise RuntimeError("the client is closed: make another one")
+            raise RuntimeError("the client is closed: create another one")
         if self._amqp_url is None and self._gateway is None:
-            raise ValueError("nothing takes events: pass amqp_url or gateway")
+            raise ValueError("no server to publish to: pass amqp_url or gateway")
 
     def _new_sender(self) -> Sender:
         publisher = None if self._amqp_url is None else Publisher(self._amqp_url, self._exchange, **self._publisher_settings)
@@ -127,7 +127,7 @@ class Base:
 
     def _metric(self, metric: str) -> str:
         if self._gateway is None and metric not in self._layout.metrics:
-            raise RefusedError("unknown-metric", f"the code of {metric!r} is not known: pass metrics={{'like': 1, {metric!r}: CODE}}")
+            raise RefusedError("unknown-metric", f"the code of {metric!r} is unknown: pass metrics={{'like': 1, {metric!r}: CODE}}")
         return metric
 
     def _needs_gateway(self) -> Gateway:
@@ -151,7 +151,7 @@ def all_of(results: Sequence[Result]) -> List[Event]:
 
 
 def as_given(given: Sequence[Id], ids: Sequence[str], found: Mapping[str, Any]) -> Dict[Id, Any]:
-    """What was found, by the ids as the caller wrote them."""
+    """The found values, by the ids as the caller wrote them."""
     return {key: found.get(target_id) for key, target_id in zip(given, ids)}
 
 

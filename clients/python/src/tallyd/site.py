@@ -1,7 +1,7 @@
 """The client for threads.
 
-Its sender is the one for asyncio, in a loop that runs in a thread of its own. The thread keeps heartbeats and takes confirms while
-the callers do something else.
+Its sender is the one for asyncio, in a loop that runs in its own thread. The thread sends heartbeats and receives confirms
+while the callers do something else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Thread:
-    """An event loop, and the sender in it. A fork leaves threads behind, so that each process has one of its own."""
+    """An event loop, and the sender in it. A fork does not copy threads, so each process has its own."""
 
     def __init__(self, new_sender: Callable[[], Sender]) -> None:
         self.pid = os.getpid()
@@ -45,7 +45,7 @@ class _Thread:
         try:
             return future.result()
         except BaseException:
-            # For instance KeyboardInterrupt: nobody waits any more.
+            # For instance KeyboardInterrupt: no call waits any more.
             future.cancel()
             raise
 
@@ -61,7 +61,7 @@ class _Thread:
 
 
 class Tallyd(Base):
-    __doc__ = f"The client for threads, which can share it. It can be made before a fork.\n\n{Base.__doc__}"
+    __doc__ = f"The client for threads, which can share it. It can be created before a fork.\n\n{Base.__doc__}"
 
     _thread: Optional[_Thread] = None
     _redis: Any = None
@@ -102,11 +102,11 @@ class Tallyd(Base):
         return self._publish(self._change("reset", kind, target_id, metric, at))
 
     def publish(self, event: Mapping[str, Any]) -> Event:
-        """Publishes an event again, for instance that of an error."""
+        """Publishes an event again, for instance the event of an error."""
         return self._publish(self._again(event))
 
     def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
+        """Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`."""
         known = self._many(events)
         thread = self._connected()
         return all_of(thread.run(thread.sender.publish(known, self._traceparent())))
@@ -121,7 +121,7 @@ class Tallyd(Base):
         if thread is not None and thread.pid == os.getpid():
             return thread
         if thread is not None:
-            # Another thread may have held it when the process was forked.
+            # Another thread may have held the lock when the process was forked.
             self._lock = threading.Lock()
         with self._lock:
             if self._thread is None or self._thread.pid != os.getpid():
@@ -131,7 +131,7 @@ class Tallyd(Base):
     # ------------------------------------------------------------------ reading
 
     def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
-        """The number of each target; None where it is unknown, which is not zero."""
+        """The number of each target. `None` if it is unknown, which is not zero."""
         kind, given, ids = self._asked(kind, target_ids)
         metric = self._metric(metric)
         if not ids:
@@ -142,7 +142,7 @@ class Tallyd(Base):
 
     def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
         if self._redis_url is None:
-            raise ValueError("nothing to read from: pass redis_url or gateway")
+            raise ValueError("no server to read from: pass redis_url or gateway")
         if self._redis is None:
             timeouts = {"socket_timeout": self._deadline_s, "socket_connect_timeout": self._deadline_s}
             self._redis = redis.Redis.from_url(self._redis_url, **timeouts)
@@ -156,22 +156,22 @@ class Tallyd(Base):
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:
-                # The daemon loads them then.
+                # The daemon then loads them.
                 self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError):
-                # Reading must not fail for it, for instance on a replica.
+                # Reading must not fail because of this, for instance on a replica.
                 pass
         return found
 
     def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
-        """Whether the user likes each target. Through the gateway alone."""
+        """Whether the user likes each target. Only through the gateway."""
         kind, given, ids = self._asked(kind, target_ids)
         return as_given(given, ids, self._needs_gateway().likes(kind, ids, self._user(user_id)))
 
     def board(
         self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
     ) -> Dict[str, Any]:
-        """A board's members with rank and score. Through the gateway alone."""
+        """A board's members with rank and score. Only through the gateway."""
         query = board_query(period, top, around, radius)
         answer: Dict[str, Any] = self._needs_gateway().get(f"/v1/boards/{quote(name, safe='')}", query)
         return answer

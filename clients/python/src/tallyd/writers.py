@@ -12,14 +12,14 @@ from redis.exceptions import RedisError
 
 LOG = logging.getLogger("tallyd")
 
-# How old an answer can be.
+# The longest age of an answer.
 EVERY_S = 10.0
 # How long a publish waits for an answer.
 READ_MAX_S = 0.5
 
 
 class Writers:
-    """Belongs to one event loop."""
+    """It belongs to one event loop."""
 
     def __init__(self, redis_url: str, key: str) -> None:
         self._redis_url = redis_url
@@ -31,7 +31,7 @@ class Writers:
         self._due_at = 0.0
 
     async def by_api(self) -> FrozenSet[str]:
-        """As of the last ten seconds. One call asks Redis; the others continue with what is known, except before the first answer."""
+        """The numbers as of the last ten seconds. One call asks Redis. The others use the known numbers, but wait for the first answer."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
         is_due = reading is None or now >= self._due_at
@@ -39,7 +39,7 @@ class Writers:
             self._due_at = now + EVERY_S
             reading = self._reading = asyncio.ensure_future(self._read())
         if is_due or not self._was_read:
-            # The others need its answer, too, if the caller is cancelled.
+            # If the caller is cancelled, the others still need its answer.
             await asyncio.shield(reading)
         return self._by_api
 
@@ -52,7 +52,7 @@ class Writers:
         self._was_read = True
 
     async def _text(self) -> Union[bytes, str, None]:
-        # A connection for each read: a command that is cancelled halfway leaves nothing behind.
+        # A new connection for each read: a cancelled command leaves nothing behind.
         client: Any = redis.asyncio.Redis.from_url(self._redis_url)
         try:
             text: Union[bytes, str, None] = await client.get(self._key)
@@ -66,7 +66,7 @@ class Writers:
 
 
 def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet[str]:
-    """What the text announces, for instance {"api": ["video:like"]}; else what is known."""
+    """The announced numbers, for instance of {"api": ["video:like"]}. Otherwise the known numbers."""
     if text is None:
         return known
     answer = json.loads(text)
