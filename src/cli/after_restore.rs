@@ -1,4 +1,4 @@
-//! `tallyd after-restore`: MySQL went back, and is the truth all the same.
+//! `tallyd after-restore`: brings Redis to the state of a restored MySQL, which remains the source of truth.
 
 use anyhow::Result;
 use clap::Args;
@@ -26,17 +26,18 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
         return reconcile::run(config, &ReconcileArgs::forced(true, *format)).await;
     }
     let servers = Servers::checked(config).await?;
-    let mut plan = vec!["remove from Redis what MySQL has lost: a full reconcile without limits".to_owned()];
+    let mut plan =
+        vec!["run a full reconcile without limits, which removes from Redis the counts that MySQL has lost".to_owned()];
     if config.filter.is_on() {
-        plan.push("rebuild all Bloom filters by the daemon's next run".to_owned());
+        plan.push("rebuild all Bloom filters with the daemon's next run".to_owned());
     }
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
     let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
-    // A refusal changes nothing.
+    // With this exit code nothing was changed.
     if config.filter.is_on() && code != EXIT_TRY_LATER {
-        // A filter lacks users who unliked after the backup, and like again.
+        // The filters lack users whose unlike after the backup was lost: they like again.
         servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
     Ok(code)

@@ -1,4 +1,4 @@
-//! `tallyd archive`, and `tallyd board`: archives boards, shows them, saves them and puts them back.
+//! `tallyd archive` and `tallyd board`: archive, show, save and restore boards.
 
 use std::io::Write;
 
@@ -20,13 +20,13 @@ use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Args)]
 pub(super) struct ArchiveArgs {
-    /// Restrict it to this board.
+    /// Archive only this board.
     #[arg(long, value_name = "NAME")]
     board: Option<String>,
-    /// Restrict it to this period: 2026-11-21, 2026-W47 or 2026-11.
+    /// Archive only this period: 2026-11-21, 2026-W47 or 2026-11.
     #[arg(long)]
     period: Option<String>,
-    /// Change nothing; print which boards would be archived and removed, and why the others would not.
+    /// Change nothing. Print which boards would be archived or removed, and why others would not.
     #[arg(long)]
     dry_run: bool,
     /// Print the report as text or as JSON.
@@ -36,7 +36,7 @@ pub(super) struct ArchiveArgs {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {
-    /// List the current period of every board, and the periods that are archived or being archived.
+    /// List each board's current period, and the periods that are archived or being archived.
     List {
         /// Print the list as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
@@ -48,10 +48,10 @@ pub(super) enum BoardCommand {
         name: String,
         /// Name the period: 2026-11-21, 2026-W47, 2026-11 or total [default: the current one].
         period: Option<String>,
-        /// Print this number of places.
+        /// Print this many places.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100_000))]
         count: u64,
-        /// Place equal scores in this way.
+        /// Rank equal scores in this way.
         #[arg(long, value_enum, default_value_t)]
         ranking: RankingArg,
         /// Print comma-separated values.
@@ -61,29 +61,29 @@ pub(super) enum BoardCommand {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Take a snapshot of boards that are not archived yet, even where none is due.
+    /// Take a snapshot of boards that are not archived yet, even if none is due.
     Snapshot {
-        /// Restrict it to this board.
+        /// Save only this board.
         name: Option<String>,
-        /// Restrict it to this period: 2026-11-21, 2026-W47, 2026-11 or total.
+        /// Save only this period: 2026-11-21, 2026-W47, 2026-11 or total.
         period: Option<String>,
-        /// Replace the last snapshot even where Redis has lost the board, or most of it.
+        /// Replace the last snapshot even if Redis has lost the board, or most of it.
         #[arg(long, requires = "period")]
         force: bool,
         /// Print the report as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Restore a board into Redis, from its snapshot plus what came since, or from the archive.
+    /// Restore a board into Redis, from its snapshot plus later changes, or from the archive.
     Restore {
         /// Name the board.
         name: String,
         /// Name the period: 2026-11-21, 2026-W47, 2026-11 or total.
         period: String,
-        /// Change nothing; print what would be restored.
+        /// Change nothing. Print the board that would be restored.
         #[arg(long)]
         dry_run: bool,
-        /// Add what Redis has now to the snapshot, for a board that was evicted alone.
+        /// Add the current scores in Redis to the snapshot. Use it if Redis evicted only this board.
         #[arg(long)]
         add: bool,
         /// Print the report as text or as JSON.

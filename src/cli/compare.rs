@@ -1,4 +1,4 @@
-//! `tallyd compare`: an older site's numbers beside tallyd's.
+//! `tallyd compare`: compares an old site's numbers with tallyd's.
 
 use anyhow::Result;
 use clap::Args;
@@ -14,10 +14,10 @@ use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Read the older site's numbers from these keys in Redis, for instance like:count:{id}. No prefix is put before them.
+    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full name with any prefix.
     #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
     keys: Option<String>,
-    /// Read them with this query, as that of a [[recount]]: one SELECT of target and number with :after and :limit.
+    /// Read the old numbers with this query, as in a [[recount]]: one SELECT of target and number with :after and :limit.
     #[arg(long, value_name = "SELECT")]
     query: Option<String>,
     /// Compare targets of this kind [default: the only one of [kinds]].
@@ -50,7 +50,7 @@ fn subject(config: &Config, args: &CompareArgs) -> Result<Subject> {
     let kind = match (&args.kind, kinds.0.len()) {
         (Some(kind), _) => kind.clone(),
         (None, 1) => kinds.0.keys().cloned().collect(),
-        (None, _) => return Err(Usage("[kinds] names several kinds: choose one with --kind".to_owned()).into()),
+        (None, _) => return Err(Usage("[kinds] has several kinds: choose one with --kind".to_owned()).into()),
     };
     let code = kinds.named(&kind).ok_or_else(|| Usage(format!("--kind {kind} is not in [kinds]")))?;
     let metric = args.metric.clone();

@@ -1,4 +1,4 @@
-//! `tallyd completions` and `tallyd man`: what a package puts beside the program, made from the command line itself.
+//! `tallyd completions` and `tallyd man`: completion scripts and manual pages for packages, generated from the command line's definition.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::config;
 
 const VERSION: &str = concat!("tallyd ", env!("CARGO_PKG_VERSION"));
 
-/// A shell that can be told what may follow.
+/// A shell with completion scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shell {
     /// Install it as /usr/share/bash-completion/completions/tallyd.
@@ -38,7 +38,7 @@ pub(super) fn completions(shell: Shell) -> Result<u8> {
 }
 
 pub(super) fn man(folder: Option<&Path>) -> Result<u8> {
-    // Without the command `help`, of which each command has one.
+    // Without the `help` commands, which would add a page for each command.
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     match folder {
@@ -94,7 +94,7 @@ fn whole_program(roff: &mut Roff) {
             "SIGNALS",
             vec![
                 ("SIGTERM, SIGINT", "Finish open batches and runs, and exit."),
-                ("SIGHUP", "Read the configuration again. An invalid one is reported in the log, and changes nothing."),
+                ("SIGHUP", "Read the configuration again. If it is invalid, log that and change nothing."),
             ],
         ),
         ("FILES", vec![(config::DEFAULT_PATH, "The configuration.")]),

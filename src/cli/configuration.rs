@@ -11,7 +11,7 @@ use crate::config::{self, ConfigError, schema};
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
-    /// Print the origin of each setting: a line of the file, a variable of the environment, or the default.
+    /// Print the origin of each setting: a line of the file, an environment variable, or the default.
     #[arg(long)]
     origin: bool,
     /// Print the configuration as TOML or as JSON.
@@ -21,7 +21,7 @@ pub(super) struct ShowArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ShowFormat {
-    /// Print it as the file would have it.
+    /// Print it in the format of the file.
     #[default]
     Toml,
     /// Print one JSON object for programs.

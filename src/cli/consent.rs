@@ -1,4 +1,4 @@
-//! Checks and questions before a command changes what no reconcile would bring back.
+//! Checks and questions before a command makes changes that no reconcile can undo.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -14,23 +14,23 @@ use tallyd_mysql::Store;
 
 #[derive(Debug, Args)]
 pub(super) struct Consent {
-    /// Change nothing; print what would be done.
+    /// Change nothing. Print the planned steps.
     #[arg(long)]
     pub(super) dry_run: bool,
-    /// Don't ask on a terminal.
+    /// Don't ask for confirmation on a terminal.
     #[arg(long)]
     yes: bool,
 }
 
 impl Consent {
-    /// Prints the plan, and asks on a terminal. Returns the exit code where the command ends with that.
+    /// Prints the plan, and asks on a terminal. Returns an exit code if the command must end here.
     pub(super) fn ends(&self, plan: &[String]) -> Result<Option<u8>> {
         if self.dry_run {
             writeln!(std::io::stdout(), "{}", plan.join("\n")).context("print")?;
             return Ok(Some(EXIT_DONE));
         }
         writeln!(std::io::stderr(), "{}", plan.join("\n")).context("print")?;
-        if confirmed("go on? [y/N] ", self.yes)? {
+        if confirmed("continue? [y/N] ", self.yes)? {
             return Ok(None);
         }
         writeln!(std::io::stderr(), "tallyd: nothing was changed").context("print")?;
@@ -43,7 +43,7 @@ pub(super) fn confirmed(question: &str, yes: bool) -> Result<bool> {
     if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
 }
 
-/// Asks on the terminal; `usual` is what an empty line means. No answer is a no.
+/// Asks on the terminal. `usual` is the meaning of an empty line. The end of input means no.
 pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     let mut out = std::io::stderr();
     write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;
@@ -55,10 +55,10 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
-/// Checks that consumers are not paused: then no sign shows whether daemons run.
+/// Checks that consumers are not paused. With paused consumers, nothing shows whether daemons are running.
 ///
 /// # Errors
-/// [`JobError::NotNow`] where they are; MySQL fails.
+/// [`JobError::NotNow`] if they are paused. Also fails if MySQL fails.
 pub(super) async fn not_paused(store: &Store) -> Result<()> {
     let mut orders = store.orders().await?.into_iter().map(|(order, _)| order);
     match orders.find(|order| order.task == Task::Consumer && order.command == Command::Pause) {
@@ -67,10 +67,10 @@ pub(super) async fn not_paused(store: &Store) -> Result<()> {
     }
 }
 
-/// Checks that no daemon and no job runs.
+/// Checks that no daemon and no job is running.
 ///
 /// # Errors
-/// [`JobError::NotNow`] where one does; a server fails.
+/// [`JobError::NotNow`] if one is running. Also fails if a server fails.
 pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
     let Servers { store, broker, .. } = servers;
     not_paused(store).await?;
@@ -86,7 +86,7 @@ pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
             format!("{} runs {} {}: wait until it ends, then try again", running.owner, running.job, running.mode);
         return Err(JobError::NotNow(text).into());
     }
-    // A daemon that waits for a server consumes nothing, but reads its orders.
+    // A daemon that waits for a server does not consume, but it uses MySQL to read orders.
     if !store.is_used_alone().await? {
         let text = "a daemon or a command uses MySQL with this account: stop all daemons, then try again";
         return Err(JobError::NotNow(text.to_owned()).into());

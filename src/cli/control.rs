@@ -1,4 +1,4 @@
-//! `tallyd pause`, `resume` and `throttle`: order something from all daemons of the site, over a control socket.
+//! `tallyd pause`, `resume` and `throttle`: send orders to all daemons of the site, over a control socket.
 
 use std::io::Write;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(super) enum ControlCommand {
         #[arg(value_enum)]
         task: TaskArg,
     },
-    /// Throttle reconciles, also one that is running.
+    /// Throttle reconciles, including a running one.
     #[command(group(ArgGroup::new("how").required(true)))]
     Throttle {
         /// The task.
@@ -50,23 +50,23 @@ pub(super) enum ControlCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct Lasts {
-    /// End automatically after this time: 90s, 30m, 2h, 7d at most.
+    /// End automatically after this time: 90s, 30m, 2h, at most 7d.
     #[arg(id = "lasts", long = "for", value_name = "TIME", default_value = "1h", value_parser = parse_lasts)]
     time: Duration,
-    /// Show this reason to others.
+    /// Give the reason. The status shows it.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     reason: String,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum TaskArg {
-    /// Takes messages from the broker and writes them to MySQL.
+    /// Write messages from the broker to MySQL.
     Consumer,
-    /// Adds to Redis what the consumer has written.
+    /// Add the consumer's written counts to Redis.
     Outbox,
-    /// Compares Redis with MySQL.
+    /// Compare Redis with MySQL.
     Reconcile,
-    /// Archives boards and takes snapshots of them.
+    /// Archive boards and take snapshots of them.
     Archive,
 }
 
@@ -83,7 +83,7 @@ impl From<TaskArg> for Task {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum ThrottledArg {
-    /// Compares Redis with MySQL.
+    /// Compare Redis with MySQL.
     Reconcile,
 }
 
@@ -124,8 +124,8 @@ async fn order(config: &Path, wanted: &Wanted) -> Result<Done> {
     let Answer { status, body } = ask::post(&socket, ORDERS, serde_json::to_string(wanted)?).await?;
     match status {
         StatusCode::OK => serde_json::from_str(&body).context("read the daemon's answer"),
-        StatusCode::SERVICE_UNAVAILABLE => Err(TryLater(format!("nothing is changed: {}", reason(&body))).into()),
-        _ => Err(anyhow!("the daemon refuses that: {}", reason(&body))),
+        StatusCode::SERVICE_UNAVAILABLE => Err(TryLater(format!("nothing was changed: {}", reason(&body))).into()),
+        _ => Err(anyhow!("the daemon rejects the order: {}", reason(&body))),
     }
 }
 
@@ -138,10 +138,10 @@ fn reason(body: &str) -> String {
 fn said(task: Task, command: Command, Done { before, now }: &Done) -> String {
     let (is, was) = match command {
         Command::Pause => ("paused", "resumes"),
-        Command::Throttle { .. } => ("throttled", "is throttled no more"),
+        Command::Throttle { .. } => ("throttled", "is no longer throttled"),
     };
     match (now, before) {
-        (Some(order), _) => format!("{order}\n`{}` ends that", order.undo()),
+        (Some(order), _) => format!("{order}\n`{}` ends it", order.undo()),
         (None, Some(_)) => format!("{task} {was}"),
         (None, None) => format!("{task} was not {is}"),
     }

@@ -1,4 +1,4 @@
-//! `tallyd dead`: shows messages that could not be applied, sends them again, deletes them.
+//! `tallyd dead`: shows, replays and deletes messages that could not be applied.
 
 use std::io::Write;
 use std::time::Duration;
@@ -24,23 +24,23 @@ use tallyd_mysql::letters::Selection;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum DeadCommand {
-    /// List the newest ones, and first collect those that RabbitMQ has dead-lettered.
+    /// List the newest dead letters, after collecting the messages that RabbitMQ dead-lettered.
     List(ListArgs),
     /// Show all details of dead letters, and whether they would be accepted now.
     Show {
-        /// Show these, by number.
+        /// Show the dead letters with these numbers.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<u64>,
-        /// Print the body of one, byte by byte.
+        /// Print the body of one dead letter, byte by byte.
         #[arg(long, conflicts_with = "format")]
         raw: bool,
-        /// Print them as text or as JSON.
+        /// Print the dead letters as text or as JSON.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Publish them again, as producers do. Leave and report those that would be refused again.
+    /// Publish dead letters again, as producers do. Skip and report those that would be rejected again.
     Replay(ReplayArgs),
-    /// Delete them; those that were never replayed only by number or with --open.
+    /// Delete dead letters. Delete those that were never replayed only by number or with --open.
     Purge(PurgeArgs),
 }
 
@@ -48,16 +48,16 @@ pub(super) enum DeadCommand {
 pub(super) struct ListArgs {
     #[command(flatten)]
     of: OfArgs,
-    /// List only those that were not replayed.
+    /// List only dead letters that were never replayed.
     #[arg(long)]
     open: bool,
-    /// List at most this number.
+    /// List at most this many.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000), conflicts_with = "summary")]
     limit: u64,
-    /// Count them by reason instead.
+    /// Print the number of dead letters for each reason.
     #[arg(long)]
     summary: bool,
-    /// Don't collect those that RabbitMQ has dead-lettered, for an account without the right to read that queue.
+    /// Don't collect messages that RabbitMQ dead-lettered. Use it if the account can't read that queue.
     #[arg(long)]
     no_returned: bool,
     /// Print the list as text or as JSON.
@@ -67,34 +67,34 @@ pub(super) struct ListArgs {
 
 #[derive(Debug, Args)]
 struct OfArgs {
-    /// Restrict it to this reason.
+    /// Select only this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Restrict it to those first seen since: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
+    /// Select only dead letters first seen since this time: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = parse_since)]
     since: Option<Micros>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// Replay these, by number.
+    /// Replay the dead letters with these numbers.
     #[arg(value_name = "ID", conflicts_with_all = ["reason", "since", "all", "limit"])]
     ids: Vec<u64>,
     #[command(flatten)]
     of: OfArgs,
-    /// Replay all that were not replayed.
+    /// Replay all dead letters that were never replayed.
     #[arg(long)]
     all: bool,
-    /// Replay at most this number, the oldest first.
+    /// Replay at most this many, oldest first.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Send nothing; print what would be sent and what would be refused again.
+    /// Send nothing. Print which dead letters would be sent, and which would be rejected again.
     #[arg(long)]
     dry_run: bool,
-    /// Open the body of one in $VISUAL or $EDITOR, and send the edited body.
+    /// Open the body of one dead letter in $VISUAL or $EDITOR, and send the edited body.
     #[arg(long, conflicts_with_all = ["reason", "since", "all", "dry_run"])]
     edit: bool,
-    /// Replay also those that would be refused again, and those that were replayed before.
+    /// Also replay dead letters that would be rejected again, and dead letters that were replayed before.
     #[arg(long)]
     force: bool,
     /// Print the report as text or as JSON.
@@ -104,25 +104,25 @@ pub(super) struct ReplayArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct PurgeArgs {
-    /// Delete these, by number, even if they were never replayed.
+    /// Delete the dead letters with these numbers, even if they were never replayed.
     #[arg(value_name = "ID", conflicts_with_all = ["reason", "older_than", "replayed", "open"])]
     ids: Vec<u64>,
-    /// Delete those of this reason that were replayed.
+    /// Delete replayed dead letters with this reason.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
     reason: Option<String>,
-    /// Delete those first seen longer ago that were replayed: 2h, 30d.
+    /// Delete replayed dead letters first seen longer ago than this: 2h, 30d.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     older_than: Option<Duration>,
-    /// Delete all that were replayed.
+    /// Delete all replayed dead letters.
     #[arg(long)]
     replayed: bool,
-    /// Delete also those that were never replayed, with --reason or --older-than.
+    /// With --reason or --older-than: also delete dead letters that were never replayed.
     #[arg(long, conflicts_with = "replayed")]
     open: bool,
-    /// Delete nothing; print the number.
+    /// Delete nothing. Print the number.
     #[arg(long)]
     dry_run: bool,
-    /// Don't ask on a terminal.
+    /// Don't ask for confirmation on a terminal.
     #[arg(long)]
     yes: bool,
     /// Print the report as text or as JSON.
@@ -139,7 +139,7 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     }
     let servers = Servers::new(config)?;
     match &command {
-        // They name no code, and what is wrong with the configuration may be what made the letters.
+        // These commands need no codes. An invalid configuration can be the very cause of the dead letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
@@ -181,7 +181,7 @@ async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format
 async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<u8> {
     let ReplayArgs { ids, of, limit, dry_run, force, format, .. } = args;
     let which = match ids.is_empty() {
-        // What was replayed is not meant, whatever --force says.
+        // Replayed letters are excluded, even with --force.
         true => Which::All(of.selection(Some(false))),
         false => Which::Ids(ids),
     };
@@ -196,7 +196,7 @@ async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result
     let judge = Judge::new(config, &servers.broker);
     let letter = dead_letters::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
-        return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());
+        return Err(Usage(format!("dead letter {id} was replayed before: add --force to send it again")).into());
     }
     let Some(body) = edit::edit(&letter, &judge, args.force)? else {
         writeln!(std::io::stderr(), "tallyd: nothing was replayed").context("print")?;
@@ -250,7 +250,9 @@ impl ReplayArgs {
             return only_one(&self.ids, "--edit opens one body").map(drop);
         }
         let is_said = !self.ids.is_empty() || self.all || self.of.reason.is_some() || self.of.since.is_some();
-        is_said.then_some(()).ok_or_else(|| Usage("say which: by number, --reason, --since, or --all".to_owned()))
+        is_said
+            .then_some(())
+            .ok_or_else(|| Usage("select dead letters by number, --reason, --since, or --all".to_owned()))
     }
 }
 
@@ -259,7 +261,7 @@ impl PurgeArgs {
         let is_said = !self.ids.is_empty() || self.replayed || self.reason.is_some() || self.older_than.is_some();
         is_said
             .then_some(())
-            .ok_or_else(|| Usage("say which: by number, --reason, --older-than, or --replayed".to_owned()))
+            .ok_or_else(|| Usage("select dead letters by number, --reason, --older-than, or --replayed".to_owned()))
     }
 }
 
@@ -269,7 +271,7 @@ impl OfArgs {
     }
 }
 
-/// As for other commands, but of what strangers have sent: nothing of it does anything to a terminal.
+/// Prints a report that contains text from strangers. Control characters are escaped, so that they can't affect a terminal.
 fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
     let text = match format {
         Format::Text => report.to_string(),

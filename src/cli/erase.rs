@@ -1,4 +1,4 @@
-//! `tallyd erase`: deletes all that tallyd has of a user or a target.
+//! `tallyd erase`: deletes all data of a user or a target.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +21,13 @@ pub(super) struct EraseArgs {
     #[arg(long, value_name = "ID", required_unless_present = "target", conflicts_with = "target",
         value_parser = clap::value_parser!(u64).range(1..=ID_MAX))]
     user: Option<u64>,
-    /// Erase this target, for instance video:42.
+    /// Erase this target, for example video:42.
     #[arg(long, value_name = "KIND:ID")]
     target: Option<String>,
-    /// Take the id out of this board, too; repeat the option for more. Without it only boards that a [[rule]] feeds lose a target.
+    /// Also remove the id from this board; repeat the option for more. Without it, a target is removed only from boards that a [[rule]] feeds.
     #[arg(long, value_name = "NAME")]
     board: Vec<String>,
-    /// Go on where the last run of the same user or target was stopped or killed.
+    /// Continue where the last run for the same user or target was stopped or killed.
     #[arg(long, conflicts_with = "dry_run")]
     resume: bool,
     #[command(flatten)]
@@ -53,8 +53,8 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
     if !order.dry_run {
         let name = order.name();
         let plan = [
-            format!("take back all likes of {name}, and delete what MySQL, Redis and the dead letters have of it"),
-            "archived boards keep the place under the name 0; none of this can be undone".to_owned(),
+            format!("undo all likes of {name}, and delete its data in MySQL, Redis and the dead letters"),
+            "archived boards keep the place under the id 0; this can't be undone".to_owned(),
         ];
         if let Some(code) = args.consent.ends(&plan)? {
             return Ok(code);
@@ -67,13 +67,13 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
     Ok(if report.dry_run || report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// A board can be gone from the configuration, and its archive be there.
+/// Accepts boards of the configuration, and removed boards that still have an archive.
 async fn check_board(config: &Config, servers: &Servers, board: &str) -> Result<()> {
     let known: BTreeSet<&str> = config.boards.iter().map(|board| board.name.as_str()).collect();
     if known.contains(board) || !servers.store.known_periods(board).await?.is_empty() {
         return Ok(());
     }
     let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
-    Err(Usage(format!("no board is called {board}: the configuration has {known}, and MySQL knows no period of it"))
+    Err(Usage(format!("no board is called {board}: the configuration has {known}, and MySQL has no period of {board}"))
         .into())
 }

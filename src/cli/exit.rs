@@ -1,4 +1,4 @@
-//! How a command ends: its exit code.
+//! Exit codes of the commands.
 
 use std::error::Error;
 
@@ -20,27 +20,27 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_DRIFT: u8 = 2;
 /// The command line is wrong (EX_USAGE).
 pub const EXIT_USAGE: u8 = 64;
-/// A lock is held or a server is away (EX_TEMPFAIL): the same call may do later.
+/// A lock is held or a server is unreachable (EX_TEMPFAIL): the same call can succeed later.
 pub const EXIT_TRY_LATER: u8 = 75;
-/// The configuration or the schema is wrong (EX_CONFIG): no restart will help.
+/// The configuration or the schema is invalid (EX_CONFIG): a restart doesn't help.
 pub const EXIT_CONFIG: u8 = 78;
 
-/// The command line is well formed, but what it names isn't there.
+/// The command line is well formed, but it names something that doesn't exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
 
-/// Something that is needed is away: the same call can succeed later.
+/// A server is unreachable or busy: the same call can succeed later.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct TryLater(pub String);
 
-/// The exit code that says what kind of failure it was.
+/// The exit code for an error.
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
 }
 
-/// The code that one of the causes has.
+/// The exit code for one cause of an error.
 fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     match cause.downcast_ref() {
         Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
@@ -69,14 +69,14 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         match fate_of(cause)? {
             Fate::Misconfigured => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // Redis holds no truth: the same call succeeds once the key is gone.
+            // Redis is not the source of truth: the same call succeeds once the key is gone.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
             Fate::Item => None,
         }
     }
 }
 
-/// What a server's error means for the work; `None` where it is no server's.
+/// The fate of the work after a server's error; `None` for other errors.
 pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
     let store = cause.downcast_ref().map(StoreError::fate);
     let cache = || cause.downcast_ref().map(CacheError::fate);

@@ -1,4 +1,4 @@
-//! `tallyd export`: the site's old table, kept current after the cut-over.
+//! `tallyd export`: keeps an old table current after the cut-over.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use tallyd_core::model::Micros;
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArgs {
-    /// Write by this [[export]].
+    /// Use this [[export]].
     #[arg(value_name = "NAME")]
     name: String,
-    /// Write what users have liked and unliked since then: 2h, 7d, 2026-11-21 or 2026-11-21T10:00:00Z.
+    /// Write likes and unlikes since this time: 2h, 7d, 2026-11-21 or 2026-11-21T10:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = parse_since, required_unless_present = "resume", conflicts_with = "resume")]
     since: Option<Micros>,
-    /// Continue where the last run came to.
+    /// Continue where the last run ended.
     #[arg(long)]
     resume: bool,
-    /// Repeat until SIGTERM or SIGINT, with this pause between two passes: 30s, 1m.
+    /// Repeat until SIGTERM or SIGINT, with this pause between passes: 30s, 1m.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     every: Option<Duration>,
     /// Print the report as text or as JSON.
@@ -42,7 +42,7 @@ pub(super) async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
     let ran = export::run(&servers, config, export, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    // One that repeats has no other end than to be stopped.
+    // A repeating run always ends by a stop.
     Ok(if report.ended == End::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
 }
 
@@ -51,7 +51,7 @@ fn chosen<'a>(config: &'a Config, name: &str) -> Result<&'a Export> {
     let found = config.exports.iter().find(|export| export.name == name);
     let unknown = || match names.as_slice() {
         [] => Usage("there is nothing to export: the configuration has no [[export]]".to_owned()),
-        names => Usage(format!("no [[export]] is {name}: there are {}", names.join(", "))),
+        names => Usage(format!("no [[export]] is named {name}: there are {}", names.join(", "))),
     };
     Ok(found.ok_or_else(unknown)?)
 }

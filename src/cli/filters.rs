@@ -1,4 +1,4 @@
-//! `tallyd filters`.
+//! `tallyd filters`: rebuilds or deletes the Bloom filters.
 
 use std::io::Write;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use tallyd_core::job_name::JobName;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum FiltersCommand {
-    /// Rebuild all Bloom filters by the daemon's next run, for instance after likes came into MySQL without lua/like.lua.
+    /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without lua/like.lua.
     Rebuild,
     /// Delete all Bloom filters in Redis, once API servers and daemons no longer use them.
     Drop(Consent),
 }
 
-/// A daemon with filters has ended a run within this time. The runs themselves take part of it.
+/// A daemon with filters ends a run within this time, which includes the duration of a run.
 const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
@@ -33,18 +33,18 @@ pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8>
 
 async fn rebuild(config: &Config) -> Result<u8> {
     if config.filter.likes_min == 0 {
-        return Err(Usage("there are no filters: [filter] likes_min is 0".to_owned()).into());
+        return Err(Usage("there are no filters, because [filter] likes_min is 0: set it first".to_owned()).into());
     }
     let servers = Servers::checked(config).await?;
-    // Without one before it the next run trusts no filter.
+    // Without a mark of an earlier run, the next run trusts no filter.
     servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
-    writeln!(std::io::stdout(), "the daemon's next run deletes all filters and builds them again").context("print")?;
+    writeln!(std::io::stdout(), "the daemon's next run deletes all filters and rebuilds them").context("print")?;
     Ok(EXIT_DONE)
 }
 
 async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if config.filter.is_on() {
-        let advice = "set it to 0 for all API servers, then for all daemons, and restart them";
+        let advice = "set it to 0 in all API servers, then in all daemons, and restart them";
         return Err(Usage(format!("[filter] likes_min is {}: {advice}", config.filter.likes_min)).into());
     }
     let servers = Servers::checked(config).await?;
@@ -55,7 +55,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     let running = servers.store.running_jobs().await?.into_iter().find(|run| run.job == job);
     if let Some(owner) = running.map(|run| run.owner).or_else(|| Some(last.first()?.owner.clone())) {
         let text = format!(
-            "{owner} has kept filters within the last {} minutes: restart it without [filter], then try again after that time",
+            "{owner} updated filters within the last {} minutes: restart it without [filter], then try again after that time",
             IDLE_MIN.as_secs() / 60
         );
         return Err(JobError::NotNow(text).into());
@@ -64,7 +64,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
-    // A daemon that has filters again must not trust these.
+    // A daemon that uses filters again must not trust these.
     servers.store.forget_marks(job, filters::MODE).await?;
     let deleted = servers.cache.drop_all_filters(false).await?;
     writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;

@@ -17,7 +17,7 @@ use crate::telemetry::status::printable;
 pub(super) struct HealthcheckArgs {
     #[command(flatten)]
     port: PortArgs,
-    /// Check whether the process makes progress, even where it can't write events.
+    /// Check only whether the process makes progress, even if it can't write events.
     #[arg(long)]
     live: bool,
 }
@@ -38,9 +38,9 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// Without a token the port answers by the status code alone.
+/// Without a token the port answers only with the status code.
 fn code_lines(status: StatusCode, word: &str) -> (bool, Vec<String>) {
-    let why = if status.is_success() { word.to_owned() } else { format!("not {word}: --token-file shows why") };
+    let why = if status.is_success() { word.to_owned() } else { format!("not {word}: add --token-file to see why") };
     (status.is_success(), vec![why])
 }
 
@@ -53,8 +53,8 @@ fn ready_lines(told: &Ready) -> (bool, Vec<String>) {
     if !told.ready {
         return (false, told.reasons.clone());
     }
-    // Of what is away with a daemon that is ready.
+    // A daemon can be ready although a server is unreachable.
     let away = told.servers.iter().filter(|server| !server.up);
-    let away = away.map(|server| format!("{} is away: {}", server.server.name(), server.why()));
+    let away = away.map(|server| format!("{} is unreachable: {}", server.server.name(), server.why()));
     (true, std::iter::once("ready".to_owned()).chain(away).collect())
 }

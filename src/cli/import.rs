@@ -1,4 +1,4 @@
-//! `tallyd import`: a site's own tables brought over, and compared.
+//! `tallyd import`: copies and compares old tables.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use crate::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// Import this [[import]] [default: the only one].
+    /// Use this [[import]] [default: the only one].
     name: Option<String>,
-    /// Take out the rows that this import wrote and the site's table no longer has. Events that came since stay.
+    /// Remove rows that this import wrote and the old table no longer has. Keep later events.
     #[arg(long)]
     deletions: bool,
-    /// Compare the site's table with tallyd's; exit with 2 where they differ. Change nothing.
+    /// Compare the old table with tallyd's. Exit with 2 if they differ. Change nothing.
     #[arg(long, conflicts_with_all = ["deletions", "dry_run", "resume"])]
     verify: bool,
-    /// Read, and report what would be written. Change nothing.
+    /// Read, and report the rows that would be written. Change nothing.
     #[arg(long)]
     dry_run: bool,
     /// Continue where the last run was stopped, killed, or ran out of time.
@@ -33,7 +33,7 @@ pub(super) struct ImportArgs {
     /// Stop after this time, between two pages: 90s, 30m, 2h.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
-    /// With --deletions: look for a missing row again after this time, longer than a replica can lag.
+    /// With --deletions: check a missing row again after this time. Choose it longer than a replica can lag.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s", requires = "deletions")]
     look_again: Duration,
     /// Print the report as text or as JSON.
@@ -75,7 +75,7 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Import> {
         (None, _) => usage(format!("name an [[import]]: there are {}", known())),
         (Some(name), all) => match all.iter().find(|import| import.name == name) {
             Some(import) => Ok(import),
-            None => usage(format!("no [[import]] is {name}: there are {}", known())),
+            None => usage(format!("no [[import]] is named {name}: there are {}", known())),
         },
     }
 }

@@ -1,4 +1,4 @@
-//! `tallyd layout`: how counters move to another layout.
+//! `tallyd layout`: moves counters to another layout.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -19,26 +19,26 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Layout;
 
-/// Runs until one finds nothing: what API servers count late in the second layout is off at first.
+/// Runs are repeated until one finds no difference. At first, late counts of API servers make the second layout differ.
 const RUNS_MAX: u32 = 4;
 
-/// How often it is looked whether the daemon's run has ended.
+/// How often to check whether the daemon's run has ended.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether Redis has lost what readers need.
+/// How often to check whether Redis has lost counters that readers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Bring the counters to the second layout that API servers count in, and verify them, while likes continue.
+    /// Copy the counters to the second layout, in which API servers already count, and verify them. Likes continue meanwhile.
     Migrate {
-        /// Move from this layout, for instance packed:13.
+        /// Move from this layout, for example packed:13.
         #[arg(long, value_name = "LAYOUT")]
         from: String,
-        /// Move to this layout, for instance packed:16.
+        /// Move to this layout, for example packed:16.
         #[arg(long, value_name = "LAYOUT")]
         to: String,
-        /// Stop after this time, between two pages: 90s, 30m, 2h. The same command continues there.
+        /// Stop after this time, between two pages: 90s, 30m, 2h. Run the same command again to continue.
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         run_time: Option<Duration>,
         /// Ignore the limits repair_targets_max_percent and repair_abs_max.
@@ -50,12 +50,12 @@ pub(super) enum LayoutCommand {
     },
     /// Delete the counters of a layout that is no longer used.
     Drop {
-        /// Delete this layout, for instance packed:13.
+        /// Delete this layout, for example packed:13.
         layout: String,
-        /// Delete the keys of this pattern, where counter_key was set.
+        /// Delete keys with this pattern. Use it if counter_key was set.
         #[arg(long, value_name = "PATTERN", default_value = "")]
         counter_key: String,
-        /// Delete nothing; print the number of keys.
+        /// Delete nothing. Print the number of keys.
         #[arg(long)]
         dry_run: bool,
     },
@@ -81,20 +81,20 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     }
 }
 
-/// The configuration in which the layout that the counters are brought to is the first one.
+/// The configuration with the target layout as the first layout.
 fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let Some(moved) = config.redis.moved() else {
-        let text = "the configuration has no [redis.also]: first let tallyd and all API servers count in both layouts (docs/layouts.md)";
+        let text = "the configuration has no [redis.also]: first configure tallyd and all API servers to count in both layouts (docs/layouts.md)";
         bail!(Usage(text.to_owned()));
     };
     let layout = |redis: &Redis| redis.layout().map_err(|error| ConfigError(vec![error]));
     let (first, second) = (layout(&config.redis)?.to_string(), layout(&moved)?.to_string());
     let redis = match (from == first && to == second, from == second && to == first) {
         (true, _) => moved,
-        // Back: the first layout is what the daemon compares, too.
+        // The way back: the daemon also compares the first layout.
         (_, true) => config.redis.clone(),
         _ => bail!(Usage(format!(
-            "the configuration has the layouts {first} and, in [redis.also], {second}: write --from {first} --to {second}"
+            "[redis] has the layout {first}, and [redis.also] has {second}: write --from {first} --to {second}"
         ))),
     };
     Ok(Config { redis, ..config.clone() })
@@ -103,7 +103,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
 async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result<u8> {
     let stop = shutdown::on_signals()?;
     let servers = Servers::checked(config).await?;
-    let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
+    let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is only one layout")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {
         let options = RunOptions {
@@ -123,7 +123,7 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
         let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
         print(&report, format)?;
         if is_lost {
-            let text = "Redis has lost counters: the daemon loads those of the other layout first; then the same command goes on";
+            let text = "Redis has lost counters: wait until the daemon has loaded those of the other layout, then run the same command again";
             writeln!(std::io::stderr(), "tallyd: {text}").context("print")?;
             return Ok(EXIT_TRY_LATER);
         }
@@ -138,8 +138,8 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
         }
     }
     let text = format!(
-        "after {RUNS_MAX} runs targets still differ in {layout}: does every API server have [redis.also]? The reports name them; \
-         once it is so, the same command goes on"
+        "after {RUNS_MAX} runs, targets still differ in {layout}; the reports name them: check that every API server has [redis.also], \
+         then run the same command again"
     );
     bail!(text)
 }
@@ -150,13 +150,13 @@ fn proof(report: &Report) -> String {
     match undecided {
         0 => format!("compared {judged} targets, none differs"),
         _ => format!(
-            "compared {judged} targets, none differs; {undecided} more were clicked on at each look and could not be judged: a reconcile \
-             will, when they are quieter"
+            "compared {judged} targets, none differs; {undecided} more changed at each check, so they are undecided: a later reconcile \
+             compares them"
         ),
     }
 }
 
-/// Runs; where another run has the lock waits for it, if told so: the daemon's own come in between.
+/// Runs. If another run has the lock and `waits` is set, waits for the lock: the daemon starts its own runs in between.
 async fn run_when_free(
     config: &Config,
     options: &RunOptions,
@@ -174,12 +174,11 @@ async fn run_when_free(
     }
 }
 
-/// Returns when Redis lacks buckets of the layout that API servers read from, and did not at first: the daemon needs the job's lock
-/// to load them.
+/// Returns when Redis loses buckets of the layout that API servers read. The daemon needs the job's lock to load them.
 async fn until_lost(first: &Cache, config: &Config) {
     let mut had_all = false;
     loop {
-        // Away is not lost.
+        // An unreachable Redis has not lost its buckets.
         match unloaded(first, config).await {
             Ok(0) => had_all = true,
             Ok(_) if had_all => return,
@@ -203,8 +202,8 @@ async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bo
     let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
     let metrics: Vec<&str> = config.metrics.0.keys().map(String::as_str).collect();
     if let Some(used) = used.flatten().find(|used| used.overlaps(&layout, &kinds, &metrics)) {
-        let advice = "take it out of [redis] and [redis.also] first";
-        bail!(Usage(format!("{name} has keys of {used}, which is in the configuration: {advice}")));
+        let advice = "remove it from [redis] and [redis.also] first";
+        bail!(Usage(format!("{name} shares keys with {used}, which is in the configuration: {advice}")));
     }
     let redis = Redis {
         layout: layout.form,

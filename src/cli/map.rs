@@ -1,4 +1,4 @@
-//! `tallyd map`: shows what becomes of samples of a site's events, and takes a map out of use.
+//! `tallyd map`: tests a map on sample events, and removes a map.
 
 use std::fmt;
 use std::io::Write;
@@ -26,7 +26,7 @@ use tallyd_rabbitmq::{Broker, Depth, Link};
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct MapArgs {
-    /// Show what becomes of the events in this file: one JSON event in each line, or one JSON value. Exit with 2 where some do not fit.
+    /// Map the events in this file, one JSON event per line or one JSON value, and print the results. Exit with 2 if some do not fit.
     #[arg(long, value_name = "FILE")]
     sample: Option<PathBuf>,
     /// Use the map of this name [default: the only one].
@@ -41,11 +41,11 @@ pub(super) struct MapArgs {
 
 #[derive(Debug, Subcommand)]
 enum MapCommand {
-    /// Take a map out of use that is in no configuration: unbind its queue, delete it, and forget the map.
+    /// Remove a map that is in no configuration: unbind and delete its queue, and forget the map.
     Remove {
         /// Remove the map of this name.
         name: String,
-        /// Delete also messages that wait in its queue.
+        /// Also delete messages that wait in its queue.
         #[arg(long)]
         with_messages: bool,
         #[command(flatten)]
@@ -64,7 +64,7 @@ pub(super) async fn run(config: &Config, args: &MapArgs) -> Result<u8> {
             print(&report, args.format)?;
             Ok(if report.refused > 0 { EXIT_DRIFT } else { EXIT_DONE })
         }
-        (None, None) => Err(Usage("say what to do: --sample FILE, or remove NAME".to_owned()).into()),
+        (None, None) => Err(Usage("use --sample FILE, or remove NAME".to_owned()).into()),
     }
 }
 
@@ -79,7 +79,7 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Map, Usage> 
     found.ok_or_else(|| Usage(format!("name one of the maps with --name: {}", known.join(", "))))
 }
 
-/// What becomes of samples.
+/// The results for sample events.
 #[derive(Serialize)]
 struct Report {
     map: String,
@@ -92,7 +92,7 @@ struct Report {
 struct Sample {
     /// From 1.
     line: usize,
-    /// What it would be here; none where it is refused.
+    /// The event in tallyd's words; `None` if it is rejected.
     event: Option<String>,
     reason: Option<&'static str>,
     error: Option<String>,
@@ -151,7 +151,7 @@ impl fmt::Display for Report {
                 Some(event) => writeln!(f, "line {line}: {event}")?,
                 None => {
                     let (reason, error) = (reason.unwrap_or_default(), error.as_deref().unwrap_or_default());
-                    writeln!(f, "line {line}: refused, {reason}: {}", printable(error))?;
+                    writeln!(f, "line {line}: rejected, {reason}: {}", printable(error))?;
                 }
             }
         }
@@ -162,7 +162,7 @@ impl fmt::Display for Report {
 async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Consent) -> Result<u8> {
     if config.maps.iter().any(|map| map.name == name) {
         let text =
-            format!("[[map]] {name} is in the configuration: take it out on every host and restart the daemons first");
+            format!("[[map]] {name} is in the configuration: first remove it on every host and restart the daemons");
         return Err(ConfigError(vec![text]).into());
     }
     let servers = Servers::checked(config).await?;
@@ -170,13 +170,13 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     let maps = store.noted_maps().await?;
     let Some(map) = maps.iter().find(|map| map.name == name) else {
         let known: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
-        let known = if known.is_empty() { "none is".to_owned() } else { known.join(", ") };
+        let known = if known.is_empty() { "no map is in use".to_owned() } else { known.join(", ") };
         return Err(Usage(format!("no map {name} is in use: {known}")).into());
     };
     let link = broker.connect("operator").await?;
     let there = unused(broker, &link, map, with_messages).await?;
     if there.is_some() && !config.amqp.declare {
-        let text = format!("[amqp] declare is false, and the queue {} is there: delete it, then try again", map.queue);
+        let text = format!("[amqp] declare is false, and the queue {} exists: delete it, then try again", map.queue);
         return Err(JobError::NotNow(text).into());
     }
     let mut plan = Vec::new();
@@ -192,7 +192,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         for (exchange, key) in &map.bindings {
             broker.unbind_map(&link, &map.queue, exchange, key).await?;
         }
-        // What came until now is seen.
+        // Messages that arrived before the unbinding are counted here.
         if unused(broker, &link, map, with_messages).await?.is_some() {
             broker.delete_map(&link, &map.queue).await?;
         }
@@ -202,7 +202,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     Ok(EXIT_DONE)
 }
 
-/// The length of a map's queue that nobody uses; `None` where there is no such queue.
+/// The length of a map's queue that has no consumer; `None` if the queue does not exist.
 async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<Depth>> {
     let queue = &map.queue;
     let only: Partitions = [(map.partition(), queue.clone())].into_iter().collect();

@@ -1,4 +1,4 @@
-//! The commands: what each prints and how it exits.
+//! The commands: their options, output and exit codes.
 
 mod after_restore;
 mod board;
@@ -45,7 +45,7 @@ pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, 
 use shared::{Format, ended, parse_since, parse_target, parse_time, print, progress_sink, was_paused};
 use verbosity::Verbosity;
 
-/// Keep like counts true: write like events to MySQL, repair Redis counters, archive leaderboards.
+/// Keep like counts correct: write like events to MySQL, repair Redis counters, archive leaderboards.
 ///
 /// Without a command and without a terminal, run the daemon as `tallyd run` does.
 #[derive(Debug, Parser)]
@@ -67,7 +67,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run, compare), 64 usage, \
-                          75 try later (lock held, server away), 78 configuration or schema";
+                          75 try later (lock held, server unreachable), 78 configuration or schema";
 
 #[derive(Debug, Subcommand)]
 enum Any {
@@ -77,7 +77,7 @@ enum Any {
     Alone(Alone),
 }
 
-/// What stands on the configuration.
+/// Commands that need a valid configuration.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon until SIGTERM or SIGINT.
@@ -86,13 +86,13 @@ enum Command {
     Reconcile(reconcile::ReconcileArgs),
     /// Compare `counter` with the tables that [[recount]] names, and correct it.
     Recount(recount::RecountArgs),
-    /// Bring a table of the site's over, and compare it.
+    /// Copy an old table into tallyd, or compare it with tallyd.
     Import(import::ImportArgs),
-    /// Compare an older site's numbers with `counter`; exit with 2 where the difference grows from run to run. Change nothing.
+    /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change nothing.
     Compare(compare::CompareArgs),
-    /// Write likes to the table of an older site by an [[export]], so that the site can go back.
+    /// Write likes to an old table as an [[export]] defines, so that the site can go back.
     Export(export::ExportArgs),
-    /// Archive the boards of closed periods, and remove expired ones from Redis.
+    /// Archive the boards of finished periods, and remove expired boards from Redis.
     Archive(board::ArchiveArgs),
     /// List, show, replay and delete dead letters: messages that could not be applied.
     #[command(subcommand)]
@@ -102,7 +102,7 @@ enum Command {
     Board(board::BoardCommand),
     /// Print the numbers of a target in Redis, in `counter` and in the like records.
     Show {
-        /// Show this target, for instance video:42.
+        /// Show this target, for example video:42.
         #[arg(value_name = "KIND:ID")]
         target: String,
         /// Print the report as text or as JSON.
@@ -112,26 +112,26 @@ enum Command {
     /// Rebuild or delete the Bloom filters.
     #[command(subcommand)]
     Filters(filters::FiltersCommand),
-    /// Move counters to another layout in Redis, and delete the former one.
+    /// Move counters to another layout in Redis, or delete the old layout.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
     /// Lower the number of partitions.
     #[command(subcommand)]
     Partitions(partitions::PartitionsCommand),
-    /// Try a map on samples of a site's events, and take a map out of use.
+    /// Test a map on sample events, or remove a map.
     Map(map::MapArgs),
     /// Rename kinds and metrics.
     #[command(subcommand)]
     Names(names::NamesCommand),
-    /// Bring Redis to the state of MySQL after MySQL was restored from a backup.
+    /// Bring Redis to the state of MySQL after restoring MySQL from a backup.
     AfterRestore(after_restore::AfterRestoreArgs),
-    /// Delete all that is known of a user or a target, and take its likes back.
+    /// Delete all data of a user or a target, and undo its likes.
     Erase(erase::EraseArgs),
     /// Create or update the tables in MySQL, with an account that has the right to create tables.
     Migrate,
 }
 
-/// What does without a configuration that is right, or with little of it.
+/// Commands that need no valid configuration, or only a part of it.
 #[derive(Debug, Subcommand)]
 enum Alone {
     Init(init::InitArgs),
@@ -145,11 +145,11 @@ enum Alone {
     Status(status::StatusArgs),
     #[command(flatten)]
     Control(control::ControlCommand),
-    /// Check whether a daemon is ready: exit with 0 if it is, with 1 if not.
+    /// Check whether a daemon is ready. Exit with 0 if it is, with 1 if not.
     Healthcheck(healthcheck::HealthcheckArgs),
     /// Serve the HTTP API until SIGTERM: publish events, read numbers, likes and boards.
     Gateway {
-        /// Print the description of the API (OpenAPI 3.1) instead.
+        /// Print the description of the API (OpenAPI 3.1) instead of serving it.
         #[arg(long)]
         openapi: bool,
     },
@@ -161,7 +161,7 @@ enum Alone {
     },
     /// Print the manual page.
     Man {
-        /// Write it into this folder instead, with a page for each command.
+        /// Write the pages into this folder, one for each command.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
@@ -169,7 +169,7 @@ enum Alone {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Check the configuration and the servers that it names. Change nothing.
+    /// Check the configuration and its servers. Change nothing.
     Check(check::CheckArgs),
     /// Print the configuration with the environment and the defaults applied, without secrets.
     Show(configuration::ShowArgs),
@@ -184,14 +184,16 @@ where
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // --help and --version are no errors; the library would exit with 2 on the others.
+            // --help and --version are not errors. For other errors the library would exit with 2.
             let code = if error.use_stderr() { EXIT_USAGE } else { EXIT_DONE };
             return if error.print().is_ok() { code } else { EXIT_FAILED };
         }
     };
     if cli.reconcile_once && cli.command.is_some() {
-        let _ =
-            writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
+        let _ = writeln!(
+            std::io::stderr(),
+            "tallyd: --reconcile-once can't be combined with a command: remove one of them"
+        );
         return EXIT_USAGE;
     }
     if cli.command.is_none() && !cli.reconcile_once && is_typed() {
@@ -200,17 +202,19 @@ where
     }
     cli.verbosity.apply();
     process::forbid_dumps();
-    match process::with_room(|| run(cli, daemon)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
+    match process::with_room(|| run(cli, daemon))
+        .unwrap_or_else(|| Err(anyhow!("the operating system refused a new thread")))
+    {
         Ok(code) => code,
         Err(error) => {
-            // stderr may be closed; the exit code says it too.
+            // stderr can be closed. The exit code also reports the failure.
             let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
             exit_code(&error)
         }
     }
 }
 
-/// Whether somebody has typed the command: a daemon that starts by mistake consumes events.
+/// Whether a person typed the command. A daemon that starts by mistake would consume events.
 fn is_typed() -> bool {
     std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
 }
@@ -259,7 +263,7 @@ fn start_log(log: &Log) -> Result<()> {
 }
 
 fn start_runtime() -> Result<Runtime> {
-    // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
+    // One cryptography provider for the connections to all three servers. It fails only if a test installed it before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Builder::new_multi_thread()
         .enable_all()

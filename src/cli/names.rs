@@ -1,4 +1,4 @@
-//! `tallyd names`: another name for a code, with the same meaning.
+//! `tallyd names`: renames a kind or a metric, which keeps its code.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,14 +15,14 @@ use tallyd_mysql::codes::{Of, Registered};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum NamesCommand {
-    /// Rename a kind or a metric that keeps its code and its meaning, while all daemons are stopped.
+    /// Rename a kind or a metric. Its code and meaning stay the same. First stop all daemons.
     Rename {
-        /// Rename one of these.
+        /// Rename a kind or a metric.
         #[arg(value_enum, value_name = "kind|metric", hide_possible_values = true)]
         of: Named,
-        /// Rename this one.
+        /// Replace this name.
         from: String,
-        /// Give it this name, which the configuration already has.
+        /// Use this new name, which the configuration must already have.
         to: String,
         #[command(flatten)]
         consent: Consent,
@@ -41,7 +41,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
         Named::Kind => (Of::Kinds, &config.kinds.0, "kind"),
         Named::Metric => (Of::Metrics, &config.metrics.0, "metric"),
     };
-    // Not the names: that they differ is the reason to be here.
+    // The names are not checked: they differ, because this command renames one.
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
     let registered = servers.store.registered(of).await?;
@@ -53,14 +53,12 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     all_stopped(&servers).await?;
     let plan = [
         format!("rename the {word} {from} (code {code}) to {to} in MySQL"),
-        format!(
-            "events that still say {from} become dead letters; keys in Redis that contain {from} stay there unused"
-        ),
+        format!("events that still name {from} become dead letters; keys in Redis that contain {from} stay, unused"),
     ];
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The question may have waited for hours.
+    // The user can have answered hours later.
     all_stopped(&servers).await?;
     if !servers.store.rename_code(of, code, from, to).await? {
         return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());
@@ -69,28 +67,29 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// The code to be renamed; `None` where it is done.
+/// The code to rename; `None` if it already has the new name.
 fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Result<Option<u8>, Usage> {
     let named =
         |name: &str| registered.iter().find(|known| known.name == name && !known.removed).map(|known| known.code);
     match (named(from), named(to)) {
         (Some(code), None) => Ok(Some(code)),
         (None, Some(_)) => Ok(None),
-        (Some(_), Some(other)) => Err(Usage(format!("{to} is the {word} with the code {other}: choose another name"))),
+        (Some(_), Some(other)) => {
+            Err(Usage(format!("the {word} with the code {other} already has the name {to}: choose another name")))
+        }
         (None, None) => {
             let known: Vec<&str> = registered.iter().map(|known| known.name.as_str()).collect();
-            Err(Usage(format!("no {word} is called {from} in MySQL: there are {}", known.join(", "))))
+            Err(Usage(format!("no {word} is named {from} in MySQL: there are {}", known.join(", "))))
         }
     }
 }
 
-/// A daemon would refuse to start with the former name.
+/// Checks that the configuration has the new name. A daemon would refuse to start with the old one.
 fn is_configured(configured: &BTreeMap<String, u8>, of: Of, former: (u8, &str), to: &str) -> Result<(), ConfigError> {
     let ((code, from), section) = (former, of.section());
     if configured.get(to) == Some(&code) {
         return Ok(());
     }
-    let text =
-        format!("[{section}] has no {to} = {code}: write it there in place of {from}, on every host, then try again");
+    let text = format!("[{section}] has no {to} = {code}: replace {from} by it on every host, then try again");
     Err(ConfigError(vec![text]))
 }

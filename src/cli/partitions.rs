@@ -1,4 +1,4 @@
-//! `tallyd partitions`: fewer of them. More come with a daemon that has more.
+//! `tallyd partitions`: lowers the number of partitions. A daemon with a higher `[amqp] partitions` raises it.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use crate::servers::Servers;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PartitionsCommand {
-    /// Lower the number of partitions to that of [amqp] partitions, while producers pause and all daemons are stopped.
+    /// Lower the number of partitions to [amqp] partitions. First pause the producers and stop all daemons.
     Lower {
         /// Keep this number of partitions.
         #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
@@ -33,7 +33,8 @@ pub(super) async fn run(config: &Config, command: &PartitionsCommand) -> Result<
     let servers = Servers::checked(config).await?;
     let noted = servers.store.noted_partitions().await?.map_or(*to, |noted| noted.partitions);
     if noted < *to {
-        let text = format!("{noted} partitions are in use: a daemon with [amqp] partitions = {to} raises them");
+        let text =
+            format!("{noted} partitions are in use: to raise the number, start a daemon with [amqp] partitions = {to}");
         return Err(Usage(text).into());
     }
     if noted == *to {
@@ -53,26 +54,25 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     are_empty(&there.iter().filter(|(_, messages)| *messages > 0).map(|(queue, _)| queue.clone()).collect::<Vec<_>>())?;
     let declares = config.amqp.declare;
     if let Some((queue, _)) = there.first().filter(|_| !declares) {
-        let text = format!(
-            "[amqp] declare is false, and the queue {queue} is there: delete it and its binding, then try again"
-        );
+        let text =
+            format!("[amqp] declare is false, and the queue {queue} exists: delete it and its binding, then try again");
         return Err(JobError::NotNow(text).into());
     }
     let mut plan: Vec<String> =
         there.iter().map(|(queue, _)| format!("delete the queue {queue}, which is empty")).collect();
     if to == 1 && declares {
-        plan.push(format!("bind the queue {} to the exchange {} alone", broker.queue(0), broker.exchange()));
+        plan.push(format!("bind the queue {} only to the exchange {}", broker.queue(0), broker.exchange()));
     }
     plan.push(format!("note in MySQL that {to} partitions are in use, not {from}"));
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The question may have waited for hours.
+    // The user can have answered hours later.
     all_stopped(servers).await?;
     if declares {
         are_empty(&broker.lower_partitions(&link, from, to).await?)?;
     }
-    // One that was started meanwhile has made the queues again.
+    // A daemon that started meanwhile has declared the queues again.
     all_stopped(servers).await?;
     if !store.lower_partitions(from, to).await? {
         return Err(JobError::NotNow("the number of partitions was changed meanwhile: try again".to_owned()).into());
@@ -86,6 +86,6 @@ fn are_empty(queues: &[String]) -> Result<(), JobError> {
     if queues.is_empty() {
         return Ok(());
     }
-    let advice = "pause the producers, start the daemons with the former number until the queues are empty, stop them, then try again";
+    let advice = "pause the producers, run the daemons with the old number until the queues are empty, stop them, then try again";
     Err(JobError::NotNow(format!("not empty or still consumed: {}: {advice}", queues.join(", "))))
 }

@@ -1,4 +1,4 @@
-//! Where the daemon's admin port is that a command asks.
+//! The address of the admin port that a command asks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct PortArgs {
     /// Ask the daemon at this admin port: http://HOST:PORT or unix:PATH [default: [admin] listen of the configuration].
     #[arg(long, value_name = "URL", value_parser = parse)]
     url: Option<At>,
-    /// Send the token in this file, where the daemon at --url requires one ([admin] token_file).
+    /// Send the token in this file. Use it if the daemon at --url requires one ([admin] token_file).
     #[arg(long, value_name = "FILE", requires = "url")]
     token_file: Option<PathBuf>,
 }
@@ -40,7 +40,7 @@ impl PortArgs {
 }
 
 fn parse(text: &str) -> Result<At, String> {
-    let example = "for instance http://127.0.0.1:8255";
+    let example = "for example http://127.0.0.1:8255";
     match text.parse() {
         Ok(Listen::Socket(path)) => return Ok(At::Socket(path)),
         Err(error @ (NoAddress::Relative | NoAddress::TooLong)) => return Err(error.to_string()),
@@ -50,24 +50,24 @@ fn parse(text: &str) -> Result<At, String> {
     match url.scheme() {
         "http" if url.username().is_empty() && url.password().is_none() => Ok(At::Url(url)),
         "http" => {
-            Err(format!("write an address without a user and password, and the token with --token-file, {example}"))
+            Err(format!("write an address without user and password, {example}, and pass the token with --token-file"))
         }
-        other => Err(format!("the admin port doesn't speak {other}; write {example}")),
+        other => Err(format!("the admin port doesn't support {other}: write an address, {example}")),
     }
 }
 
-/// Who listens on all addresses listens on this machine's own.
+/// If the port listens on all addresses, the command uses the loopback address.
 pub(super) fn of_listener(listens: Option<Listen>) -> Result<At> {
     let address = match listens {
         Some(Listen::Address(address)) => address,
         Some(Listen::Socket(path)) => return Ok(At::Socket(path)),
         None => {
-            let problem = "[admin] listen is empty, so the daemon has no admin port: set it, or give --url";
+            let problem = "[admin] listen is empty, so the daemon has no admin port: set it, or use --url";
             return Err(Usage(problem.to_owned()).into());
         }
     };
     if address.port() == 0 {
-        let problem = "[admin] listen has port 0, any that is free: give --url with the port that the daemon has logged (admin-listening)";
+        let problem = "[admin] listen has port 0, so the daemon chose a free port: use --url with the port in its log (admin-listening)";
         return Err(Usage(problem.to_owned()).into());
     }
     let ip = match address.ip() {
@@ -107,7 +107,7 @@ mod tests {
         for (wrong, said) in [
             ("127.0.0.1:8255", "write an address"),
             ("https://localhost", "doesn't speak https"),
-            ("unix:admin.sock", "write the whole path"),
+            ("unix:admin.sock", "write the absolute path"),
             ("http://user:secret@localhost", "the token with --token-file"),
         ] {
             let error = parse(wrong).unwrap_err();

@@ -1,4 +1,4 @@
-//! `tallyd reconcile`: compares Redis with MySQL once.
+//! `tallyd reconcile`: compares Redis with MySQL once, and repairs drift.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct ReconcileArgs {
     /// Compare every target (the default).
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target"])]
     full: bool,
-    /// Compare the next of [reconcile] scrub_parts slices of all targets.
+    /// Compare the next slice of all targets ([reconcile] scrub_parts).
     #[arg(long, conflicts_with_all = ["changed", "target"])]
     scrub: bool,
     /// Compare targets that changed since the last run.
@@ -31,7 +31,7 @@ pub(super) struct ReconcileArgs {
     /// Compare only this target; repeat the option for more.
     #[arg(long, value_name = "KIND:ID")]
     target: Vec<String>,
-    /// Change nothing; exit with 2 where something has drifted.
+    /// Change nothing. Exit with 2 if a number has drifted.
     #[arg(long)]
     dry_run: bool,
     /// Ignore the limits repair_targets_max_percent and repair_abs_max.
@@ -40,10 +40,10 @@ pub(super) struct ReconcileArgs {
     /// Stop after this time, between two pages: 90s, 30m, 2h. Report the rest; --resume continues there.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
-    /// Continue the last full run that was stopped, killed, or ran out of time.
+    /// Continue the last full run that was stopped, was killed, or ran out of time.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
-    /// Make all numbers in Redis unknown and load them from MySQL again. Use it where most numbers are wrong: readers ask MySQL meanwhile.
+    /// Mark all numbers in Redis as unknown, and load them from MySQL again. Use it if most numbers are wrong. Meanwhile readers ask MySQL.
     #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
     reload: bool,
     /// Print the report as text or as JSON.
@@ -78,7 +78,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     Ok(match report {
         _ if report.ended == End::Stopped && was_paused(&servers, JobName::Reconcile)? => EXIT_TRY_LATER,
         _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
-        // What is unknown would be loaded.
+        // A real run would load the unknown numbers.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     })

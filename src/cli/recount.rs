@@ -1,4 +1,4 @@
-//! `tallyd recount`: `counter` compared with the tables that hold the truth.
+//! `tallyd recount`: compares `counter` with the tables that determine its numbers.
 
 use std::fmt;
 use std::io::Write;
@@ -19,10 +19,10 @@ use crate::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct RecountArgs {
-    /// Recount only these, for instance video:comment [default: every [[recount]]].
+    /// Recount only these, for example video:comment [default: every [[recount]]].
     #[arg(value_name = "KIND:METRIC")]
     names: Vec<String>,
-    /// Change nothing; exit with 2 where something has drifted.
+    /// Change nothing. Exit with 2 if a number has drifted.
     #[arg(long)]
     dry_run: bool,
     /// Ignore the limits repair_targets_max_percent and repair_abs_max of [reconcile].
@@ -57,7 +57,7 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
                 }
                 None => codes.push(EXIT_TRY_LATER),
             },
-            // What is wrong with one of them keeps no other from being done.
+            // An error in one recount doesn't stop the others.
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
                 codes.push(exit_code(&error.into()));
@@ -81,7 +81,7 @@ fn chosen<'a>(config: &'a Config, names: &[String]) -> Result<Vec<&'a Recount>> 
     }
     let find = |name: &String| {
         let found = config.recounts.iter().find(|recount| recount.name() == *name);
-        found.ok_or_else(|| Usage(format!("no [[recount]] is {name}: there are {}", known())).into())
+        found.ok_or_else(|| Usage(format!("no [[recount]] is named {name}: there are {}", known())).into())
     };
     names.iter().map(find).collect()
 }

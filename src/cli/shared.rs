@@ -1,4 +1,4 @@
-//! What several commands take and print: times and targets, reports, and how far a run is.
+//! Shared parts of the commands: parsing of times and targets, printing of reports and progress.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -40,15 +40,16 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     match ran {
         Ran::Ended(report) => Ok(Some(report)),
         Ran::Held { owner, lease_s } => {
-            let text =
-                format!("tallyd: {owner} is at it (its lease runs for another {lease_s} s unless renewed): try later");
+            let text = format!(
+                "tallyd: {owner} is already running this job (its lease ends in {lease_s} s unless renewed): try again later"
+            );
             writeln!(std::io::stderr(), "{text}").context("print")?;
             Ok(None)
         }
     }
 }
 
-/// Says that a pause stopped the run, if one did: it can be tried again once the pause has ended.
+/// Reports the pause that stopped the run, if there is one. The command can be repeated after the pause.
 pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
     let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;
@@ -83,8 +84,11 @@ pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     });
     target.ok_or_else(|| {
         let known: Vec<&str> = kinds.0.keys().map(String::as_str).collect();
-        Usage(format!("{text} is no target: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
-            .into()
+        Usage(format!(
+            "{text} is not a target: write KIND:ID, for example video:42; the kinds are {}",
+            known.join(", ")
+        ))
+        .into()
     })
 }
 

@@ -1,4 +1,4 @@
-//! `tallyd status`: how a daemon stands, as it tells it itself.
+//! `tallyd status`: prints the status that a daemon reports.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -17,12 +17,12 @@ use crate::telemetry::status::{Status, Text, printable};
 
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
-/// Of a terminal that doesn't say how large it is.
+/// The size of a terminal that doesn't report its own.
 const SIZE: (Width, Height) = (Width(80), Height(24));
 
-/// To the upper left corner.
+/// Moves to the upper left corner.
 const HOME: &str = "\u{1b}[H";
-/// Clears all.
+/// Clears the screen.
 const CLEAR: &str = "\u{1b}[2J";
 /// Clears the rest of the line.
 const REST_OF_LINE: &str = "\u{1b}[K";
@@ -31,7 +31,7 @@ const REST_OF_SCREEN: &str = "\u{1b}[J";
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Show it every two seconds, until Ctrl-C.
+    /// Repeat every two seconds, until Ctrl-C.
     #[arg(long)]
     watch: bool,
     /// Print the report as text or as JSON.
@@ -94,10 +94,10 @@ async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Resu
     }
 }
 
-/// As much of it as the screen holds, so that it is drawn over what was there.
+/// The part that fits the screen, to be drawn over the previous content.
 fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
     let all: Vec<&str> = text.lines().collect();
-    // The last line stays free: a line feed there would move all up.
+    // The last line stays empty: a line feed there would scroll the screen.
     let room = usize::from(height).saturating_sub(1);
     let shown = if all.len() > room { room.saturating_sub(1) } else { all.len() };
     let more = (shown < all.len()).then(|| format!("... {} more lines", all.len() - shown));
@@ -106,7 +106,7 @@ fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String
     format!("{HOME}{lines}{REST_OF_SCREEN}")
 }
 
-/// A line's first characters; those that colour it take no room, and are all kept.
+/// The first characters of a line. Colour codes take no space, and are all kept.
 fn cut(line: &str, width: usize) -> String {
     let (mut kept, mut room, mut is_code) = (String::with_capacity(line.len()), width, false);
     for character in line.chars() {

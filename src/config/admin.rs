@@ -1,4 +1,4 @@
-//! `[admin]`: the port for those who look after the daemon, and who may ask there.
+//! `[admin]`: the port for operators, and who has access to it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,16 +17,18 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// `127.0.0.1:8255`, or `unix:` and the path of a socket; empty for none.
+    /// Where the admin port listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. Empty disables it. If the address is in use, the daemon
+    /// retries while it processes events. An address that other machines can reach requires a token.
     pub listen: String,
-    /// The path of the socket for `tallyd pause`, `resume` and `throttle`; empty for none.
+    /// Path of the control socket for `tallyd pause`, `resume` and `throttle`. The daemon's user and group can write to it. Empty disables it.
     pub control: String,
-    /// Names by which it is called beside `localhost` and addresses.
+    /// Allowed `Host` names besides `localhost` and IP addresses. This protects against DNS rebinding. Add the name if you use the port by name.
     pub hosts: Vec<String>,
-    /// A file that holds what whoever asks must show; a relative path is one of systemd's credentials.
+    /// File with a token of at least 16 characters, not readable by everyone. Each request must send it as `Authorization: Bearer TOKEN`, or a
+    /// browser as the password of any user. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
-    /// The same, from the environment only.
+    /// The token, only from the environment.
     #[schemars(skip)]
     pub token: Option<Secret>,
 }
@@ -60,7 +62,7 @@ pub enum Listen {
     Socket(PathBuf),
 }
 
-/// In the folder that the unit makes.
+/// In the folder that the unit creates.
 const CONTROL: &str = "/run/tallyd/control.sock";
 
 pub const SOCKET: &str = "unix:";
@@ -70,12 +72,14 @@ const SOCKET_PATH_MAX: usize = 107;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAddress {
-    #[error("write ADDRESS:PORT, for instance 127.0.0.1:8255, or unix:/run/tallyd/admin.sock, or nothing for no port")]
+    #[error(
+        "write ADDRESS:PORT, for example 127.0.0.1:8255, or unix:/run/tallyd/admin.sock, or leave it empty to disable the port"
+    )]
     Unknown,
-    /// Where a relative one would be depends on who asks.
-    #[error("write the whole path, for instance unix:/run/tallyd/admin.sock")]
+    /// A relative path would depend on the working directory.
+    #[error("write the absolute path, for example unix:/run/tallyd/admin.sock")]
     Relative,
-    #[error("the path of a socket has {SOCKET_PATH_MAX} bytes at most")]
+    #[error("the path of a socket can have at most {SOCKET_PATH_MAX} bytes: use a shorter path")]
     TooLong,
 }
 
@@ -107,7 +111,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Characters of a token at least: nobody guesses 16 that are chosen at random.
+/// Fewest characters of a token. 16 random characters can't be guessed.
 const TOKEN_MIN: usize = 16;
 
 pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
@@ -125,20 +129,20 @@ pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     token_problems("admin", admin.token.as_ref(), found);
     if admin.control().is_err() {
         let text = format!(
-            "[admin] control is \"{}\": write the whole path of a socket, {SOCKET_PATH_MAX} bytes at most, for instance {CONTROL}, or nothing",
+            "[admin] control is \"{}\": write the absolute path of a socket with at most {SOCKET_PATH_MAX} bytes, for example {CONTROL}, or leave it empty",
             admin.control
         );
         found.at("admin.control", text);
     }
     for (place, host) in admin.hosts.iter().enumerate() {
         if host.is_empty() || host.contains([':', '/', ' ']) {
-            let text = format!("[admin] hosts: \"{host}\" is no name: write it without scheme and port");
+            let text = format!("[admin] hosts: \"{host}\" is not a host name: write it without scheme and port");
             found.at(Key::from("admin.hosts").then(place), text);
         }
     }
 }
 
-/// Checks where a port listens: other machines must not reach it without a token.
+/// Checks that other machines can't reach a port without a token.
 pub(super) fn listen_problems(
     section: &str,
     listen: &str,
@@ -151,7 +155,7 @@ pub(super) fn listen_problems(
         Err(problem) => found.at(key, format!("[{section}] listen is \"{listen}\": {problem}")),
         Ok(Some(Listen::Address(address))) if !address.ip().is_loopback() && !has_token => {
             let text = format!(
-                "[{section}] listen is \"{listen}\", which others reach: set token_file to a file with a token that they must show, or listen on 127.0.0.1"
+                "[{section}] listen is \"{listen}\", which other machines can reach: set token_file to a file with a token, or listen on 127.0.0.1"
             );
             found.between(&[key, Key::from(section).then("token_file")], text);
         }
@@ -163,7 +167,7 @@ pub(super) fn token_problems(section: &str, token: Option<&Secret>, found: &mut 
     let Some(text) = token.map(Secret::expose) else { return };
     if text.len() < TOKEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         let text = format!(
-            "[{section}] token_file must hold {TOKEN_MIN} or more letters, digits and signs: openssl rand -hex 32"
+            "[{section}] token_file must hold {TOKEN_MIN} or more letters, digits or symbols: create a token with `openssl rand -hex 32`"
         );
         found.between(&["token_file", "token"].map(|name| Key::from(section).then(name)), text);
     }
@@ -195,16 +199,18 @@ mod tests {
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");
         assert_eq!(found("unix:/run/tallyd/admin.sock", "tallyd"), "");
-        assert!(found("unix:admin.sock", "a").contains("[admin] listen is \"unix:admin.sock\": write the whole path"));
-        assert!(found("unix:/run/", "a").contains("write the whole path"));
-        assert!(found(&format!("unix:/{}", "x".repeat(107)), "a").contains("107 bytes at most"));
+        assert!(
+            found("unix:admin.sock", "a").contains("[admin] listen is \"unix:admin.sock\": write the absolute path")
+        );
+        assert!(found("unix:/run/", "a").contains("write the absolute path"));
+        assert!(found(&format!("unix:/{}", "x".repeat(107)), "a").contains("at most 107 bytes"));
         assert!(found("localhost:8255", "a").contains("[admin] listen is \"localhost:8255\""));
         assert!(found("8255", "a").contains("write ADDRESS:PORT"));
-        assert!(found("0.0.0.0:8255", "a").contains("which others reach: set token_file"));
+        assert!(found("0.0.0.0:8255", "a").contains("which other machines can reach: set token_file"));
         assert!(found("10.0.0.7:8255", "a").contains("or listen on 127.0.0.1"));
         let admin = Admin { control: "control.sock".to_owned(), ..Admin::default() };
         let relative = Faults::texts(|found| problems(&admin, found)).join(" ");
-        assert!(relative.contains("[admin] control is \"control.sock\": write the whole path"), "{relative}");
-        assert!(found("", "http://a").contains("[admin] hosts: \"http://a\" is no name"));
+        assert!(relative.contains("[admin] control is \"control.sock\": write the absolute path"), "{relative}");
+        assert!(found("", "http://a").contains("[admin] hosts: \"http://a\" is not a host name"));
     }
 }

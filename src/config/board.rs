@@ -1,4 +1,4 @@
-//! `[[board]]`: what the type can't say of a board.
+//! `[[board]]`: checks beyond the types.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::problem::Faults;
 use tallyd_core::period::{PeriodKind, WeekStart};
 use tallyd_core::score::Tie;
 
-/// Boards that fit nothing, or not each other.
+/// Boards that do not fit the metrics or each other.
 pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faults) {
     let mut seen = BTreeSet::new();
     for (place, board) in boards.iter().enumerate() {
@@ -19,28 +19,28 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
             found.between(&keys, format!("[[board]] {}{text}", board.name));
         };
         if !is_name(&board.name) {
-            say(&["name"], ": a name has 1 to 32 of a-z, 0-9, - and _".to_owned());
+            say(&["name"], ": a name must have 1 to 32 characters of a-z, 0-9, - and _".to_owned());
         }
         if !seen.insert((&board.name, board.period)) {
-            say(&["period", "name"], " stands twice with the same period".to_owned());
+            say(&["period", "name"], " is there twice with the same period: remove one block".to_owned());
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            say(&["score", "tie"], ": all of its periods must have the same score and tie".to_owned());
+            say(&["score", "tie"], ": all its periods must have the same score and tie".to_owned());
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
-            let it = "it needs two with tie = \"second\", and one otherwise";
+            let it = "with tie = \"second\" it must have two, otherwise one";
             say(&["score", "tie"], format!(": score has {} names; {it}", board.score.len()));
         }
         for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
             say(&["score"], format!(": score names {name}, which is not in [metrics]"));
         }
         if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
-            say(&["week_starts"], ": week_starts is for period = \"week\"".to_owned());
+            say(&["week_starts"], ": week_starts is only for period = \"week\": remove week_starts".to_owned());
         }
         if board.score.first() == board.score.get(1) {
-            say(&["score"], ": score names the same number twice".to_owned());
+            say(&["score"], ": score names the same metric twice".to_owned());
         }
         if let Err(error) = board.calendar(jiff::tz::db()) {
             say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
@@ -56,8 +56,8 @@ mod tests {
     fn boards_that_do_not_fit_are_said() {
         for (text, expected) in [
             ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is for period"),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "it needs two with tie"),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is only for period"),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "otherwise one"),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",
                 "score names view, which is not in [metrics]",
@@ -65,7 +65,7 @@ mod tests {
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 24", "allowed are 1 to 23"),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"\nscore = [\"like\", \"like\"]",
-                "the same number twice",
+                "the same metric twice",
             ),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",

@@ -1,4 +1,4 @@
-//! What the types can't say: bounds, and keys that must fit each other.
+//! Checks beyond the types: bounds, and keys that must fit each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::{
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
-/// Of days further ahead the ledger of counts may be emptied.
+/// The ledger of counts can be emptied for days further ahead.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
-/// Shorter, and a broker that was away for a while would bring events that nobody remembers.
+/// With a shorter time, events could arrive after an outage of the broker when the ledger no longer has them.
 const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 
-/// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
+/// The ledger has 32 days: the kept ones, today, one that is being emptied, and some spare ones for clock differences.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
@@ -48,10 +48,12 @@ fn urls(config: &Config, found: &mut Faults) {
             Ok(parts) if !schemes.contains(&parts.scheme()) => {
                 format!("begins with {}://, allowed is {}://", parts.scheme(), schemes.join(":// or "))
             }
-            Ok(parts) if parts.host_str().is_none_or(str::is_empty) => "names no host".to_owned(),
-            // Most likely the rest of a password: it must not be taken, or shown, as anything else.
+            Ok(parts) if parts.host_str().is_none_or(str::is_empty) => {
+                "has no host: write one behind the user and @".to_owned()
+            }
+            // Most likely this is the rest of a password. It must not be used or shown as anything else.
             Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
-                "has a # or a second @: write those of a password as %23 and %40".to_owned()
+                "has a # or a second @: in a password write them as %23 and %40".to_owned()
             }
             Ok(_) => return,
         };
@@ -66,12 +68,12 @@ fn urls(config: &Config, found: &mut Faults) {
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
             // The library would log in as guest.
-            found.at("amqp.url", "[amqp] url names no user");
+            found.at("amqp.url", "[amqp] url has no user: write amqp://user@host:5672/%2f");
         }
         if matches!(parts.path(), "" | "/") {
-            let wish = "name the vhost, the default one as %2f: amqp://user@host:5672/%2f";
+            let wish = "add the vhost, %2f for the default one: amqp://user@host:5672/%2f";
             let text =
-                format!("[amqp] url ends in \"{}\", which is the vhost with the empty name: {wish}", parts.path());
+                format!("[amqp] url ends in \"{}\", which means the vhost with the empty name: {wish}", parts.path());
             found.at("amqp.url", text);
         }
     }
@@ -92,24 +94,24 @@ fn urls(config: &Config, found: &mut Faults) {
     sentinel(&config.redis, found);
     layouts(&config.redis, config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
-        found.at("mysql.url", "[mysql] url names no database: mysql://user@host:3306/tally");
+        found.at("mysql.url", "[mysql] url has no database: write mysql://user@host:3306/tally");
     }
 }
 
 fn cluster(redis: &Redis, found: &mut Faults) {
     if !redis.cluster && !redis.seeds.is_empty() {
-        let text = "[redis] seeds are nodes of a Redis Cluster: set cluster = true, or leave them out";
+        let text = "[redis] seeds are only for a Redis Cluster: set cluster = true, or remove them";
         found.between(&["redis.seeds".into(), "redis.cluster".into()], text);
     }
     if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
-        found.at("redis.url", "[redis] url names a database, of which a Redis Cluster has none but 0");
+        found.at("redis.url", "[redis] url has a database number, but a Redis Cluster has only 0: remove the number");
     }
 }
 
 fn sentinel(redis: &Redis, found: &mut Faults) {
     for (place, sentinel) in redis.sentinels.iter().enumerate() {
         if redis.sentinels.iter().take(place).any(|earlier| earlier == sentinel) {
-            let text = format!("[redis] sentinels: \"{sentinel}\" is there twice, and would have two votes");
+            let text = format!("[redis] sentinels: \"{sentinel}\" is there twice and would have two votes: remove one");
             found.at(Key::from("redis.sentinels").then(place), text);
         }
     }
@@ -117,14 +119,14 @@ fn sentinel(redis: &Redis, found: &mut Faults) {
         return;
     }
     if redis.cluster {
-        let text = "[redis] sentinels watch one master, and the nodes of a Redis Cluster watch each other: leave out sentinels, or \
+        let text = "[redis] sentinels can't be used with a Redis Cluster, whose nodes watch each other: remove sentinels, or \
                     set cluster = false";
         found.between(&["redis.sentinels".into(), "redis.cluster".into()], text);
     }
     if redis.sentinel_master.is_empty() {
         found.at(
             "redis.sentinel_master",
-            "[redis] sentinel_master is empty: it is the name in `sentinel monitor NAME ...`",
+            "[redis] sentinel_master is empty: write the name in `sentinel monitor NAME ...`",
         );
     }
 }
@@ -139,7 +141,7 @@ fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
     {
         found.at(
             "redis.also",
-            "[redis.also] shares keys with [redis]: leave it out, or give it another layout, counter_key or number of bucket_bits",
+            "[redis.also] shares keys with [redis]: remove it, or give it another layout, counter_key or number of bucket_bits",
         );
     }
     let all = std::iter::once(("redis", first)).chain(also.map(|also| ("redis.also", also)));
@@ -158,7 +160,7 @@ fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
 fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&str]) -> Option<String> {
     let template = layout.template.as_ref()?;
     let lacks = |what: &str, of: &str| {
-        Some(format!("counter_key lacks {{{what}}}: [{of}] names several, which would share keys"))
+        Some(format!("counter_key lacks {{{what}}}: [{of}] has several names, which would share keys"))
     };
     let mut names = layout.key_names(kinds, metrics);
     let all = names.len();
@@ -170,12 +172,12 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
         )),
         _ if kinds.len() > 1 && !template.has_kind() => lacks("kind", "kinds"),
         Form::String if metrics.len() > 1 && !template.has_metric() => lacks("metric", "metrics"),
-        Form::Entity if template.has_metric() => {
-            Some("counter_key has {metric}, but with layout = \"entity\" metrics are fields".to_owned())
-        }
-        _ if names.len() < all => {
-            Some("counter_key names some two kinds and metrics alike: put a : between {kind} and {metric}".to_owned())
-        }
+        Form::Entity if template.has_metric() => Some(
+            "counter_key has {metric}, but with layout = \"entity\" metrics are fields: remove {metric}".to_owned(),
+        ),
+        _ if names.len() < all => Some(
+            "counter_key gives two kinds and metrics the same name: put a : between {kind} and {metric}".to_owned(),
+        ),
         _ => None,
     }
 }
@@ -184,7 +186,7 @@ fn bounds(config: &Config, found: &mut Faults) {
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {
         let text = format!(
-            "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): at least {two_batches}",
+            "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): set it to at least {two_batches}",
             config.amqp.prefetch, config.consumer.batch_events_max
         );
         found.between(&["amqp.prefetch".into(), "consumer.batch_events_max".into()], text);
@@ -212,7 +214,7 @@ fn bounds(config: &Config, found: &mut Faults) {
         found.at("amqp.prefix", "[amqp] prefix must have 1 to 100 characters");
     }
     if config.redis.key_prefix.contains(['{', '}']) {
-        let text = "[redis] key_prefix must have no braces: they choose the slot on a Redis Cluster";
+        let text = "[redis] key_prefix must not have braces, because they select the slot on a Redis Cluster";
         found.at("redis.key_prefix", text);
     }
 }
@@ -234,12 +236,13 @@ fn schedules(config: &Config, found: &mut Faults) {
     }
     let zone = &config.daemon.time_zone;
     if let Err(error) = TimeZone::get(zone) {
-        let text = format!("[daemon] time_zone is \"{zone}\": write an IANA name, as Europe/Berlin or UTC ({error})");
+        let text =
+            format!("[daemon] time_zone is \"{zone}\": write an IANA name, for example Europe/Berlin or UTC ({error})");
         found.at("daemon.time_zone", text);
     }
 }
 
-/// Whether a kind, a metric or a board can have the name.
+/// Whether the name is valid for a kind, a metric or a board.
 pub fn is_name(name: &str) -> bool {
     (1..=32).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
@@ -247,16 +250,19 @@ pub fn is_name(name: &str) -> bool {
 
 fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
     if codes.is_empty() {
-        found.at(section, format!("[{section}] names nothing"));
+        found.at(section, format!("[{section}] is empty: add a name with a code"));
     }
     let mut owners: BTreeMap<u8, &str> = BTreeMap::new();
     for (name, code) in codes {
         let key = Key::from(section).then(name);
         if !is_name(name) {
-            found.at(key.clone(), format!("[{section}] {name}: a name has 1 to 32 of a-z, 0-9, - and _"));
+            found.at(
+                key.clone(),
+                format!("[{section}] {name}: a name must have 1 to 32 characters of a-z, 0-9, - and _"),
+            );
         }
         if let Some(other) = owners.insert(*code, name) {
-            found.at(key, format!("[{section}] {other} and {name} have the same code {code}"));
+            found.at(key, format!("[{section}] {other} and {name} have the same code {code}: give one another code"));
         }
     }
 }
@@ -282,7 +288,7 @@ pub(super) mod tests {
         for (text, expected) in [
             ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is no HOST:PORT"),
             ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is no HOST:PORT"),
-            ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "leave out sentinels, or set cluster = false"),
+            ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "remove sentinels, or set cluster = false"),
             ("[redis]\nsentinels = [\"h:1\"]\nsentinel_master = \"\"", "the name in `sentinel monitor NAME ...`"),
         ] {
             let problems = found(text);
@@ -298,28 +304,28 @@ pub(super) mod tests {
     fn what_does_not_fit_is_said() {
         for (text, expected) in [
             ("[amqp]\nurl = \"amqp://u@h/\"", "the vhost with the empty name"),
-            ("[amqp]\nurl = \"amqp://h/%2f\"", "names no user"),
+            ("[amqp]\nurl = \"amqp://h/%2f\"", "has no user"),
             ("[amqp]\nurl = \"http://u@h/%2f\"", "allowed is amqp:// or amqps://"),
-            ("[mysql]\nurl = \"mysql://u@h\"", "names no database"),
-            ("[redis]\nurl = \"redis://tally#s3@h/0\"", "write those of a password as %23"),
-            ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "names a database, of which a Redis Cluster has none"),
-            ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or leave them out"),
+            ("[mysql]\nurl = \"mysql://u@h\"", "has no database"),
+            ("[redis]\nurl = \"redis://tally#s3@h/0\"", "in a password write them as %23"),
+            ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "a Redis Cluster has only 0"),
+            ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or remove them"),
             ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
-            ("[reconcile]\nfull_cron = \"* * * *\"", "[reconcile] full_cron is \"* * * *\": allowed are five fields"),
+            ("[reconcile]\nfull_cron = \"* * * *\"", "[reconcile] full_cron is \"* * * *\": use five fields"),
             ("[daemon]\ntime_zone = \"Mars/Olympus\"", "[daemon] time_zone is \"Mars/Olympus\": write an IANA name"),
             ("[daemon]\ntime_zone = \"\"", "[daemon] time_zone is \"\": write an IANA name"),
             ("[reconcile]\nscrub_cron = \"never\"", "[reconcile] scrub_cron"),
             ("[reconcile]\nreplicas = [\"mysql://db2\"]", "\"mysql://db2\" is no HOST:PORT"),
             ("[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"1h\"", "not be longer than overlap"),
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
-            ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
+            ("[kinds]\n\"Big Video\" = 1", "a name must have 1 to 32"),
             ("[metrics]\nview = 2", "must have `like`"),
             ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
-            ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
+            ("[redis]\nkey_prefix = \"{x}\"", "must not have braces"),
             ("[redis]\ncounter_key = \"x:{id}\"", "[redis] counter_key is for the layouts entity and string"),
             ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{user}\"", "[redis] counter_key has {user}"),
             ("[redis]\nlayout = \"string\"\n[kinds]\na = 1\nb = 2", "[redis] counter_key lacks {kind}"),
@@ -338,7 +344,7 @@ pub(super) mod tests {
             ),
             (
                 "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}_{metric}_{id}\"\n[kinds]\na = 1\na_b = 2\n[metrics]\nlike = 1\nb_like = 2",
-                "names some two kinds and metrics alike",
+                "gives two kinds and metrics the same name",
             ),
             ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
             ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),

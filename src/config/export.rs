@@ -1,4 +1,4 @@
-//! `[[export]]`: a table of the site that `tallyd export` keeps current.
+//! `[[export]]`: an old table that `tallyd export` keeps current.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,40 +10,41 @@ use super::{Config, Mysql, Pause};
 use tallyd_core::site_query::{OF_EXPORT, Query};
 use tallyd_core::unit::Unit;
 
-/// The places of `:target` and `:user` in [`OF_EXPORT`] are the first two: a statement without them would write other rows.
+/// `:target` and `:user` are the first two in [`OF_EXPORT`]. A statement without them would write other rows.
 const NEEDED: usize = 2;
 
-/// The place of `:deleted`.
+/// The place of `:deleted` in [`OF_EXPORT`].
 const DELETED: usize = 3;
 
 /// A table of likes, and the statements that write one row of it.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
-    /// Its name in commands and reports.
+    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. `tallyd export` stores its progress under this name: don't change it.
     pub name: String,
-    /// A name of `[kinds]`.
+    /// Kind of the targets: a name of `[kinds]`.
     pub kind: String,
-    /// One INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and perhaps `:at`; with `:deleted` (0 or 1) it writes unlikes, too.
+    /// One INSERT, REPLACE or UPDATE that writes a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1) it also writes
+    /// unlikes.
     pub upsert: String,
-    /// One DELETE or UPDATE for an unlike, with `:target` and `:user`, where `upsert` has no `:deleted`.
+    /// One DELETE or UPDATE that writes an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub delete: Option<String>,
-    /// What `:at` counts, as an integer; a DATETIME(6) in UTC unless it is here.
+    /// Makes `:at` an integer: seconds, milliseconds or microseconds since 1970. Without it `:at` is a DATETIME(6) in UTC.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// How much older than `--since`, or than the start of the pass before, the `at` of a like can be that is exported.
+    /// How far a pass looks back before `--since`, or before the start of the previous pass (1s to 7d). Each pass writes these likes again.
     #[serde(default = "one_minute")]
     pub overlap: Pause,
-    /// The MySQL server that has the table; that of `[mysql]` unless it is here.
+    /// MySQL server with the table. Without it, the server of `[mysql]`.
     #[schemars(with = "Mysql")]
     #[serde(default)]
     pub server: Option<Mysql>,
 }
 
-/// What writes a row.
+/// The parsed statements of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writes {
     upsert: Query,
@@ -51,7 +52,7 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// The statement that brings a row to that state; its values are those of [`OF_EXPORT`].
+    /// The statement that writes a like or an unlike. Its values are those of [`OF_EXPORT`].
     pub fn sql(&self, liked: bool, values: &[String; 4]) -> String {
         match &self.delete {
             Some(delete) if !liked => delete.sql(values),
@@ -61,31 +62,29 @@ impl Writes {
 }
 
 impl Export {
-    /// The statements that write a row.
+    /// Parses the statements.
     ///
     /// # Errors
-    /// The key that is wrong, and a sentence.
+    /// The invalid key and a message.
     pub fn writes(&self) -> Result<Writes, (&'static str, String)> {
         let parse = |key: &'static str, text: &str, verbs: &[&str]| {
             let parsed = Query::parse_write(text, verbs, OF_EXPORT, NEEDED);
-            // The sentences are about a query.
+            // The messages speak of a query.
             parsed.map_err(|sentence| (key, sentence.replacen("query", key, 1)))
         };
         let upsert = parse("upsert", &self.upsert, &["insert", "replace", "update"])?;
         let delete = self.delete.as_ref().map(|delete| parse("delete", delete, &["delete", "update"])).transpose()?;
         match (upsert.has(DELETED), &delete) {
-            (true, Some(_)) => {
-                Err(("delete", "upsert has :deleted and writes unlikes, too: leave out delete".to_owned()))
-            }
+            (true, Some(_)) => Err(("delete", "upsert has :deleted and also writes unlikes: remove delete".to_owned())),
             (false, None) => {
-                Err(("delete", "it has no delete, and upsert has no :deleted: unlikes would stay likes".to_owned()))
+                Err(("delete", "unlikes can't be exported: add delete, or use :deleted in upsert".to_owned()))
             }
             _ => Ok(Writes { upsert, delete }),
         }
     }
 }
 
-/// The block that names the server of an export.
+/// The block with the server of an export.
 pub(super) fn server_key(place: usize) -> Key {
     Key::from("export").then(place).then("server")
 }
@@ -100,10 +99,10 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         let block = Key::from("export").then(place);
         let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[export]] {name}: {problem}"));
         if !is_name(name) {
-            say("name", "a name has 1 to 32 of a-z, 0-9, - and _");
+            say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
         if config.exports.iter().take(place).any(|other| other.name == *name) {
-            say("name", "another [[export]] has the same name");
+            say("name", "another [[export]] has the same name: rename one");
         }
         if config.kinds.named(kind).is_none() {
             say("kind", &format!("the kind {kind} is not in [kinds]"));
@@ -118,7 +117,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             .as_ref()
             .is_some_and(|server| server.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
         {
-            say("server", "url names no database: mysql://user@host:3306/site");
+            say("server", "url has no database: write mysql://user@host:3306/site");
         }
     }
 }
@@ -156,8 +155,8 @@ mod tests {
     fn exports_that_can_not_be_run_are_refused() {
         let soft = UPSERT.replace(":at)", ":deleted)");
         for (more, problem) in [
-            (UPSERT.to_owned(), "it has no delete, and upsert has no :deleted"),
-            (format!("{soft}\n{DELETE}"), "upsert has :deleted and writes unlikes, too"),
+            (UPSERT.to_owned(), "unlikes can't be exported: add delete"),
+            (format!("{soft}\n{DELETE}"), "upsert has :deleted and also writes unlikes"),
             (format!("{}\n{DELETE}", UPSERT.replace(":user", "7")), "upsert lacks :user"),
             (format!("{UPSERT}\n{}", DELETE.replace(" AND u = :user", "")), "delete lacks :user"),
             (
@@ -166,7 +165,7 @@ mod tests {
             ),
             (format!("{UPSERT}\n{}", DELETE.replace(":user", ":user; COMMIT")), "delete has more than one statement"),
             (format!("{UPSERT}\n{DELETE}\noverlap = \"10ms\""), "overlap must be from 1s to 7d"),
-            (format!("{UPSERT}\n{DELETE}\n[export.server]\nurl = \"mysql://u@h\""), "url names no database"),
+            (format!("{UPSERT}\n{DELETE}\n[export.server]\nurl = \"mysql://u@h\""), "url has no database"),
         ] {
             let found = found(&format!("[[export]]\n{more}"));
             assert!(found.len() == 1 && found[0].contains(problem), "{problem}: {found:?}");

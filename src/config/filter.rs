@@ -1,4 +1,4 @@
-//! `[filter]`: which targets have a Bloom filter of who likes them.
+//! `[filter]`: which targets have a Bloom filter of the users who like them.
 
 use std::time::Duration;
 
@@ -9,19 +9,21 @@ use super::Config;
 use super::problem::Faults;
 use crate::runtime::cron;
 
-/// Half of the time after which filters are not trusted any more.
+/// Longest interval between filter runs: half the time after which readers stop trusting filters.
 pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 
 /// `[filter]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
-    /// How many likes a target must have; zero for no filters.
+    /// Likes that a target must have to get a filter. 0 disables filters. Enable filters in the API servers first, then in the daemons.
     pub likes_min: u64,
-    /// How many of the users who don't like a target look as if they might, at most.
+    /// Largest share of users without a like for whom the filter can't decide, so that MySQL is asked (0.0000000001 to 0.1). At 0.00001 a filter
+    /// takes 3 to 6 bytes for each like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When filters are kept up: a cron pattern of five or six fields; empty for never.
+    /// When the daemon builds and updates filters: a cron pattern with five fields, or six with seconds first. It must run at least every half
+    /// hour. Empty if another daemon does it.
     pub cron: String,
 }
 
@@ -32,18 +34,17 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Whether there are filters.
     pub fn is_on(&self) -> bool {
         self.likes_min > 0
     }
 
-    /// When they are kept up; empty for never.
+    /// The cron pattern of filter runs; empty for never.
     pub fn schedule(&self) -> &str {
         if self.is_on() { &self.cron } else { "" }
     }
 }
 
-/// Why filters could not be trusted.
+/// Settings with which readers could not trust filters.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     if config.filter.likes_min == 0 {
         return;
@@ -51,16 +52,17 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     if config.redis.also.is_some() {
         found.at(
             "filter.likes_min",
-            "[filter] likes_min must be 0 while there is a [redis.also]: filters are of one layout, and API servers that count in two \
-             would ask those that others don't keep up",
+            "[filter] likes_min must be 0 while [redis.also] exists, because filters support only one layout: set likes_min = 0, or remove \
+             [redis.also]",
         );
     }
-    // Empty where another daemon does it.
+    // Empty if another daemon does it.
     let often = |cron: &str| cron::parse(cron).is_ok_and(|cron| cron::longest_gap(&cron) <= FILTER_GAP_MAX);
     let cron = &config.filter.cron;
     if !cron.is_empty() && cron::parse(cron).is_ok() && !often(cron) {
-        let text =
-            format!("[filter] cron is \"{cron}\", with runs more than half an hour apart: no filter would be trusted");
+        let text = format!(
+            "[filter] cron is \"{cron}\", with more than half an hour between runs: run it at least every half hour, or readers ignore all filters"
+        );
         found.between(&["filter.cron".into(), "filter.likes_min".into()], text);
     }
 }
@@ -73,7 +75,7 @@ mod tests {
     fn filters_that_could_not_be_trusted_are_said() {
         for (text, expected) in [
             ("[filter]\nlikes_min = 9\n[redis.also]\nbucket_bits = 14", "[filter] likes_min must be 0 while"),
-            ("[filter]\nlikes_min = 9\ncron = \"0 0 4 * * *\"", "with runs more than half an hour apart"),
+            ("[filter]\nlikes_min = 9\ncron = \"0 0 4 * * *\"", "with more than half an hour between runs"),
             ("[filter]\nfalse_positive = 0.5", "[filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1"),
             ("[filter]\nfalse_positive = 0.0", "[filter] false_positive is 0, allowed"),
             ("[filter]\ncron = \"now\"", "[filter] cron is \"now\""),

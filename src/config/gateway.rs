@@ -12,18 +12,19 @@ use super::{ConfigError, Secret};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// `127.0.0.1:9191`, or `unix:` and the path of a socket.
+    /// Where the gateway listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. An address that other machines can reach requires a token.
     pub listen: String,
-    /// A file that holds the token that each request to /v1 must have; a relative path is one of systemd's credentials.
+    /// File with a token of at least 16 characters, not readable by everyone. Each request to /v1 must send it as `Authorization: Bearer TOKEN`.
+    /// A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
-    /// The same, from the environment only.
+    /// The token, only from the environment.
     #[schemars(skip)]
     pub token: Option<Secret>,
-    /// Requests that are answered at the same time. Others get 503.
+    /// Most requests in flight (1 to 10000). The gateway answers others with 503, and clients can retry them.
     #[schemars(range(min = 1, max = 10_000))]
     pub requests_max: usize,
-    /// Connections that are open at the same time. Others wait to be accepted.
+    /// Most open connections (1 to 100000). Others wait until the gateway accepts them.
     #[schemars(range(min = 1, max = 100_000))]
     pub connections_max: usize,
 }
@@ -45,10 +46,10 @@ impl Gateway {
         self.listen.parse()
     }
 
-    /// The token that requests must have. Read by the gateway alone: the daemon need not be able to.
+    /// The required token. Only the gateway reads it, because the daemon might not have access to the file.
     ///
     /// # Errors
-    /// The file can't be read, or its token can be guessed.
+    /// The file can't be read, or its token is too short.
     pub fn read_token(&self) -> Result<Option<Secret>, ConfigError> {
         let wrong = |problem: String| ConfigError(vec![problem]);
         let token = match (&self.token, &self.token_file) {
@@ -79,7 +80,10 @@ mod tests {
         let found = |gateway: &Gateway| Faults::texts(|found| problems(gateway, found)).join(" ");
         let listens = |listen: &str| Gateway { listen: listen.to_owned(), ..Gateway::default() };
         assert_eq!(found(&listens("unix:/run/tallyd-gateway/http.sock")), "");
-        assert!(found(&listens("0.0.0.0:9191")).contains("[gateway] listen is \"0.0.0.0:9191\", which others reach"));
+        assert!(
+            found(&listens("0.0.0.0:9191"))
+                .contains("[gateway] listen is \"0.0.0.0:9191\", which other machines can reach")
+        );
         assert!(found(&listens("")).contains("[gateway] listen is \"\""));
         let short = Gateway { token: Some(Secret::new("short".to_owned())), ..listens("0.0.0.0:9191") };
         assert!(found(&short).contains("[gateway] token_file must hold 16 or more"));

@@ -1,4 +1,4 @@
-//! The configuration that is in force now. A reload puts another one into its place, as a whole.
+//! The configuration in force. A reload replaces it as a whole.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use tokio::sync::watch;
 
 use super::Config;
 
-/// The configuration, for those who outlive it: each asks for it when it begins something.
+/// The configuration, for tasks that outlive it. They ask for it each time they start something.
 #[derive(Clone, Debug)]
 pub struct ConfigHandle(watch::Receiver<Arc<Config>>);
 
 impl ConfigHandle {
-    /// With what puts another one into its place.
+    /// Also returns the sender that replaces the configuration.
     pub fn new(config: Config) -> (watch::Sender<Arc<Config>>, Self) {
         let (sender, receiver) = watch::channel(Arc::new(config));
         (sender, Self(receiver))
@@ -23,12 +23,12 @@ impl ConfigHandle {
 
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nobody is left who could change it.
+            // The sender is gone, so the configuration can't change.
             std::future::pending().await
         }
     }
 
-    /// What `make` makes of it, kept, for what is asked for with every event: `live.derive(Rules::new)`.
+    /// Caches the result of `make`, for values that every event needs: `live.derive(Rules::new)`.
     pub fn derive<T>(&self, make: fn(&Config) -> T) -> Derived<T> {
         let mut receiver = self.0.clone();
         let of = Arc::clone(&receiver.borrow_and_update());
@@ -44,9 +44,9 @@ pub struct Derived<T> {
 }
 
 impl<T> Derived<T> {
-    /// As of now. While nothing has changed this costs a look at one number.
+    /// The current value. If nothing has changed, this only compares one number.
     pub fn get(&mut self) -> &T {
-        // An error: nobody is left who could change it, which says nothing of the last change.
+        // An error means that the sender is gone. The last change can still be unread.
         if self.receiver.has_changed().unwrap_or(true) && !Arc::ptr_eq(&self.of, &self.receiver.borrow()) {
             self.of = Arc::clone(&self.receiver.borrow_and_update());
             self.made = (self.make)(&self.of);

@@ -1,4 +1,4 @@
-//! `[[import]]`: a table of the site, or keys of its Redis, that `tallyd import` brings over.
+//! `[[import]]`: an old table, or old Redis keys, that `tallyd import` copies.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,59 +15,60 @@ use tallyd_core::unit::Unit;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
-    /// Its name in commands and reports.
+    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. tallyd marks the imported rows with it: don't change it.
     pub name: String,
-    /// A name of `[kinds]`.
+    /// Kind of the targets: a name of `[kinds]`.
     pub kind: String,
-    /// A name of `[metrics]`, of a number that is not set.
+    /// Metric to import: a name of `[metrics]` whose `[[rule]]` is not settable.
     #[serde(default = "like")]
     pub metric: String,
-    /// One SELECT of the columns `target` and `user`, with `deleted` and `at` where the table has them; of other metrics `target` and
-    /// `value`.
+    /// One SELECT of the columns `target` and `user`, and of `deleted` and `at` if the table has them. It returns up to `:rows` rows after
+    /// `:after_target` and `:after_user`, in this order. For other metrics than like: the columns `target` and `value`, with `:after_target` and
+    /// `:rows`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub query: Option<String>,
-    /// Instead of a query: the names of keys in Redis that hold the numbers, with `{id}`.
+    /// Instead of a query, for other metrics than like: names of the keys in the Redis of `[redis]` that hold the numbers, with `{id}`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
-    /// What an integer in the column `at` counts.
+    /// Unit of an integer column `at`: seconds, milliseconds or microseconds since 1970. Leave it out for DATETIME and TIMESTAMP columns.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// Whether a row stays in the table, with `deleted` = 1, when its user unlikes.
+    /// Whether an unlike keeps the row, with `deleted` = 1. Required if the query has the column `deleted`.
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Rows that the query is asked for at once at most; four times as many where only their checksum is asked for.
+    /// Most rows per query (1 to 100000). Queries for checksums get four times as many. Lower it if a query takes too long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,
-    /// How long the query may take for that.
+    /// Time limit of one query (1s to 1h). Raise it if the server is slow.
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
-    /// The MySQL server that has the table; that of `[mysql]` unless it is here.
+    /// MySQL server with the table, for example a replica. Without it, the server of `[mysql]`.
     #[schemars(with = "Mysql")]
     #[serde(default)]
     pub source: Option<Mysql>,
 }
 
-/// What an import reads.
+/// The source of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// Rows of users and targets.
     Likes(Query),
     /// Numbers of targets.
     Numbers(Query),
-    /// Keys in Redis with a number each.
+    /// Keys in Redis with one number each.
     Keys(Template),
 }
 
 impl Import {
-    /// What it reads, and how.
+    /// Parses the source.
     ///
     /// # Errors
-    /// The key that is wrong, and a sentence.
+    /// The invalid key and a message.
     pub fn reads(&self) -> Result<Reads, (&'static str, String)> {
         let wrong = |key| move |problem| (key, problem);
         match (&self.query, &self.keys) {
@@ -76,22 +77,22 @@ impl Import {
             }
             (Some(query), None) => Query::parse(query, OF_NUMBERS).map(Reads::Numbers).map_err(wrong("query")),
             (None, Some(_)) if self.is_of_likes() => {
-                Err(("keys", "likes are rows of users and targets: write a query".to_owned()))
+                Err(("keys", "keys can't hold likes: write a query that selects target and user".to_owned()))
             }
             (None, Some(keys)) => {
                 Template::parse(keys).map(Reads::Keys).map_err(|problem| ("keys", format!("keys {problem}")))
             }
-            _ => Err(("query", "it has either query or keys".to_owned())),
+            _ => Err(("query", "set either query or keys".to_owned())),
         }
     }
 
-    /// Whether it brings likes over, and not numbers.
+    /// Whether it imports likes, and not numbers.
     pub fn is_of_likes(&self) -> bool {
         self.metric == LIKE
     }
 }
 
-/// The block that names the server of an import.
+/// The block with the server of an import.
 pub(super) fn source_key(place: usize) -> Key {
     Key::from("import").then(place).then("source")
 }
@@ -115,10 +116,10 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         let block = Key::from("import").then(place);
         let mut say = |key: &str, problem: &str| found.at(block.then(key), format!("[[import]] {name}: {problem}"));
         if !is_name(name) {
-            say("name", "a name has 1 to 32 of a-z, 0-9, - and _");
+            say("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _");
         }
         if config.imports.iter().take(place).any(|other| other.name == *name) {
-            say("name", "another [[import]] has the same name");
+            say("name", "another [[import]] has the same name: rename one");
         }
         let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
         if kind_code.is_none() {
@@ -130,7 +131,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("metric", "its [[rule]] says settable: publish a `set` event for each number instead");
+            say("metric", "its [[rule]] is settable: publish a `set` event for each number instead");
         }
         if config.recounts.iter().any(|recount| (&recount.kind, &recount.metric) == (kind, metric)) {
             say("metric", "a [[recount]] corrects this number from another table: run `tallyd recount` instead");
@@ -147,23 +148,23 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             .as_ref()
             .is_some_and(|source| source.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()))
         {
-            say("source", "url names no database: mysql://user@host:3306/site");
+            say("source", "url has no database: write mysql://user@host:3306/site");
         }
     }
 }
 
-/// Keys that are for likes alone, and for queries alone.
+/// Keys that are only for likes, or only for queries.
 fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {
-            say("unit", "unit is for the time of likes");
+            say("unit", "unit is only for the time of likes: remove unit");
         }
         if import.keeps_deleted.is_some() {
-            say("keeps_deleted", "keeps_deleted is for likes");
+            say("keeps_deleted", "keeps_deleted is only for likes: remove keeps_deleted");
         }
     }
     if import.keys.is_some() && import.source.is_some() {
-        say("source", "source is for a query: keys are read from [redis]");
+        say("source", "source is only for a query, because keys are read from [redis]: remove source");
     }
 }
 
@@ -206,21 +207,33 @@ mod tests {
     fn imports_that_can_not_be_run_are_refused() {
         let likes = format!("query = \"{QUERY}\"");
         for (blocks, problem) in [
-            (block("like", ""), "[[import]] old: it has either query or keys"),
-            (block("like", "keys = \"likes:{id}\""), "likes are rows of users and targets: write a query"),
+            (block("like", ""), "[[import]] old: set either query or keys"),
+            (
+                block("like", "keys = \"likes:{id}\""),
+                "keys can't hold likes: write a query that selects target and user",
+            ),
             (block("view", "keys = \"views\""), "keys lacks {id}"),
-            (block("view", &likes), "query has :after_user; there are :after_target and :rows"),
+            (
+                block("view", &likes),
+                "query has the unknown placeholder :after_user; allowed are :after_target and :rows",
+            ),
             (block("like", &likes.replace(":rows", "9")), "query lacks :rows"),
             (block("share", &likes.replace("AND user > :after_user", "")), "the metric share is not in [metrics]"),
             (block("unread", "keys = \"unread:{id}\""), "publish a `set` event for each number"),
             (block("comment", "keys = \"comments:{id}\""), "run `tallyd recount` instead"),
-            (block("view", "keys = \"views:{id}\"\nunit = \"s\""), "unit is for the time of likes"),
-            (block("view", "keys = \"views:{id}\"\nkeeps_deleted = true"), "keeps_deleted is for likes"),
-            (block("view", "keys = \"v:{id}\"\n[import.source]\nurl = \"mysql://u@h/t\""), "source is for a query"),
+            (block("view", "keys = \"views:{id}\"\nunit = \"s\""), "unit is only for the time of likes: remove unit"),
+            (
+                block("view", "keys = \"views:{id}\"\nkeeps_deleted = true"),
+                "keeps_deleted is only for likes: remove keeps_deleted",
+            ),
+            (
+                block("view", "keys = \"v:{id}\"\n[import.source]\nurl = \"mysql://u@h/t\""),
+                "source is only for a query",
+            ),
             (block("like", &format!("{likes}\nunit = \"ns\"")), "unit"),
             (block("like", &format!("{likes}\nquery_max = \"10ms\"")), "query_max must be from 1s to 1h"),
-            (block("like", &format!("{likes}\n[import.source]\nurl = \"mysql://u@h\"")), "url names no database"),
-            (block("like", &likes).repeat(2), "another [[import]] has the same name"),
+            (block("like", &format!("{likes}\n[import.source]\nurl = \"mysql://u@h\"")), "url has no database"),
+            (block("like", &likes).repeat(2), "another [[import]] has the same name: rename one"),
         ] {
             let found = found(&blocks);
             assert!(found.len() == 1 && found[0].contains(problem), "{problem}: {found:?}");

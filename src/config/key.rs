@@ -1,4 +1,4 @@
-//! What a setting is called, and where it comes from.
+//! The name of a setting, and where its value comes from.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Fault, Problem};
 
-/// A setting: its section and its name, and of blocks the place. `amqp`, `partitions`; `board`, `0`, `tie`.
+/// A setting: its section and its name. In a block the position follows the section: `amqp`, `partitions`; `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
 
@@ -35,25 +35,25 @@ impl Key {
         self.0.get(1).is_some_and(|place| place.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
-    /// The names alone, for programs: `amqp.partitions`, `board.0.tie`.
+    /// The form for programs: `amqp.partitions`, `board.0.tie`.
     pub fn dotted(&self) -> String {
         self.0.join(".")
     }
 }
 
-/// `"amqp.partitions"`, for keys that the code names.
+/// Parses `"amqp.partitions"`, for keys in code.
 impl From<&str> for Key {
     fn from(dotted: &str) -> Self {
         Self(dotted.split('.').map(str::to_owned).collect())
     }
 }
 
-/// As people write it: `[amqp] partitions`, `[redis.also] layout`, `[[board]] tie`.
+/// The form for people: `[amqp] partitions`, `[redis.also] layout`, `[[board]] tie`.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(section) = self.0.first() else { return Ok(()) };
         let rest = if self.is_block() { self.0.get(2..) } else { self.0.get(1..) }.unwrap_or_default();
-        // The place in a list says nothing.
+        // The position in a list does not help the reader.
         let names: Vec<&String> = rest.iter().filter(|part| !part.bytes().all(|byte| byte.is_ascii_digit())).collect();
         match names.as_slice() {
             _ if self.is_block() => write!(f, "[[{section}]]")?,
@@ -118,12 +118,12 @@ impl Origins {
     }
 
     pub fn of(&self, key: &Key) -> Origin {
-        // A variable may hold a whole list.
+        // A variable can hold a whole list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// What is wrong, where the first of `keys` stands that somebody has set.
+    /// A problem at the first of `keys` that is set.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
@@ -132,7 +132,7 @@ impl Origins {
         self.of(key) != Origin::Default
     }
 
-    /// Where the first of `keys` that somebody has set comes from; else what the first one is in.
+    /// The origin of the first of `keys` that is set. If none is set: the origin of the section above the first one.
     pub(super) fn nearest(&self, keys: &[Key]) -> Option<Origin> {
         let set = keys.iter().find(|key| self.has(key)).map(|key| self.of(key));
         set.or_else(|| {

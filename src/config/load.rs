@@ -1,4 +1,4 @@
-//! File, environment, and the files of passwords and certificates become one [`Config`].
+//! Reads the file, the environment, and the files of passwords and certificates into one [`Config`].
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// `RUST_LOG` wins over `[log] level`, whoever reads it: for those who show the configuration.
+    /// Sets `[log] level` to `RUST_LOG`, which overrides it. For commands that show the configuration.
     pub fn log_as_the_environment_says(&mut self) {
         if let Some(level) = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty()) {
             self.config.log.level = level;
@@ -41,12 +41,12 @@ struct Read {
     problems: Vec<Problem>,
 }
 
-/// Reads `path`, lays the environment over it, reads the files of passwords and certificates and checks the whole.
+/// Reads `path`, applies the environment, reads the files of passwords and certificates, and checks the result.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     examine(path).map(|loaded| loaded.config).map_err(ConfigError::from)
 }
 
-/// The same, with where each setting comes from, and each problem in its parts.
+/// Like [`load`], with the origin of each setting and structured problems.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
@@ -63,7 +63,7 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// `[admin]` alone, for commands that ask a daemon: needs no password of a server, and finds no fault with what else is there.
+/// Reads only `[admin]`, for commands that ask a daemon. They need no server's password, and problems of other sections don't matter.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -74,7 +74,7 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
 }
 
-/// The settings of the environment alone, with the files that they name: for a configuration that is not written yet.
+/// Reads only the environment and the files that it names, for a configuration that does not exist yet.
 pub fn load_environment() -> Result<Config, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_with_environment("", "the environment")?;
     let mut config = typed(table, &mut problems);
@@ -109,8 +109,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
     Ok(found)
 }
 
-/// Puts what variables as `TALLYD__AMQP__URL_FILE` name in their place: an address may have a password in it. Gives the key, the
-/// variable and what is wrong with it.
+/// Replaces variables like `TALLYD__AMQP__URL_FILE` by the address in the file, because an address can contain a password. Returns the key, the
+/// variable and a problem, if any.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -119,7 +119,7 @@ fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Optio
         let Some(place) = environment.iter().position(|(name, _)| *name == of_file) else { continue };
         let (_, file) = environment.swap_remove(place);
         let problem = if environment.iter().any(|(name, _)| *name == variable) {
-            Some(format!("{variable} is set, too: unset one of them"))
+            Some(format!("{variable} is also set: unset one of them"))
         } else {
             let url = read_password("the address in", &file);
             url.map(|url| environment.push((variable, url.expose().to_owned()))).err()
@@ -129,7 +129,7 @@ fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Optio
     files
 }
 
-/// The types without files and cross-checks: `text` from `source`, with the variables of `environment` over it.
+/// Reads `text` from `source` and applies `environment`, without files and cross-checks.
 pub fn parse(
     text: &str,
     source: &str,
@@ -150,7 +150,7 @@ fn read(
 ) -> Result<Read, Vec<Problem>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // Not the errors' own display: it quotes the line, which may hold a password.
+        // The display of these errors quotes the line, which can contain a password.
         let problem = |error: &toml::de::Error| {
             let place = place(source, text, error.span().map_or(0, |span| span.start));
             Problem::of_place(place, redacted(error.message()))
@@ -179,7 +179,7 @@ fn read(
     Ok(Read { table, origins, faults, problems })
 }
 
-/// Lays a variable over the table; the key that it sets.
+/// Writes a variable's value into the table. Returns the key that it sets.
 fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Option<Key> {
     let parts: Vec<String> = dotted.split("__").map(str::to_lowercase).collect();
     let (last, above) = parts.split_last()?;
@@ -210,7 +210,7 @@ fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Opti
         faults.at(
             key,
             format!(
-                "one setting of a list can't be set by a variable: set the whole of {ENV_PREFIX}{list}, or the file"
+                "a variable can't set a single entry of a list: set the whole list with {ENV_PREFIX}{list}, or use the file"
             ),
         );
         return None;
@@ -223,7 +223,7 @@ fn schema_of(parts: &[String]) -> Option<&'static Json> {
     parts.iter().try_fold(schema(), |schema, name| below(schema, name))
 }
 
-/// A variable's value as TOML has it: text where a text is asked for, else what it reads as.
+/// A variable's value as TOML: a text if the schema requires a text, otherwise the parsed value.
 fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     let kind = schema.and_then(|schema| schema.get("type")).and_then(Json::as_str);
     let parsed = || format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
@@ -245,14 +245,14 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
-        // While API servers exchange the two layouts, some count in the first one a moment after they had the `at`, or by another
-        // node's clock.
+        // While API servers switch between the layouts, some count in the first one a moment after they got the `at`, or with another node's
+        // clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }
 }
 
-/// Whether it is wrong, and not only because something has been taken out.
+/// Whether the problem is real, and not only a result of removed values.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());
@@ -277,7 +277,7 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems
 }
 
-/// An error's text without what it quotes of the configuration, where that may be an address with a password.
+/// An error's text. A quoted part of the configuration is hidden if it can be an address with a password.
 fn redacted(message: &str) -> String {
     match message.split_once('"') {
         Some((before, quoted)) if quoted.contains("://") || quoted.contains('@') => {
@@ -309,13 +309,13 @@ mod tests {
             "config.toml:7:1: unknown key `linger_ms` in [amqp]: there is one in [consumer]",
             "config.toml:8:2: unknown section `dameon`: did you mean `daemon`?",
             "config.toml:10:1: [kinds] video is 0, allowed are 1 to 255",
-            "config.toml:11:2: [board] is a block, of which there may be several: write [[board]]",
-            "config.toml:14:1: [client] recent_keep is \"5\": allowed is a length of time: write it as \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
+            "config.toml:11:2: [board] is a block, and there can be several: write [[board]]",
+            "config.toml:14:1: [client] recent_keep is \"5\": write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"",
             "config.toml:15:1: [client] rate_likes_max is -1, allowed are 0 to 4294967295",
             "config.toml:16:1: [[rule]] must have `metric`",
             "config.toml:19:1: [filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1",
             "config.toml:20:2: [metrics] must have `like`",
-            "config.toml:22:3: there is one [archive] alone: write its name in single brackets",
+            "config.toml:22:3: there can be only one [archive]: write its name in single brackets",
         ];
         let error = parsed(text, &[]).unwrap_err();
         let lines: Vec<&str> = error.lines().skip(1).map(str::trim).collect();
@@ -328,7 +328,7 @@ mod tests {
         for said in [
             "config.toml:1:1: unknown key `partitions` before any section: there is one in [amqp]",
             "config.toml:2:1: unknown key `nothing_like_it` before any section: known are `admin`, `amqp`, `archive`",
-            "config.toml:3:7: [amqp] url is a table: allowed is a text in quotes",
+            "config.toml:3:7: [amqp] url is a table: write a text in quotes",
         ] {
             assert!(error.contains(said), "{error}");
         }
@@ -386,6 +386,6 @@ mod tests {
             ("7", 0.01),
             "by what the key takes"
         );
-        assert!(parsed("[redis]\npassword = \"x\"\n", &[]).unwrap_err().contains("belongs in a file of its own"));
+        assert!(parsed("[redis]\npassword = \"x\"\n", &[]).unwrap_err().contains("put it into a separate file"));
     }
 }

@@ -1,4 +1,4 @@
-//! `[[map]]`: what the type can't say of a map.
+//! `[[map]]`: checks beyond the types.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{Config, LIKE, Rules, Writes};
 use tallyd_core::mapping::{Map, Source, TYPES, no_toggle};
 use tallyd_core::model::Kind;
 
-/// Bytes that a name of the broker's has at most.
+/// Most bytes of a name in RabbitMQ.
 const EXCHANGE_BYTES_MAX: usize = 255;
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
@@ -18,10 +18,10 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         let mut texts = named(config, map);
         let others = config.maps.get(..place).unwrap_or_default();
         if others.iter().any(|other| other.name == map.name) {
-            texts.push(("name", "the name stands twice".to_owned()));
+            texts.push(("name", "another [[map]] has the same name: rename one".to_owned()));
         }
         if others.iter().any(|other| other.number == map.number) {
-            texts.push(("number", format!("another map has the number {}", map.number)));
+            texts.push(("number", format!("another map has the number {}: choose another number", map.number)));
         }
         texts.extend(sources(map));
         texts.extend(values(config, map));
@@ -38,41 +38,38 @@ type Text = (&'static str, String);
 fn named(config: &Config, map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     if !is_name(&map.name) {
-        texts.push(("name", "a name has 1 to 32 of a-z, 0-9, - and _".to_owned()));
+        texts.push(("name", "a name must have 1 to 32 characters of a-z, 0-9, - and _".to_owned()));
     }
     let own = format!("{}.", config.amqp.prefix);
     match map.exchange.as_str() {
-        "" => texts.push(("exchange", "exchange is empty: name the site's exchange".to_owned())),
+        "" => texts.push(("exchange", "exchange is empty: write the name of your exchange".to_owned())),
         name if name.len() > EXCHANGE_BYTES_MAX => {
-            texts.push(("exchange", format!("exchange has more than {EXCHANGE_BYTES_MAX} bytes")));
+            texts.push(("exchange", format!("exchange has more than {EXCHANGE_BYTES_MAX} bytes: use a shorter name")));
         }
         name if name == format!("{own}events") || name == format!("{own}partitions") => {
-            texts.push((
-                "exchange",
-                format!("exchange {name} is tallyd's own: a map is for another JSON on another exchange"),
-            ));
+            texts.push(("exchange", format!("exchange {name} belongs to tallyd: write the name of your own exchange")));
         }
         _ => {}
     }
     if map.binding_keys.is_empty() || map.binding_keys.iter().any(|key| key.len() > EXCHANGE_BYTES_MAX) {
         texts.push((
             "binding_keys",
-            format!("binding_keys must have a key, each of at most {EXCHANGE_BYTES_MAX} bytes"),
+            format!("binding_keys must have at least one key, and each key at most {EXCHANGE_BYTES_MAX} bytes"),
         ));
     }
     texts
 }
 
-/// Each field must be somewhere.
+/// Each field must have exactly one source.
 fn sources(map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for (name, source) in map.fields() {
         let Some(Source { pointer, values, constant }) = source else { continue };
         match (pointer, constant) {
-            (Some(_), Some(_)) => texts.push((name, format!("{name} has a pointer and a constant: leave one out"))),
-            (None, None) => texts.push((name, format!("{name} has neither a pointer nor a constant"))),
+            (Some(_), Some(_)) => texts.push((name, format!("{name} has a pointer and a constant: remove one"))),
+            (None, None) => texts.push((name, format!("{name} has neither a pointer nor a constant: add one"))),
             (None, Some(_)) if !values.is_empty() => {
-                texts.push((name, format!("{name} has values, which are for a pointer")));
+                texts.push((name, format!("{name} has values, which need a pointer: add pointer, or remove values")));
             }
             _ => {}
         }
@@ -81,13 +78,16 @@ fn sources(map: &Map) -> Vec<Text> {
     let others = [("at", Some(map.at.pointer.as_str())), ("list", map.list.as_deref())];
     for (name, pointer) in pointers.chain(others.into_iter().filter_map(|(name, pointer)| Some((name, pointer?)))) {
         if !pointer.starts_with('/') {
-            texts.push((name, format!("{name}: \"{pointer}\" is no JSON pointer: it begins with /, as /actor/id")));
+            texts.push((
+                name,
+                format!("{name}: \"{pointer}\" is not a JSON pointer: begin it with /, for example /actor/id"),
+            ));
         }
     }
     texts
 }
 
-/// What values become must be known here.
+/// Mapped values must be known names.
 fn values(config: &Config, map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for event_type in map.event_type.possible().into_iter().flatten().filter(|it| !TYPES.contains(it)) {
@@ -99,13 +99,13 @@ fn values(config: &Config, map: &Map) -> Vec<Text> {
     }
     let metrics = map.metric.as_ref().and_then(Source::possible).into_iter().flatten();
     for metric in metrics.filter(|metric| *metric == LIKE || config.metrics.named(metric).is_none()) {
-        let text = format!("metric becomes \"{metric}\", which is like or not in [metrics]");
+        let text = format!("metric becomes \"{metric}\": write a name of [metrics] other than like");
         texts.push(("metric", text));
     }
     texts
 }
 
-/// The fields that events of these types have.
+/// Checks the fields that the types of events need.
 fn needs(map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for event_type in map.event_type.possible().into_iter().flatten().collect::<BTreeSet<_>>() {
@@ -131,7 +131,7 @@ fn needs(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// A number of the map's that API servers count: old ones don't run tallyd's scripts.
+/// Finds a number of the map that API servers count. Old API servers don't run tallyd's scripts.
 fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
     let rules = Rules::from(config);
     let has = |types: &[&str]| map.event_type.possible().is_none_or(|all| all.iter().any(|it| types.contains(it)));
@@ -152,7 +152,7 @@ fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
         let code = config.metrics.named(metric)?;
         let (_, kind) = kinds.iter().find(|(kind, _)| rules.of(*kind, code).writer == Writes::Api)?;
         Some(format!(
-            "[[rule]] of {kind} {metric} says writer = \"api\": the site's servers don't run tallyd's scripts, so set writer = \"daemon\""
+            "[[rule]] of {kind} {metric} has writer = \"api\", but a map's servers don't run tallyd's scripts: set writer = \"daemon\""
         ))
     })
 }
@@ -170,10 +170,10 @@ mod tests {
     fn maps_that_can_not_be_are_told_with_the_reason() {
         assert_eq!(found(MAP), Vec::<String>::new());
         for (from, to, problem) in [
-            ("\"site\"", "\"My Site\"", "[[map]] My Site: a name has 1 to 32"),
+            ("\"site\"", "\"My Site\"", "[[map]] My Site: a name must have 1 to 32"),
             ("number = 1", "number = 100", "number is 100, allowed are 1 to 99"),
-            ("\"site.likes\"", "\"tally.events\"", "exchange tally.events is tallyd's own"),
-            ("\"/id\"", "\"id\"", "target_id: \"id\" is no JSON pointer"),
+            ("\"site.likes\"", "\"tally.events\"", "exchange tally.events belongs to tallyd"),
+            ("\"/id\"", "\"id\"", "target_id: \"id\" is not a JSON pointer"),
             ("{ pointer = \"/id\" }", "{}", "target_id has neither a pointer nor a constant"),
             ("constant = \"video\"", "constant = \"film\"", "kind becomes \"film\", which is not in [kinds]"),
             ("UNLIKE = \"unlike\"", "FLIP = \"toggle\"", "type becomes \"toggle\": a toggle can't be mapped"),
@@ -189,7 +189,7 @@ mod tests {
             (
                 "[[map]]",
                 "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[[map]]",
-                "[[map]] site: [[rule]] of video like says writer = \"api\": the site's servers don't run tallyd's scripts",
+                "[[map]] site: [[rule]] of video like has writer = \"api\", but a map's servers don't run tallyd's scripts",
             ),
         ] {
             let problems = found(&MAP.replace(from, to));
@@ -197,6 +197,12 @@ mod tests {
         }
         let twice = MAP.replace("[kinds]\nvideo = 1\n[metrics]\nlike = 1\nview = 2\n", "");
         let problems = found(&format!("{MAP}{twice}"));
-        assert_eq!(problems, ["[[map]] site: the name stands twice", "[[map]] site: another map has the number 1"]);
+        assert_eq!(
+            problems,
+            [
+                "[[map]] site: another [[map]] has the same name: rename one",
+                "[[map]] site: another map has the number 1: choose another number"
+            ]
+        );
     }
 }

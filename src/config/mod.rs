@@ -1,8 +1,9 @@
-//! The configuration: typed, validated, redacted. config.toml at the repository's root explains every key; a test
-//! holds that file against these types and their defaults.
+//! The configuration: typed, validated, with hidden secrets. A test compares config.toml at the repository's root with these types and their
+//! defaults. The doc comments of the keys become the descriptions in the JSON Schema.
 //!
-//! The way: file -> schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), held against the schema, too -> types -> files of
-//! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
+//! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also checked against the schema ->
+//! types -> files of passwords and certificates -> cross-checks. All problems are reported, not just the first. Each names its file and line, or
+//! its variable.
 
 mod admin;
 mod board;
@@ -65,11 +66,11 @@ pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
 pub use tls::{is_external, read_authorities, ssl_mode};
 
-/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
+/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a daemon that still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
 #[derive(Debug, thiserror::Error)]
-#[error("the configuration can't be used:\n  {}", .0.join("\n  "))]
+#[error("the configuration is invalid:\n  {}", .0.join("\n  "))]
 pub struct ConfigError(pub Vec<String>);
 
 impl From<Vec<Problem>> for ConfigError {
@@ -82,52 +83,52 @@ impl From<Vec<Problem>> for ConfigError {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The process as a whole.
+    /// The process: how it stops, and the time zone of its schedules.
     pub daemon: Daemon,
-    /// What is logged, and how.
+    /// Level and format of the log.
     pub log: Log,
-    /// The port for those who look after it.
+    /// The read-only HTTP port for operators: status page, metrics, health, counters.
     pub admin: Admin,
-    /// HTTP for API servers: `tallyd gateway`.
+    /// The HTTP port of `tallyd gateway`, for API servers. The daemon doesn't use it.
     pub gateway: Gateway,
-    /// RabbitMQ.
+    /// The RabbitMQ broker, its queues and partitions.
     pub amqp: Amqp,
-    /// MySQL or MariaDB.
+    /// The MySQL (8 or later) or MariaDB (10.11 or later) server.
     pub mysql: Mysql,
-    /// Redis or Valkey.
+    /// The Redis (7 or later) or Valkey (8 or later) servers, and the layout of the counters.
     pub redis: Redis,
-    /// API servers in Rust.
+    /// Settings of `tallyd gateway` and of API servers in Rust. The daemon doesn't use them.
     pub client: ClickLimits,
-    /// Bloom filters of who likes what.
+    /// Bloom filters that answer whether a user likes a popular target, without MySQL. Use the same settings in all daemons and API servers.
     pub filter: Filter,
-    /// Events to rows.
+    /// How the daemon writes events to MySQL.
     pub consumer: Consumer,
-    /// Drift found and repaired.
+    /// How the daemon compares the counters in Redis with MySQL, and repairs drift.
     pub reconcile: Reconcile,
-    /// Closed boards saved.
+    /// How the daemon saves finished boards to MySQL.
     pub archive: Archive,
-    /// Names of what is counted, with their codes (1 to 255) in MySQL.
+    /// Kinds of targets, with their codes (1 to 255) in MySQL. Never change the meaning of a code.
     pub kinds: Kinds,
-    /// Names of the numbers, with their codes (1 to 255) in MySQL and their place in a Redis field.
+    /// Numbers of a target, with their codes (1 to 255) in MySQL and in Redis. `like` is required. Never change the meaning of a code.
     pub metrics: Metrics,
-    /// Names that are gone although MySQL has numbers of theirs.
+    /// Names removed from `[kinds]` and `[metrics]` while MySQL still has numbers with their codes.
     pub retired: Retired,
-    /// How metrics count that don't count as usual.
+    /// How a metric counts, if it does not count as usual.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
-    /// Numbers whose truth is another table.
+    /// Numbers that another table determines. `tallyd recount` corrects them.
     #[serde(rename = "recount")]
     pub recounts: Vec<Recount>,
-    /// Tables of the site that `tallyd import` copies.
+    /// Old tables that `tallyd import` copies.
     #[serde(rename = "import")]
     pub imports: Vec<Import>,
-    /// Events of a site's own JSON, on an exchange of its own.
+    /// Events in your own JSON, from your own exchange.
     #[serde(rename = "map")]
     pub maps: Vec<Map>,
-    /// Tables of the site that `tallyd export` keeps current.
+    /// Old tables that `tallyd export` keeps current after the cut-over.
     #[serde(rename = "export")]
     pub exports: Vec<Export>,
-    /// The leaderboards.
+    /// Leaderboards, one block for each board and period.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,
 }
@@ -136,10 +137,11 @@ pub struct Config {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
-    /// Seconds that a stop may take until open batches and runs are given up. Shorter than the unit's `TimeoutStopSec`.
+    /// Seconds that a stop can take (1 to 80). Then the daemon abandons open batches and runs. Must be shorter than the unit's `TimeoutStopSec`,
+    /// which is 90 s.
     #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
-    /// The time zone of schedules: an IANA name.
+    /// Time zone of all schedules: an IANA name, for example `Europe/Berlin`. Boards have their own time zone.
     pub time_zone: String,
 }
 
@@ -153,9 +155,10 @@ impl Default for Daemon {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// A filter: a level, or `target=level` pairs with commas (`info,tallyd::consumer=debug`).
+    /// Log level: error, warn, info, debug or trace. Levels can be set per module: `info,tallyd::consumer=debug`. The variable `RUST_LOG`
+    /// overrides it.
     pub level: String,
-    /// How lines look.
+    /// Format of the log. `auto` selects text in a terminal, journald fields under systemd, and JSON otherwise.
     pub format: LogFormat,
 }
 
@@ -169,29 +172,34 @@ impl Default for Log {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
-    /// Events that one transaction writes at most.
+    /// Most events that one transaction writes (1 to 30000). Larger batches write faster, but need more memory and a larger `[amqp] prefetch`.
     #[schemars(range(min = 1, max = 30_000))]
     pub batch_events_max: usize,
-    /// Bytes of bodies that one transaction writes at most.
+    /// Most bytes of message bodies in one batch (65536 to 268435456). It limits the memory of the daemon when messages are large.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the ledger remembers which `count` events were applied; older ones are refused.
+    /// How long the daemon remembers which `count` events it applied (1h to 27d). A redelivered event counts once within this time. The daemon
+    /// rejects older count, set and reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// Dead letters that are open at most; each partition has its part.
+    /// Most open dead letters (1000 to 10000000), split equally between the partitions. When a partition's part is full, the daemon moves new
+    /// ones to the queue `tally.returned` if another configuration could accept them. It only counts the others.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events, from its first one.
+    /// Milliseconds that a batch waits for more events after its first one (0 to 10000). Raise it for larger batches, lower it for less latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
-    /// Writes rows in the slower way, which uses no user variables (deprecated in MySQL).
+    /// Read rows before writing them. This is slower, but uses no user variables, which MySQL deprecates. If a server doesn't support the faster
+    /// way, the daemon uses this one automatically.
     pub reads_first: bool,
-    /// How far an event's `at` may be ahead of this machine's clock.
+    /// How far an event's `at` can be ahead of this machine's clock, at most 1d. The daemon rejects an event further ahead, because it would win
+    /// over every later event of the same row.
     pub future_max: Pause,
-    /// How long a batch is kept while MySQL is away, before its messages are given back to the broker.
+    /// How long the daemon keeps a batch while MySQL is unreachable. Then it returns the messages to the broker. Must be shorter than the
+    /// broker's `consumer_timeout`, which is 30 minutes by default.
     pub database_away_max: Pause,
 }
 
-/// How many dead letters of one of so many partitions may be open, where `max` may be of all.
+/// Most open dead letters of one partition, if all partitions together can have `max`.
 pub fn dead_letters_part(max: u64, partitions: u16) -> u64 {
     max / u64::from(partitions.max(1))
 }
@@ -215,9 +223,9 @@ impl Default for Consumer {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
-    /// When closed periods are looked for: a cron pattern of five or six fields; empty for never.
+    /// When to look for finished periods: a cron pattern with five fields, or six with seconds first. Empty: never.
     pub cron: String,
-    /// Members that one page copies: the longest single call of Redis grows with it.
+    /// Members copied per page (1 to 10000). A larger page means longer single calls to Redis.
     #[schemars(range(min = 1, max = 10_000))]
     pub page_members: usize,
 }
@@ -229,13 +237,13 @@ impl Default for Archive {
 }
 
 impl Config {
-    /// How many partitions this configuration has: those of `[amqp]`, and one for each map.
+    /// The number of partitions: those of `[amqp]`, and one for each map.
     pub fn partitions(&self) -> u16 {
-        // Maps have numbers up to 99, each once.
+        // Maps have unique numbers up to 99.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// The MySQL servers that `[[import]]` and `[[export]]` name: the block, what problems call it, and the server.
+    /// The MySQL servers that `[[import]]` and `[[export]]` name: the block, its name in problems, and the server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

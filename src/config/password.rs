@@ -1,4 +1,4 @@
-//! Passwords and keys from files: only those that nobody else can read.
+//! Passwords and keys from files. Files that everyone can read are rejected.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, Mysql, Secret, ServerUrl};
 
-/// Where engines put the secrets of a container, with the modes that they choose: 0444 by default. Nobody else runs in there.
+/// Container engines put secrets here, with mode 0444 by default. No other user runs in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
 /// Puts the passwords of all servers into their addresses.
@@ -35,7 +35,7 @@ pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     }
 }
 
-/// The key that is wrong, and how.
+/// An error is the invalid key and a message.
 fn set_password(
     url: &mut ServerUrl,
     password: Option<&Secret>,
@@ -49,21 +49,21 @@ fn set_password(
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// Where the file is that the key `name` names. A relative path is one of systemd's credentials (`LoadCredential=`).
+/// The path of the file that the key `name` names. A relative path is a systemd credential (`LoadCredential=`).
 pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     if Path::new(file).is_absolute() {
         return Ok(PathBuf::from(file));
     }
     let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
         return Err(format!(
-            "{name} is the credential {file}, but systemd passed none: \
-             write an absolute path, or LoadCredential={file}:/path in the unit"
+            "{name} is the credential {file}, but systemd passed no credentials: \
+             write an absolute path, or add LoadCredential={file}:/path to the unit"
         ));
     };
     Ok(Path::new(&directory).join(file))
 }
 
-/// Reads the file that the key `name` names, in which a line's end at its end doesn't count.
+/// Reads the file that the key `name` names, without line breaks at its end.
 pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
     let text = read_secret(name, file)?;
     Ok(Secret::new(text.expose().trim_end_matches(['\n', '\r']).to_owned()))

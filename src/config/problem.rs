@@ -1,4 +1,4 @@
-//! What is wrong with the configuration, and where.
+//! Problems of the configuration, and their places.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::key::{Key, Origin, Origins};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// What it is about; what is most likely to be mended first.
+    /// The keys concerned, with the most likely one to correct first.
     pub keys: Vec<Key>,
     pub text: String,
 }
@@ -62,7 +62,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The place, for programs: `{"file":...,"line":...,"column":...,"key":...}`, or with `variable` instead of the file.
+/// The place in JSON: `{"file":...,"line":...,"column":...,"key":...}`, or with `variable` instead of the file.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;

@@ -1,4 +1,4 @@
-//! `[[recount]]`: a number whose truth is another table.
+//! `[[recount]]`: a number that another table determines.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,30 +9,31 @@ use super::{Config, LIKE, Pause, Rules};
 use crate::runtime::cron;
 use tallyd_core::site_query::{OF_RECOUNT, Query};
 
-/// A metric of one kind, and the query that says what it should be.
+/// A metric of one kind, and the query that returns its correct values.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recount {
-    /// A name of `[kinds]`.
+    /// Kind of the targets: a name of `[kinds]`.
     pub kind: String,
-    /// A name of `[metrics]`: not `like`, and none that is set.
+    /// Metric to correct: a name of `[metrics]`. It can't be `like`, and its `[[rule]]` can't be settable.
     pub metric: String,
-    /// One SELECT with `:after` and `:limit`.
+    /// One SELECT of target id and number, for up to `:limit` ids above `:after`, in order of id. It can name another database of the same
+    /// server. The account of `[mysql]` must have the right to read there.
     pub query: String,
-    /// When it runs: a cron pattern of five or six fields; empty for only by hand.
+    /// When it runs: a cron pattern with five fields, or six with seconds first. Empty: only with `tallyd recount`.
     #[serde(default)]
     pub cron: String,
-    /// Targets that the query is asked for at once.
+    /// Targets per query (1 to 1000000). Lower it if a query takes too long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
-    /// How long the query may take for that.
+    /// Time limit of one query (1s to 1h). Then the server aborts it, and the run fails.
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
 }
 
 impl Recount {
-    /// `video:comment`: its name in commands, reports and the history of runs.
+    /// The name in commands, reports and the history of runs: `video:comment`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.kind, self.metric)
     }
@@ -58,14 +59,17 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say("kind", "the kind is not in [kinds]");
         }
         if metric == LIKE {
-            say("metric", "likes are recounted from like_record by every full reconcile");
+            say(
+                "metric",
+                "likes can't be recounted here, because each full reconcile recounts them from like_record: remove the block",
+            );
         } else if metric_code.is_none() {
             say("metric", "the metric is not in [metrics]");
         }
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("metric", "its [[rule]] says settable: what is set has no other table for its truth");
+            say("metric", "its [[rule]] is settable, so no other table determines it: remove the block or settable");
         }
         if let Err(problem) = Query::parse(query, OF_RECOUNT) {
             say("query", &problem);
@@ -79,7 +83,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say("query_max", "query_max must be from 1s to 1h");
         }
         if config.recounts.iter().take(place).any(|other| (&other.kind, &other.metric) == (kind, metric)) {
-            say("metric", "it stands twice");
+            say("metric", "it is there twice: remove one block");
         }
     }
 }
@@ -106,14 +110,14 @@ mod tests {
         assert_eq!(found(&block("video", "comment", "cron = \"0 0 5 * * *\"")), Vec::<String>::new());
         for (blocks, problem) in [
             (block("post", "comment", ""), "[[recount]] of post comment: the kind is not in [kinds]"),
-            (block("video", "like", ""), "likes are recounted from like_record"),
+            (block("video", "like", ""), "likes can't be recounted here"),
             (block("video", "share", ""), "the metric is not in [metrics]"),
-            (block("video", "unread", ""), "its [[rule]] says settable"),
+            (block("video", "unread", ""), "its [[rule]] is settable"),
             (block("video", "comment", "").replace(":after", "0"), "query lacks :after"),
             (block("video", "comment", "cron = \"daily\""), "cron is \"daily\""),
             (block("video", "comment", "page_targets = 0"), "page_targets is 0, allowed are 1 to 1000000"),
             (block("video", "comment", "query_max = \"500ms\""), "query_max must be from 1s to 1h"),
-            (block("video", "comment", "").repeat(2), "it stands twice"),
+            (block("video", "comment", "").repeat(2), "it is there twice"),
         ] {
             let found = found(&blocks);
             assert!(found.len() == 1 && found[0].contains(problem), "{found:?}");

@@ -1,4 +1,4 @@
-//! What a reload changes: which keys differ, which of them are taken at once and which at the next start. Pure.
+//! The changes of a reload: the keys that differ, those that apply immediately, and those that need a restart. Pure.
 
 use serde_json::Value;
 
@@ -8,17 +8,17 @@ use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, Tls, check
 #[derive(Debug)]
 pub struct Reload {
     pub config: Config,
-    /// What is new in it, as `[section] key`.
+    /// The changed settings, as `[section] key`.
     pub changed: Vec<String>,
     pub needs_restart: Vec<String>,
 }
 
 impl Config {
-    /// Takes of `new`, which [`super::load`] has given, what can be taken while the daemon runs: what tasks ask for each time that
-    /// they begin something. Connections, ports and the number of tasks are made once.
+    /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these each time they start
+    /// something. Connections, ports and the number of tasks are fixed at the start.
     ///
     /// # Errors
-    /// What can be taken doesn't fit what can't.
+    /// The new settings don't fit those that need a restart.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),
@@ -39,17 +39,17 @@ impl Config {
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
-            // As when it is loaded: API servers go on counting in two layouts.
+            // As in `load`: API servers still count in two layouts.
             config.reconcile.event_clock = EventClock::Producer;
         }
         let needs_restart = differences(&config, &new);
         let mut faults = Faults::default();
         check::problems(&config, &mut faults);
         let later = needs_restart.join(", ");
-        let until = |fault: Fault| format!("{} (until a restart, with which {later} will be taken)", fault.text);
+        let until = |fault: Fault| format!("{} (restart the daemon, which then also applies {later})", fault.text);
         let mut problems: Vec<String> = faults.0.into_iter().map(until).collect();
         if config.metrics.like() != self.metrics.like() {
-            problems.push(format!("[metrics] {LIKE} has another code: that is taken with a restart alone"));
+            problems.push(format!("[metrics] {LIKE} has another code: restart the daemon to apply it"));
         }
         if !problems.is_empty() {
             return Err(ConfigError(problems));
@@ -60,7 +60,7 @@ impl Config {
 
 fn differences(one: &Config, other: &Config) -> Vec<String> {
     let mut found = Vec::new();
-    // Nothing in it is of a kind that JSON can't hold.
+    // JSON can hold every type of the configuration.
     let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
     walk(&value(one), &value(other), &mut Vec::new(), &mut found);
     for (section, one, other) in [
@@ -68,7 +68,7 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         ("mysql", &one.mysql.url, &other.mysql.url),
         ("redis", &one.redis.url, &other.redis.url),
     ] {
-        // What is not printed of an address: user, password, options.
+        // The parts of an address that are not printed: user, password, options.
         let seen = |url: &ServerUrl| url.to_string();
         if seen(one) == seen(other) && one.expose() != other.expose() {
             found.push(format!("[{section}] url or password"));
@@ -82,9 +82,9 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
     for (name, is_new) in [
         ("[admin] token", text(&one.admin.token) != text(&other.admin.token)),
         ("[redis] sentinel_password", text(&one.redis.sentinel_password) != text(&other.redis.sentinel_password)),
-        ("[amqp] what its tls_ files hold", held(&one.amqp.tls) != held(&other.amqp.tls)),
-        ("[mysql] what its tls_ files hold", held(&one.mysql.tls) != held(&other.mysql.tls)),
-        ("[redis] what its tls_ files hold", held(&one.redis.tls) != held(&other.redis.tls)),
+        ("[amqp] contents of the tls_ files", held(&one.amqp.tls) != held(&other.amqp.tls)),
+        ("[mysql] contents of the tls_ files", held(&one.mysql.tls) != held(&other.mysql.tls)),
+        ("[redis] contents of the tls_ files", held(&one.redis.tls) != held(&other.redis.tls)),
     ] {
         if is_new {
             found.push(name.to_owned());
@@ -123,7 +123,7 @@ mod tests {
         parse(text, "test", []).unwrap()
     }
 
-    /// What of the second one is taken, and what isn't.
+    /// The applied settings, and those that need a restart.
     fn reloaded(before: &str, after: &str) -> (Vec<String>, Vec<String>) {
         let Reload { changed, needs_restart, config: now } = config(before).reloaded(config(after)).unwrap();
         assert_eq!(differences(&now, &config(after)), needs_restart);
@@ -183,7 +183,7 @@ mod tests {
         };
         let Reload { changed, needs_restart, .. } =
             with("the-secret-of-before").reloaded(with("the-secret-of-today")).unwrap();
-        let expected = ["[admin] token", "[redis] sentinel_password", "[amqp] what its tls_ files hold"];
+        let expected = ["[admin] token", "[redis] sentinel_password", "[amqp] contents of the tls_ files"];
         assert_eq!((changed, needs_restart), (vec![], names(&expected)));
     }
 
@@ -195,7 +195,7 @@ mod tests {
         let problems = config(one).reloaded(config(several)).unwrap_err().0;
         assert!(problems[0].contains("lacks {metric}") && problems[0].contains("[redis] counter_key"), "{problems:?}");
         let problems = config("").reloaded(config("[metrics]\nlike = 2\n")).unwrap_err().0;
-        assert_eq!(problems, ["[metrics] like has another code: that is taken with a restart alone"]);
+        assert_eq!(problems, ["[metrics] like has another code: restart the daemon to apply it"]);
     }
 
     #[test]

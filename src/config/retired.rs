@@ -1,4 +1,4 @@
-//! `[retired]`: names that were taken away although MySQL has numbers of theirs.
+//! `[retired]`: removed names whose numbers MySQL still has.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ use super::{Kinds, Metrics};
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retired {
-    /// Names that were in `[kinds]`.
+    /// Names removed from `[kinds]` while MySQL still has numbers with their codes. Without them here tallyd refuses the removal.
     pub kinds: Vec<String>,
-    /// Names that were in `[metrics]`.
+    /// Names removed from `[metrics]` while MySQL still has numbers with their codes. Without them here tallyd refuses the removal.
     pub metrics: Vec<String>,
 }
 
@@ -21,7 +21,10 @@ pub(super) fn problems(retired: &Retired, kinds: &Kinds, metrics: &Metrics, foun
     let mut both = |section: &str, names: &[String], known: &dyn Fn(&str) -> bool| {
         for (place, name) in names.iter().enumerate().filter(|(_, name)| known(name)) {
             let key = Key::from("retired").then(section).then(place);
-            found.at(key, format!("[retired] {section} names {name}, which is in [{section}]"));
+            found.at(
+                key,
+                format!("[retired] {section} has {name}, which is in [{section}]: remove it from one of them"),
+            );
         }
     };
     both("kinds", &retired.kinds, &|name| kinds.0.contains_key(name));
@@ -36,6 +39,6 @@ mod tests {
     fn what_is_there_is_not_retired() {
         let retired = Retired { kinds: vec!["video".to_owned()], metrics: vec!["search".to_owned()] };
         let found = Faults::texts(|found| problems(&retired, &Kinds::default(), &Metrics::default(), found));
-        assert_eq!(found, ["[retired] kinds names video, which is in [kinds]"]);
+        assert_eq!(found, ["[retired] kinds has video, which is in [kinds]: remove it from one of them"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `[[rule]]`: how a metric counts, where it isn't as usual; of one kind, or of all.
+//! `[[rule]]`: how a metric counts if it does not count as usual, for one kind or for all.
 
 use super::key::Key;
 use super::problem::Faults;
@@ -15,7 +15,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         let mut say = |key: &str, text: &str| found.at(block.then(key), format!("{}{text}", name(rule)));
         if rule.metric == LIKE {
             if rule.settable {
-                say("settable", ": likes follow from who likes what and can't be set: remove settable");
+                say("settable", ": likes are counted from rows and can't be set: remove settable");
             }
             if rule.below_zero {
                 say("below_zero", ": likes are never below zero: remove below_zero");
@@ -35,13 +35,17 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         if let Some(board) = &rule.board {
             let of_board = boards.iter().find(|it| it.name == *board);
             if !of_board.is_some_and(|it| it.score.contains(&rule.metric)) {
-                let what = if of_board.is_some() { "has another score" } else { "is not there" };
+                let what = if of_board.is_some() {
+                    "has another score: add the metric to its score"
+                } else {
+                    "does not exist: add a [[board]]"
+                };
                 say("board", &format!(": the board {board} {what}"));
             }
         }
         let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
         if rules.iter().take(place).any(same) {
-            say("metric", " stands twice");
+            say("metric", " is there twice: remove one block");
         }
     }
 }
@@ -63,7 +67,7 @@ mod tests {
         for (rules, problem) in [
             (
                 "\"like\"\nsettable = true",
-                "[[rule]] of like: likes follow from who likes what and can't be set: remove settable",
+                "[[rule]] of like: likes are counted from rows and can't be set: remove settable",
             ),
             ("\"like\"\nbelow_zero = true", "[[rule]] of like: likes are never below zero: remove below_zero"),
             (
@@ -72,11 +76,11 @@ mod tests {
             ),
             ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
             ("\"view\"\nkind = \"post\"", "[[rule]] of post view: the kind is not in [kinds]"),
-            ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view stands twice"),
-            ("\"view\"\nboard = \"hot\"", "[[rule]] of view: the board hot is not there"),
+            ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view is there twice: remove one block"),
+            ("\"view\"\nboard = \"hot\"", "[[rule]] of view: the board hot does not exist: add a [[board]]"),
             (
                 "\"view\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
-                "[[rule]] of view: the board hot has another score",
+                "[[rule]] of view: the board hot has another score: add the metric to its score",
             ),
         ] {
             assert_eq!(found(rules), [problem]);

@@ -1,4 +1,4 @@
-//! The JSON Schema of config.toml: for editors, and what the values of the file and the environment are held against. Made of the types,
+//! The JSON Schema of config.toml: for editors, and to check the values of the file and the environment. It is generated from the types with
 //! their descriptions, bounds and defaults.
 
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use super::{Amqp, Config, Mysql, Redis};
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(make);
 
-/// The schema, for those that understand draft 7: Taplo and with it Even Better TOML, and nearly everybody else.
+/// The schema in draft 7, which Taplo (Even Better TOML) and most other editors understand.
 pub fn schema() -> &'static Value {
     &SCHEMA
 }
@@ -24,9 +24,9 @@ fn make() -> Value {
     mend(&mut schema);
     if let Some(schema) = schema.as_object_mut() {
         schema.insert("title".to_owned(), json!("tallyd's config.toml"));
-        schema.insert("description".to_owned(), json!("Every key may be left out: what is not there has its default."));
+        schema.insert("description".to_owned(), json!("You can leave out every key. A missing key has its default."));
     }
-    // As serialized they are without their users.
+    // The serialized addresses lack the users.
     for (section, url) in
         [("amqp", Amqp::default().url), ("mysql", Mysql::default().url), ("redis", Redis::default().url)]
     {
@@ -34,7 +34,7 @@ fn make() -> Value {
             *known = json!(url.expose());
         }
     }
-    // A section's default is that of its keys.
+    // The keys have the defaults, so a section needs none.
     for section in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
         if let Some(section) = section.1.as_object_mut() {
             section.remove("default");
@@ -43,14 +43,14 @@ fn make() -> Value {
     schema
 }
 
-/// Takes away what TOML doesn't have, and what describes types of Rust.
+/// Removes parts that TOML doesn't have, and parts that describe Rust types.
 fn mend(schema: &mut Value) {
     match schema {
         Value::Object(inner) => {
             if inner.get("default").is_some_and(Value::is_null) {
                 inner.remove("default");
             }
-            // A section may have a key of that name.
+            // A section can have a key named `format`.
             match inner.get("format").and_then(Value::as_str) {
                 None | Some(LENGTH_OF_TIME) => {}
                 Some(format) => {
@@ -74,11 +74,11 @@ fn mend(schema: &mut Value) {
     }
 }
 
-/// Words with descriptions: as a list, which editors complete, with what Taplo shows beside each.
+/// Turns words with descriptions into a list that editors complete, with the texts that Taplo shows beside each word.
 fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     let (mut words, mut docs) = (Vec::new(), Vec::new());
     for choice in choices.as_array().into_iter().flatten() {
-        // One with a description stands alone, those without share a list.
+        // A word with a description has its own entry. Words without one share a list.
         let shared = choice.get("enum").and_then(Value::as_array);
         words.extend(choice.get("const").into_iter().chain(shared.into_iter().flatten()).cloned());
         docs.resize(words.len(), choice.get("description").cloned().unwrap_or_else(|| json!("")));
@@ -88,7 +88,7 @@ fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
 }
 
-/// What stands at a place of the configuration: the schema below `schema` by one name.
+/// The schema of the key `name` below `schema`.
 pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     let named = schema.get("properties").and_then(|known| known.get(name));
     let any = || schema.get("additionalProperties").filter(|any| any.is_object());
@@ -100,7 +100,7 @@ pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// What a value may be, as the end of a sentence.
+/// The allowed values, as the end of a message.
 pub(super) fn allowed(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words: Vec<String> = words.iter().map(Value::to_string).collect();
@@ -114,11 +114,9 @@ pub(super) fn allowed(schema: &Value) -> String {
             format!("allowed are numbers{}", bounds(schema).map_or_else(String::new, |it| format!(", {it}")))
         }
         Some("boolean") => "allowed are true and false".to_owned(),
-        Some("array") => "allowed is a list in brackets: [\"one\", \"two\"]".to_owned(),
-        _ if is_length_of_time(schema) => {
-            "allowed is a length of time: write it as \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned()
-        }
-        _ => "allowed is a text in quotes".to_owned(),
+        Some("array") => "write a list in brackets: [\"one\", \"two\"]".to_owned(),
+        _ if is_length_of_time(schema) => "write a duration: \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned(),
+        _ => "write a text in quotes".to_owned(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Values held against the schema: names that are not known, values of another type, numbers out of bounds. What is wrong is taken out,
-//! so that the rest can be looked at.
+//! Checks values against the schema: unknown names, wrong types, numbers out of bounds. Wrong values are removed, so that the rest can be
+//! checked.
 
 use serde_json::Value as Json;
 use toml::Value;
@@ -9,12 +9,12 @@ use super::parse_pause;
 use super::problem::Faults;
 use super::schema::{allowed, below, bounds, is_length_of_time, names};
 
-/// How much alike two names are, 0 to 1, of which one is taken for a slip of the other.
+/// From this similarity on (0 to 1), a name counts as a typing error of another name.
 const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-/// Holds the value at `key` against `schema`, a part of `root`. False where nothing of it can be used.
+/// Checks the value at `key` against `schema`, a part of `root`. Returns false if nothing of it can be used.
 pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {
@@ -40,14 +40,14 @@ pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, fau
             Some(why) => faults.at(key.clone(), format!("{key} is {}: {why}", shown(value, key))),
         },
         ("object", Value::Array(_)) if key.parts().len() == 1 => {
-            faults.at(key.clone(), format!("there is one {key} alone: write its name in single brackets"));
+            faults.at(key.clone(), format!("there can be only one {key}: write its name in single brackets"));
         }
         ("object", _) => {
-            faults.at(key.clone(), format!("{key} is a section, not a key: its keys stand below it, one in each line"));
+            faults.at(key.clone(), format!("{key} is a section, not a key: write its keys below it, one in each line"));
         }
         ("array", Value::Table(_)) if key.parts().len() == 1 => {
             let name = key.section();
-            faults.at(key.clone(), format!("[{name}] is a block, of which there may be several: write [[{name}]]"));
+            faults.at(key.clone(), format!("[{name}] is a block, and there can be several: write [[{name}]]"));
         }
         _ => faults.at(key.clone(), format!("{key} is {}: {}", shown(value, key), allowed(schema))),
     }
@@ -79,7 +79,7 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root:
     if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {
         let variable = format!("TALLYD__{}__{}", key.section().to_uppercase(), name.to_uppercase());
         return format!(
-            "{above} `{name}` belongs in a file of its own ({name}_file) or in the environment ({variable})"
+            "{above} `{name}` is not allowed here: put it into a separate file ({name}_file) or into the environment ({variable})"
         );
     }
     let (what, of) = match above.parts().is_empty() {
@@ -135,7 +135,7 @@ fn wrong_text(text: &str, schema: &Json) -> Option<String> {
     is_wrong.then(|| format!("{}{}", near().unwrap_or_default(), allowed(schema)))
 }
 
-/// A value as it is written, without what may be a secret.
+/// A value as it is written. Possible secrets are hidden.
 fn shown(value: &Value, key: &Key) -> String {
     let is_secret =
         key.parts().last().is_some_and(|name| name.contains("password") || matches!(name.as_str(), "url" | "token"));

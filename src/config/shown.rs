@@ -1,4 +1,4 @@
-//! The configuration as it is in force, to be shown: secrets masked, each setting with where it comes from.
+//! Prints the configuration in force: secrets masked, each setting with its origin.
 
 use std::fmt::Write;
 
@@ -9,25 +9,25 @@ use super::ServerUrl;
 use super::key::{Key, Origin};
 use super::load::Loaded;
 
-/// How far to the right origins stand at most, in characters.
+/// Rightmost column of the origins, in characters.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
 fn table(loaded: &Loaded) -> Table {
     let config = &loaded.config;
-    // Nothing in it is of a kind that TOML can't hold.
+    // TOML can hold every type of the configuration.
     let mut table = Table::try_from(config).unwrap_or_default();
     for (section, url) in [("amqp", &config.amqp.url), ("mysql", &config.mysql.url), ("redis", &config.redis.url)] {
         if let Some(known) = table.get_mut(section).and_then(|section| section.get_mut("url")) {
             *known = Value::String(ServerUrl::masked(url));
         }
     }
-    // No block is no setting.
+    // An empty list of blocks is not a setting.
     table.retain(|_, value| value.as_array().is_none_or(|blocks| !blocks.is_empty()));
     table
 }
 
 impl Loaded {
-    /// As a file that tallyd reads, but for the secrets; with `origins`, a comment behind each setting says where it comes from.
+    /// A file that tallyd can read, except for the secrets. With `origins`, a comment behind each setting shows its origin.
     pub fn to_toml(&self, origins: bool) -> String {
         let mut text = String::new();
         for (name, value) in table(self) {
@@ -53,7 +53,7 @@ impl Loaded {
             .iter()
             .filter(|(_, value)| is_setting(value))
             .map(|(name, value)| {
-                // A password in the file is refused.
+                // tallyd refuses a password in the file.
                 let mark = if matches!(name.as_str(), "password" | "token") { "#" } else { "" };
                 (format!("{mark}{name} = {value}"), key.then(name))
             })
@@ -76,7 +76,7 @@ impl Loaded {
         }
     }
 
-    /// For programs: sections with their settings; with `origins`, a list of settings, each with where it comes from.
+    /// For programs: sections with their settings. With `origins`: a list of settings, each with its origin.
     pub fn to_json(&self, origins: bool) -> serde_json::Value {
         let whole = serde_json::to_value(table(self)).unwrap_or_default();
         if !origins {

@@ -1,4 +1,4 @@
-//! Certificates and keys from files: read when the configuration is loaded, and held against each other.
+//! Certificates and keys from files. They are read with the configuration, and checked against each other.
 
 use std::fs;
 
@@ -12,14 +12,14 @@ use super::password::{located, read_secret};
 use super::problem::Faults;
 use super::{Config, Identity, Mysql, ServerUrl, Tls};
 
-/// Modes of `[mysql] url` in which anybody can pretend to be the server.
+/// Modes of `[mysql] url` that do not verify the server.
 const UNSURE: [&str; 2] = ["preferred", "required"];
 
-/// How to get the certificate of the authority that a MySQL server made for itself.
+/// How to copy the certificate of the authority that a MySQL server generated.
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
-    /// The block that has the keys, and what problems call it.
+    /// The block with the keys; `section` is its name in problems.
     block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
@@ -75,18 +75,18 @@ impl Files<'_> {
             }
             (None, None) => None,
             (Some(_), None) => {
-                say("tls_cert_file", "tls_cert_file needs its private key: set tls_key_file, too".to_owned());
+                say("tls_cert_file", "tls_cert_file needs its private key: also set tls_key_file".to_owned());
                 None
             }
             (None, Some(_)) => {
-                say("tls_key_file", "tls_key_file needs its certificate: set tls_cert_file, too".to_owned());
+                say("tls_key_file", "tls_key_file needs its certificate: also set tls_cert_file".to_owned());
                 None
             }
         };
         Tls { authorities, identity }
     }
 
-    /// Files that are set although the address asks for no TLS.
+    /// Finds files that are set although the address does not use TLS.
     fn without_tls(&self, (url, is_tls, write): (&ServerUrl, bool, &str), found: &mut Faults) {
         if is_tls || url.parts().is_err() {
             return;
@@ -95,7 +95,7 @@ impl Files<'_> {
         for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
             if file.is_some() {
                 let keys = [block.then("url"), block.then(name)];
-                found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+                found.between(&keys, format!("[{section}] {name} is set, but url does not use TLS: {write}"));
             }
         }
     }
@@ -110,7 +110,7 @@ pub fn read_authorities(file: &str) -> Result<String, String> {
     for certificate in certificates(&text).map_err(|problem| format!("{NAME} {}: {problem}", path.display()))? {
         store
             .add(certificate)
-            .map_err(|error| format!("{NAME} {}: no authority's certificate: {error}", path.display()))?;
+            .map_err(|error| format!("{NAME} {}: not a certificate of an authority: {error}", path.display()))?;
     }
     Ok(text)
 }
@@ -123,14 +123,13 @@ fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str
     let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
     let chain = certificates(&text).map_err(wrong)?;
     let secret = read_secret(of_key, key).map_err(|problem| (of_key, problem))?;
-    // Not the library's own words: nothing of a key is to be shown.
-    let read = PrivateKeyDer::from_pem_slice(secret.expose().as_bytes()).map_err(|_| {
-        (of_key, format!("{of_key} {key}: holds no private key that is written as PEM and has no passphrase"))
-    })?;
+    // The library's message could show parts of the key.
+    let read = PrivateKeyDer::from_pem_slice(secret.expose().as_bytes())
+        .map_err(|_| (of_key, format!("{of_key} {key}: has no private key in PEM format without a passphrase")))?;
     match CertifiedKey::from_der(chain, read, &rustls::crypto::ring::default_provider()) {
         Ok(_) => Ok(Identity { certificate: text, key: secret }),
         Err(rustls::Error::InconsistentKeys(_)) => {
-            Err((of_key, format!("{of_key} {key}: is not the key of {of_certificate} {}", path.display())))
+            Err((of_key, format!("{of_key} {key}: does not belong to {of_certificate} {}", path.display())))
         }
         Err(error) => Err((of_certificate, format!("{of_certificate} {}: {error}", path.display()))),
     }
@@ -139,18 +138,18 @@ fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str
 fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("holds no certificate that is written as PEM".to_owned()),
+        Ok(found) if found.is_empty() => Err("has no certificate in PEM format".to_owned()),
         Ok(found) => Ok(found),
-        Err(error) => Err(format!("is no PEM: {error}")),
+        Err(error) => Err(format!("is not in PEM format: {error}")),
     }
 }
 
-/// Settings of TLS that don't fit the addresses, and addresses that would have a server be believed whoever it is.
+/// Finds TLS settings that don't fit the addresses, and addresses that do not verify the server.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(&Key::from("mysql"), "mysql", mysql, found);
     let has_tls = |mysql: &Mysql| ssl_mode(&mysql.url).is_none_or(|mode| mode != "disabled");
-    const NOT_DISABLED: &str = "take ssl-mode=DISABLED out of url";
+    const NOT_DISABLED: &str = "remove ssl-mode=DISABLED from url";
     let asks = [
         (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
         (&mysql.url, has_tls(mysql), NOT_DISABLED),
@@ -169,36 +168,34 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
 fn external(config: &Config, found: &mut Faults) {
     let amqp = &config.amqp;
     if amqp.tls_cert_file.is_none() {
-        let text = "[amqp] url has auth_mechanism=external, which logs in by a certificate: set tls_cert_file and tls_key_file";
+        let text = "[amqp] url has auth_mechanism=external, which needs a client certificate: set tls_cert_file and tls_key_file";
         found.between(&["amqp.url".into(), "amqp.tls_cert_file".into()], text);
     }
     if amqp.password.is_some() || amqp.password_file.is_some() {
-        let text = "[amqp] url has auth_mechanism=external, which needs no password: leave out password_file, or the mechanism";
+        let text =
+            "[amqp] url has auth_mechanism=external, which uses no password: remove the password, or the mechanism";
         found.between(&["amqp.password_file".into(), "amqp.password".into(), "amqp.url".into()], text);
     }
 }
 
-/// Whether RabbitMQ takes the user from the certificate.
+/// Whether RabbitMQ reads the user's name from the certificate.
 pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 
-/// What the library would take from the address, and has a name of ours.
+/// Finds options of the address that tallyd sets with its own keys, or that do not verify the server.
 fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {
         if option(url, name).is_some() {
-            found.at(
-                block.then("url"),
-                format!("[{section}] url has {name}: write {ours} instead, as for the other servers"),
-            );
+            found.at(block.then("url"), format!("[{section}] url has {name}: use the key {ours} instead"));
         }
     }
     let modes: Vec<String> = options(url, "ssl-mode").collect();
     if let Some(mode) = modes.iter().find(|mode| UNSURE.contains(&mode.as_str())) {
         let text = format!(
-            "[{section}] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, or VERIFY_CA for a certificate \
-             that MySQL made for itself, and its authority's certificate in tls_ca_file ({OWN_CA}); or DISABLED for plain text",
+            "[{section}] url has ssl-mode={}, which does not verify the server: write VERIFY_IDENTITY, or DISABLED for plain text. For a certificate \
+             that MySQL generated, write VERIFY_CA, and set tls_ca_file to the server's ca.pem ({OWN_CA})",
             mode.to_uppercase()
         );
         found.at(block.then("url"), text);
@@ -206,23 +203,23 @@ fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) 
         found.at(block.then("url"), format!("[{section}] url has ssl-mode twice: write it once"));
     } else if modes.iter().any(|mode| mode == "verify_ca") && mysql.tls_ca_file.is_none() {
         let text = format!(
-            "[{section}] url has ssl-mode=VERIFY_CA, which trusts the authority in tls_ca_file alone: set it to the server's own ({OWN_CA})"
+            "[{section}] url has ssl-mode=VERIFY_CA, which trusts only the authority in tls_ca_file: set tls_ca_file to the server's ca.pem ({OWN_CA})"
         );
         found.between(&[block.then("url"), block.then("tls_ca_file")], text);
     }
 }
 
-/// How an address of MySQL asks for TLS, in small letters; `None` where it leaves that to tallyd.
+/// The ssl-mode of a MySQL address, in lower case; `None` if it has none.
 pub fn ssl_mode(url: &ServerUrl) -> Option<String> {
     option(url, "ssl-mode")
 }
 
-/// The value of an option of an address, in small letters: the first, where it comes more than once.
+/// The first value of an option of an address, in lower case.
 fn option(url: &ServerUrl, name: &str) -> Option<String> {
     options(url, name).next()
 }
 
-/// All values of an option of an address, in small letters; also as the library reads it, without the hyphen.
+/// All values of an option of an address, in lower case. The library also accepts the name without the hyphen.
 fn options(url: &ServerUrl, name: &str) -> impl Iterator<Item = String> {
     let plain = name.replace('-', "");
     let pairs: Vec<(String, String)> =
@@ -246,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_would_believe_any_server_is_refused() {
-        // Of two the library takes the last.
+        // If there are two, the library uses the last one.
         for mode in [
             "PREFERRED",
             "required",
@@ -255,11 +252,11 @@ mod tests {
             "DISABLED&sslmode=required",
         ] {
             let said = found(&format!("[mysql]\nurl = \"mysql://u@h/t?ssl-mode={mode}\"")).join(" ");
-            assert!(said.contains("anybody can pretend to be the server: write VERIFY_IDENTITY"), "{said}");
+            assert!(said.contains("does not verify the server: write VERIFY_IDENTITY"), "{said}");
         }
         assert!(found("[mysql]\nurl = \"mysql://u@h/t?sslmode=required\"").len() == 1);
         let verify_ca = "[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_CA\"\n";
-        assert!(found(verify_ca).join(" ").contains("the authority in tls_ca_file alone: set it"));
+        assert!(found(verify_ca).join(" ").contains("the authority in tls_ca_file: set"));
         assert_eq!(found(&format!("{verify_ca}tls_ca_file = \"/x\"")), Vec::<String>::new());
         assert!(
             found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_IDENTITY&sslmode=verify_ca\"")
@@ -275,15 +272,18 @@ mod tests {
         for (text, expected) in [
             (
                 "[amqp]\ntls_ca_file = \"/x\"",
-                "[amqp] tls_ca_file is for TLS, and url asks for none: begin url with amqps://",
+                "[amqp] tls_ca_file is set, but url does not use TLS: begin url with amqps://",
             ),
-            ("[redis]\ntls_key_file = \"/x\"", "[redis] tls_key_file is for TLS, and url asks for none"),
-            ("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=DISABLED\"\ntls_ca_file = \"/x\"", "take ssl-mode=DISABLED out"),
-            ("[mysql]\nurl = \"mysql://u@h/t?ssl-ca=/x\"", "[mysql] url has ssl-ca: write tls_ca_file instead"),
-            ("[amqp]\nurl = \"amqps://h/%2f?auth_mechanism=external\"", "logs in by a certificate: set tls_cert_file"),
+            ("[redis]\ntls_key_file = \"/x\"", "[redis] tls_key_file is set, but url does not use TLS"),
+            ("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=DISABLED\"\ntls_ca_file = \"/x\"", "remove ssl-mode=DISABLED"),
+            ("[mysql]\nurl = \"mysql://u@h/t?ssl-ca=/x\"", "[mysql] url has ssl-ca: use the key tls_ca_file instead"),
+            (
+                "[amqp]\nurl = \"amqps://h/%2f?auth_mechanism=external\"",
+                "needs a client certificate: set tls_cert_file",
+            ),
             (
                 "[amqp]\nurl = \"amqps://h/%2f?auth_mechanism=EXTERNAL\"\ntls_cert_file = \"/x\"\npassword_file = \"/y\"",
-                "needs no password",
+                "uses no password",
             ),
         ] {
             let said = found(text);
@@ -305,8 +305,8 @@ mod tests {
             let files = Files { block: Key::from("redis"), section: "redis", authorities, certificate, key };
             Faults::texts(|found| drop(files.read(found))).join(" ")
         };
-        assert!(said(None, "words").contains("words: holds no certificate"));
-        assert!(said(None, "broken").contains("broken: is no PEM"));
+        assert!(said(None, "words").contains("words: has no certificate"));
+        assert!(said(None, "broken").contains("broken: is not in PEM format"));
         assert!(said(None, "nothing").contains("nothing: No such file"));
         assert!(said(None, "words").contains("tls_key_file needs its certificate"));
         assert!(!said(Some("words"), "broken").contains("s3cr3t"));

@@ -1,6 +1,6 @@
-//! `tallyd status` and `tallyd healthcheck`: what they print, and how they exit, beside the real daemon.
+//! `tallyd status` and `tallyd healthcheck` with the real daemon: output and exit codes.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -15,12 +15,12 @@ use tallyd_core::model::UserId;
 
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// A port of this machine that nothing listens on: bound by nobody since it was given back.
+/// A free port of this machine, on which nothing listens.
 fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Where the daemon's admin port is.
+/// The URL of the daemon's admin port.
 async fn url(daemon: &Daemon) -> String {
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();
@@ -52,7 +52,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
         body(&like)
     };
     world.publish(&publisher, &[like(1), like(2), (UserId(3), b"{".to_vec())]).await;
-    eventually("likes, board and dead letter are told", || async {
+    eventually("likes, board and dead letter are reported", || async {
         let text = told_now(&world);
         [", 2 since the start\n", "\nlikes  ", "malformed-json         1\n", "   tallyd dead list --open\n"]
             .iter()
@@ -63,7 +63,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     for part in ["SERVER    STATUS", "mysql     up", "PARTITION  STATUS", "JOB  ", "!  dead letters are open"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
+    assert!(!text.contains('\u{1b}'), "output without a terminal must have no colours");
     let told = world.report(&["status", "--url", &url]);
     assert_eq!((&told["events_committed"], &told["ready"]), (&Value::from(2), &Value::from(true)));
     assert_eq!(told["troubles"][0]["command"], "tallyd dead list --open");
@@ -71,10 +71,10 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     world.write(&format!("{ANY}[kinds]\nvideo = 0\n"));
     daemon.signal("HUP");
     let refused = "!  the last reload was rejected, and the previous configuration stays in force: ";
-    eventually("a reload that was refused is told", || async { told_now(&world).contains(refused) }).await;
+    eventually("a rejected reload is reported", || async { told_now(&world).contains(refused) }).await;
     world.write(ANY);
     daemon.signal("HUP");
-    eventually("one that was taken ends it", || async { !told_now(&world).contains(refused) }).await;
+    eventually("an accepted reload ends it", || async { !told_now(&world).contains(refused) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -85,7 +85,7 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
-    // Of this no server can be connected to, and no password be read; and it is wrong.
+    // With this configuration no server can be reached and no password read, and it is invalid.
     let broken = fs::read_to_string(world.config_path()).unwrap();
     let broken = broken.replace("[mysql]", "[mysql]\npassword_file = \"/nowhere\"\nunknown = 1");
     let config = world.folder.path().join("broken.toml");
@@ -100,11 +100,11 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
         .await;
     daemon.kill();
     let away = format!("no daemon answers at http://127.0.0.1:{port}/: ");
-    eventually("the daemon is said to be away", || async { said(&away) }).await;
+    eventually("the daemon is reported as unreachable", || async { said(&away) }).await;
     assert!(said("before that:\n\ntallyd "));
     fs::write(&shown, "").unwrap();
     let daemon = world.daemon();
-    eventually("the new one is shown", || async { said(&format!(":{} ", daemon.child.id())) }).await;
+    eventually("the new daemon is shown", || async { said(&format!(":{} ", daemon.child.id())) }).await;
     assert!(Command::new("kill").arg("-INT").arg(watching.id().to_string()).status().unwrap().success());
     assert_eq!(watching.wait().unwrap().code(), Some(0));
     assert!(daemon.stop().success());
@@ -141,7 +141,7 @@ fn a_daemon_that_is_away_exits_with_75_and_says_what_to_do() {
         command.arg("--config").arg(&config).args(arguments).output().unwrap()
     };
     let closed = format!("127.0.0.1:{}", closed_port());
-    // Takes connections, and says nothing.
+    // Accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());
     for command in ["status", "healthcheck"] {
@@ -150,8 +150,8 @@ fn a_daemon_that_is_away_exits_with_75_and_says_what_to_do() {
         assert!(stderr(&output).contains("systemctl status tallyd"), "{}", stderr(&output));
         assert_exits(&run(&closed, &[command, "--url", &silent]), 75, "no answer within 3 s");
         assert_exits(&run("", &[command]), 64, "[admin] listen is empty");
-        assert_exits(&run("127.0.0.1:0", &[command]), 64, "give --url");
-        assert_exits(&run(&closed, &[command, "--url", "https://localhost"]), 64, "doesn't speak https");
+        assert_exits(&run("127.0.0.1:0", &[command]), 64, "use --url");
+        assert_exits(&run(&closed, &[command, "--url", "https://localhost"]), 64, "doesn't support https");
         assert_exits(&run("nowhere", &[command]), 78, "[admin] listen is \"nowhere\"");
     }
     assert_exits(&run(&closed, &["status", "--watch"]), 75, "no daemon answers");
@@ -162,7 +162,7 @@ async fn what_is_no_admin_port_is_no_healthy_daemon() {
     let world = World::new("healthcheck_other", ANY).await;
     let daemon = world.daemon();
     let url = url(&daemon).await;
-    // A path below which there is nothing, as behind a proxy that is wrong.
+    // There is nothing below this path, as behind a misconfigured proxy.
     let elsewhere = format!("{url}/other/");
     assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: there is nothing here");
     assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: there is nothing here");

@@ -1,4 +1,4 @@
-//! `tallyd init` on stock servers, and at a terminal.
+//! `tallyd init` with default servers, and in a terminal.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use sqlx::MySqlPool;
 use crate::common::first_day::FirstDay;
 use crate::common::{DEADLINE, stack, stderr, stdout};
 
-/// The stack's MySQL, which dev/lab chooses, as config.toml names it.
+/// The stack's MySQL, which dev/lab chooses, as in config.toml.
 async fn mysql_name() -> String {
     let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
@@ -21,7 +21,7 @@ async fn mysql_name() -> String {
     format!("# {name} {}.", version.split('-').next().unwrap())
 }
 
-/// The same of its Redis.
+/// The same for its Redis.
 fn redis_name() -> String {
     let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
     let info: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut redis).unwrap();
@@ -49,11 +49,11 @@ async fn three_addresses_are_enough_for_a_first_like() {
     day.likes(&day.api()).await;
     day.likes_over_http().await;
 
-    // Nothing that is there is written again.
+    // Existing files are not written again.
     let before = fs::read_to_string(day.path("tallyd.mysql-password")).unwrap();
     let again = day.init(&day.environment(), &[]);
     assert_eq!((again.status.code(), stdout(&again).as_str()), (Some(1), ""));
-    assert!(stderr(&again).contains("config.toml is there, and is not overwritten"), "{}", stderr(&again));
+    assert!(stderr(&again).contains("config.toml exists, and tallyd does not overwrite it"), "{}", stderr(&again));
     assert_eq!(fs::read_to_string(day.path("tallyd.mysql-password")).unwrap(), before);
     day.close().await;
 }
@@ -64,8 +64,8 @@ fn without_a_login_the_servers_are_seen_from_outside() {
     let environment: Vec<_> =
         day.environment().into_iter().filter(|(name, _)| !name.starts_with("TALLYD_INIT_")).collect();
     let config = day.initialized(&environment, &["--kinds", "post,video"]);
-    // RabbitMQ tells its version to everybody, and Redis lets everybody in.
-    for said in ["# RabbitMQ ", "# MySQL, whose version was not shown.", &redis_name(), "post = 1\nvideo = 2\n"] {
+    // RabbitMQ shows its version to every client, and Redis accepts every client.
+    for said in ["# RabbitMQ ", "# MySQL, unknown version.", &redis_name(), "post = 1\nvideo = 2\n"] {
         assert!(config.contains(said), "{said}\n{config}");
     }
 }
@@ -101,20 +101,20 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
         (output.status.code(), stderr(&output))
     };
     for (name, value, code, said) in [
-        ("TALLYD__AMQP__URL", "", 64, "no terminal to ask on: set TALLYD__AMQP__URL, TALLYD__MYSQL__URL"),
+        ("TALLYD__AMQP__URL", "", 64, "no terminal for questions: set TALLYD__AMQP__URL, TALLYD__MYSQL__URL"),
         ("TALLYD__MYSQL__URL", "mysql://u:s3cr3t@127.0.0.1/t", 64, "leave it out"),
         (
             "TALLYD__MYSQL__URL",
             "mysql://u@127.0.0.1:1/t",
             75,
-            "look at MySQL (its settings come from TALLYD__MYSQL__* in the environment): connect to MySQL: error communicating with \
+            "check MySQL (its settings come from TALLYD__MYSQL__* in the environment): connect to MySQL: error communicating with \
              database: Connection refused (os error 111)\n",
         ),
         (
             "TALLYD_INIT_AMQP_URL",
             &stack("AMQP_URL").replace("tally:tally@", "tally:s3cr3t@"),
             75,
-            "in the environment): the administrator's login is refused: connect to RabbitMQ: ",
+            "in the environment): the server refused the administrator's login: connect to RabbitMQ: ",
         ),
         ("TALLYD__REDIS__URL", "http://127.0.0.1", 64, "[redis] url begins with http://"),
     ] {
@@ -124,14 +124,14 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     }
 }
 
-/// A terminal that somebody types at.
+/// A terminal with a user who types.
 struct Terminal {
     master: OwnedFd,
     shown: String,
 }
 
 impl Terminal {
-    /// Reads until that was asked; where the answer is secret, until it would not be shown.
+    /// Reads until that question. If the answer is secret, waits until the terminal no longer shows input.
     fn expect(&mut self, question: &str, is_secret: bool) {
         let until = Instant::now() + DEADLINE;
         while !self.shown.contains(question) {
@@ -141,7 +141,7 @@ impl Terminal {
             assert!(Instant::now() < until, "{question} is not in {}", self.shown);
         }
         while is_secret && tcgetattr(&self.master).unwrap().local_modes.contains(LocalModes::ECHO) {
-            assert!(Instant::now() < until, "what is typed would be shown");
+            assert!(Instant::now() < until, "the terminal would show the input");
             std::thread::yield_now();
         }
     }
@@ -176,15 +176,15 @@ async fn at_a_terminal_init_asks_and_shows_no_password() {
     for (question, answer, is_secret) in [
         ("RabbitMQ, as tallyd will reach it", "http://x".to_owned(), false),
         ("RabbitMQ, as tallyd will reach it", host(&address("AMQP_URL")), false),
-        ("An administrator of RabbitMQ", "tally:tally".to_owned(), true),
+        ("Administrator of RabbitMQ", "tally:tally".to_owned(), true),
         ("MySQL, as tallyd will reach it", host(&address("MYSQL_URL")), false),
-        ("An administrator of MySQL", format!("root:{password}"), true),
+        ("Administrator of MySQL", format!("root:{password}"), true),
         ("Redis, as tallyd will reach it", host(&address("REDIS_URL")), false),
-        ("An administrator of Redis", String::new(), true),
-        ("What can be liked", "post".to_owned(), false),
-        ("How many of one kind", "many".to_owned(), false),
-        ("How many of one kind", "9_000_000".to_owned(), false),
-        ("How many likes a second", String::new(), false),
+        ("Administrator of Redis", String::new(), true),
+        ("Kinds that users can like", "post".to_owned(), false),
+        ("Targets of one kind", "many".to_owned(), false),
+        ("Targets of one kind", "9_000_000".to_owned(), false),
+        ("Likes per second", String::new(), false),
     ] {
         terminal.expect(question, is_secret);
         all += &terminal.shown;

@@ -1,4 +1,4 @@
-//! The admin port: it is free, or a daemon of this configuration answers there.
+//! Checks that the admin port is free, or that a daemon with this configuration answers there.
 
 use crate::admin::NOT_OPENED;
 use crate::admin::ask::{self, Port};
@@ -10,7 +10,9 @@ use crate::telemetry::status::Status;
 use super::finding::{Check, What};
 
 pub(super) async fn check(admin: &Admin) -> Check {
-    let Ok(Some(listen)) = admin.address() else { return Check::ok(What::AdminPort, "[admin] listen is empty: none") };
+    let Ok(Some(listen)) = admin.address() else {
+        return Check::ok(What::AdminPort, "disabled, because [admin] listen is empty");
+    };
     if let Some(owner) = daemon_at(admin, &listen).await {
         return Check::ok(What::AdminPort, format!("the daemon {owner} answers at {listen}"));
     }
@@ -21,7 +23,7 @@ pub(super) async fn check(admin: &Admin) -> Check {
 }
 
 async fn daemon_at(admin: &Admin, listen: &Listen) -> Option<String> {
-    // An error is a port that any number will do for.
+    // An error means port 0, which stands for any free port.
     let at = of_listener(Some(listen.clone())).ok()?;
     let answer = ask::get(&Port { at, token: admin.token.clone() }, "/v1/status").await.ok()?;
     let status: Status = serde_json::from_str(&answer.body).ok()?;

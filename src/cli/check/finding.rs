@@ -10,13 +10,14 @@ use crate::config::{ConfigError, Problem};
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 
-/// How far two clocks may be apart before it is said, in microseconds.
+/// Largest difference of two clocks without a warning, in microseconds.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
-/// What to do about a certificate.
-const UNTRUSTED: &str = "mend the certificate or the settings of TLS, as docs/operations/security.md says; the daemon waits for it meanwhile";
+/// Advice for a certificate that is not trusted.
+const UNTRUSTED: &str =
+    "correct the certificate or the TLS settings, as docs/operations/security.md says; meanwhile the daemon waits";
 
-/// What is looked at. Its name is stable, and the manual says what to do about each.
+/// The checks. Their names are stable, and the manual has advice for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -52,7 +53,7 @@ pub enum What {
 }
 
 impl What {
-    /// All of them, in the order in which they are looked at.
+    /// All checks, in order.
     pub const ALL: [Self; 29] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
@@ -104,33 +105,33 @@ impl What {
     }
 }
 
-/// How well it stands.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Status {
-    /// Nothing is to be done.
+    /// Nothing to do.
     Ok,
-    /// tallyd works, but something may be lost, or become slow.
+    /// tallyd works, but data can get lost or the work can become slow.
     Warning,
-    /// tallyd can't work so.
+    /// tallyd can't work like this.
     Error,
 }
 
-/// One thing that was looked at.
+/// One check with its result.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::cli) struct Check {
     #[serde(rename = "check")]
     pub(in crate::cli) what: What,
     pub(super) server: String,
-    /// How well it stands.
+    /// The result.
     pub status: Status,
     pub(super) found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
-    /// Where in the configuration.
+    /// The place in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Problem>,
-    /// The server is away: later it may be as it should.
+    /// The server is unreachable. A later check can succeed.
     #[serde(skip)]
     pub passes: bool,
 }
@@ -156,7 +157,7 @@ impl Check {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
-    /// A server that is away, or one that refuses.
+    /// A server that is unreachable or refuses access.
     pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
         let error = error.into();
         let (passes, advice) = match fate(&error) {
@@ -167,7 +168,7 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    /// What was not told: the account may not ask, or the server, which answered before, doesn't any more.
+    /// A value that could not be read: the account lacks the right, or the server stopped answering.
     pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
@@ -176,14 +177,14 @@ impl Check {
         }
     }
 
-    /// A mistake in the configuration.
+    /// An error in the configuration.
     pub(super) fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
         Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
     }
 }
 
-/// `warning  redis-eviction       maxmemory-policy is ...`, and what to do in a line of its own.
+/// `warning  redis-eviction       maxmemory-policy is ...`, and the advice on a separate line.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = match self.status {
@@ -196,25 +197,27 @@ impl fmt::Display for Check {
     }
 }
 
-/// What the server's error among the causes means for the work.
+/// The fate of the work after the server's error among the causes.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)
 }
 
-/// A server's clock, which told `clock` at some instant between `before` and `after` of this machine's.
+/// Compares a server's clock, which showed `clock` at an instant between `before` and `after` of this machine's clock.
 pub(super) fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
     let apart = if clock < before { clock.0 - before.0 } else { (clock.0 - after.0).max(0) };
     let seconds = apart.unsigned_abs() as f64 / 1e6;
     match apart {
-        0 => Check::ok(what, "in step with this machine's"),
-        _ if apart.abs() <= CLOCKS_APART_MAX => Check::ok(what, format!("{seconds:.3} s from this machine's")),
+        0 => Check::ok(what, "the server's clock equals this machine's"),
+        _ if apart.abs() <= CLOCKS_APART_MAX => {
+            Check::ok(what, format!("the server's clock differs by {seconds:.3} s from this machine's"))
+        }
         _ => {
             let side = if apart < 0 { "behind" } else { "ahead of" };
             Check::warning(
                 what,
-                format!("{seconds:.1} s {side} this machine's"),
-                "have one of NTP's servers set both clocks (timedatectl, chronyc tracking)",
+                format!("the server's clock is {seconds:.1} s {side} this machine's"),
+                "synchronize both clocks with NTP (timedatectl, chronyc tracking)",
             )
         }
     }
@@ -238,7 +241,7 @@ mod tests {
     #[test]
     fn clocks_are_compared_but_for_the_time_that_asking_takes() {
         let check = |at: i64| clock(What::RedisClock, Micros(at), Micros(10_000_000), Micros(10_200_000));
-        assert_eq!(check(10_100_000).found, "in step with this machine's");
+        assert_eq!(check(10_100_000).found, "the server's clock equals this machine's");
         assert_eq!(check(10_700_000).found, "0.500 s from this machine's");
         assert_eq!(
             (check(8_000_000).status, check(8_000_000).found.as_str()),

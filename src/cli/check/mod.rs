@@ -1,8 +1,8 @@
-//! `tallyd config check`: what the configuration says, and what is wrong with it or with the servers that it names. Nothing here
-//! changes anything, and each server is asked whatever became of the others.
+//! `tallyd config check`: prints the configuration, and problems of it and of its servers. It changes nothing, and checks each server even if
+//! others fail.
 //!
-//! What an account may not ask is reported as not known; that is no mistake. A server that has answered and then does not any more is one
-//! that is away.
+//! A value that the account has no right to read is reported as not known, which is not an error. A server that stops answering counts as
+//! unreachable.
 
 mod admin;
 mod finding;
@@ -92,7 +92,7 @@ pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check
     [rabbitmq, mysql, redis, vec![admin]].concat()
 }
 
-/// What is wrong goes to stderr.
+/// Prints the checks, errors to stderr.
 fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
     let (mut out, mut wrong) = (std::io::stdout().lock(), std::io::stderr().lock());
     write!(out, "{told}")?;
@@ -137,7 +137,7 @@ fn told(config: &Config, servers: &Servers) -> String {
         line("board", format!("{} by {:?}, {}", board.name, board.period, board.time_zone));
     }
     for recount in &config.recounts {
-        let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only by hand".to_owned());
+        let next = next_runs(&recount.cron, config).unwrap_or_else(|| "only with `tallyd recount`".to_owned());
         line("recount", format!("{} {next}", recount.name()));
     }
     text

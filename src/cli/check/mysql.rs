@@ -1,4 +1,4 @@
-//! MySQL: is it there, as it must be and as it should be.
+//! Checks MySQL: whether it answers, has all that the daemon needs, and has good settings.
 
 use crate::config::{Config, ConfigError, Key, Problem, Recount};
 use crate::jobs::JobError;
@@ -13,15 +13,15 @@ use tallyd_mysql::site_query::Plan;
 
 use super::finding::{Check, What, clock};
 
-/// Twice what one statement may hold.
+/// Twice the size of the largest statement.
 const PACKET_MIN: u64 = 4 << 20;
 
-const AWAY: &str = "start MySQL, or mend [mysql] url; the daemon waits for it meanwhile";
+const AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
 
-/// What to do about a server that answered before.
-const SILENT: &str = "see what MySQL has to do (SHOW FULL PROCESSLIST), and check again";
+/// Advice for a server that stopped answering.
+const SILENT: &str = "look for long queries (SHOW FULL PROCESSLIST), and check again";
 
-const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER, GRANT as docs/operations/security.md says";
+const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or CREATE DATABASE, CREATE USER and GRANT as docs/operations/security.md says";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -35,7 +35,10 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
             checks.push(match settings.packet_max {
                 ..PACKET_MIN => Check::warning(
                     What::MysqlPacket,
-                    format!("max_allowed_packet is {} bytes, a batch's statements may be larger", settings.packet_max),
+                    format!(
+                        "max_allowed_packet is {} bytes, but a batch's statements can be larger",
+                        settings.packet_max
+                    ),
                     "set max_allowed_packet to 16M or more",
                 ),
                 packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
@@ -55,14 +58,14 @@ fn version(version: &str) -> Check {
     if of >= least {
         return Check::ok(What::MysqlVersion, version);
     }
-    let found = format!("{version}, which tallyd is not tested with");
+    let found = format!("tallyd is not tested with {version}");
     Check::warning(What::MysqlVersion, found, format!("use {name} {}.{} or later", least.0, least.1))
 }
 
 async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let advice = match servers.store.schema().await {
-        Ok(Schema::TooNew) => "install the version that made it, or a later one",
-        _ => "tallyd --config /etc/tallyd/migrate.toml migrate, or with another account that may create tables",
+        Ok(Schema::TooNew) => "install the tallyd version that created the schema, or a later one",
+        _ => "run `tallyd --config /etc/tallyd/migrate.toml migrate`, or use another account that can create tables",
     };
     match servers.check_schema().await {
         Err(error) => {
@@ -70,21 +73,23 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             return;
         }
         Ok(Schema::Newer(steps)) => {
-            let found = format!("{steps} steps of a newer tallyd more, which this version can work with");
+            let found = format!("a newer tallyd made {steps} more steps, which this version supports");
             checks.push(Check::ok(What::MysqlSchema, found));
         }
         Ok(_) => checks.push(Check::ok(What::MysqlSchema, "up to date")),
     }
     match code_registry::compare(&servers.store, config).await {
-        Ok(changes) if changes.is_empty() => checks.push(Check::ok(What::MysqlNames, "codes mean what they meant")),
+        Ok(changes) if changes.is_empty() => {
+            checks.push(Check::ok(What::MysqlNames, "all codes have the same meaning as in MySQL"))
+        }
         Ok(changes) => checks.extend(changes.iter().map(|change| {
-            Check::ok(What::MysqlNames, format!("{change}: a daemon notes it when it starts or reloads"))
+            Check::ok(What::MysqlNames, format!("{change}: a daemon records it when it starts or reloads"))
         })),
         Err(error) => match error.downcast::<ConfigError>() {
             Ok(ConfigError(problems)) => checks.extend(
                 problems
                     .into_iter()
-                    .map(|problem| Check::error(What::MysqlNames, problem, "give it a code that was never used")),
+                    .map(|problem| Check::error(What::MysqlNames, problem, "use a code that was never used before")),
             ),
             Err(error) => checks.push(Check::failed(What::MysqlNames, error, AWAY, REFUSED)),
         },
@@ -92,16 +97,18 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     checks.push(partitions(config, servers).await);
     maps(config, servers, checks).await;
     checks.push(match servers.store.missing_rights().await {
-        Ok(missing) if missing.is_empty() => Check::ok(What::MysqlPermissions, "the account has what the daemon needs"),
+        Ok(missing) if missing.is_empty() => {
+            Check::ok(What::MysqlPermissions, "the account has all rights that the daemon needs")
+        }
         Ok(missing) => {
-            let found = format!("the account has no {}", missing.join("; "));
-            Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations/security.md says")
+            let found = format!("the account lacks {}", missing.join("; "));
+            Check::error(What::MysqlPermissions, found, "GRANT the missing rights, as docs/operations/security.md says")
         }
         Err(error) => Check::untold(What::MysqlPermissions, error, SILENT),
     });
 }
 
-/// A daemon that knows of fewer partitions than are in use leaves some of the work to others.
+/// A daemon with fewer partitions than are in use leaves some of the work to other daemons.
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {
@@ -115,30 +122,30 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
             ..Check::error(
                 What::MysqlPartitions,
                 format!(
-                    "[amqp] partitions is {here}, and {} are in use since {} came with so many",
+                    "[amqp] partitions is {here}, but {} are in use since {} raised the number",
                     noted.partitions, noted.raised_by
                 ),
-                format!(
-                    "set it to {}; docs/operations/partitions.md says how it is raised and lowered",
-                    noted.partitions
-                ),
+                format!("set it to {}; docs/operations/partitions.md says how to raise and lower it", noted.partitions),
             )
         },
         Ok(Some(noted)) if noted.partitions < here => Check::ok(
             What::MysqlPartitions,
-            format!("{} are in use: the first daemon that starts with this makes it {here}", noted.partitions),
+            format!(
+                "{} are in use: the first daemon with this configuration raises the number to {here}",
+                noted.partitions
+            ),
         ),
         Ok(noted) => Check::ok(
             What::MysqlPartitions,
             noted.map_or_else(
                 || "no daemon has run yet".to_owned(),
-                |noted| format!("{} in use, as configured", noted.partitions),
+                |noted| format!("{} are in use, as configured", noted.partitions),
             ),
         ),
     }
 }
 
-/// Maps that fit those in use, and maps that are in use and not configured.
+/// Checks that maps fit those in use, and finds maps that are in use but not configured.
 async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let in_use = match servers.store.noted_maps().await {
         Ok(in_use) => in_use,
@@ -146,7 +153,7 @@ async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     };
     for map in &config.maps {
         if let Some(problem) = noted(map, &servers.broker, "").conflict(&in_use) {
-            let advice = "give the map its former name and number, or a number that was never used";
+            let advice = "give the map its old name and number, or a number that was never used before";
             checks.push(Check::error(What::MysqlPartitions, problem, advice));
         }
     }
@@ -154,7 +161,7 @@ async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         checks.push(Check::warning(
             What::MysqlPartitions,
             format!(
-                "the map {} is in use since {} came with it, and is not in the configuration",
+                "the map {} is in use since {} introduced it, but it is not in the configuration",
                 map.name, map.noted_by
             ),
             format!("add its [[map]], or run `tallyd map remove {}`", map.name),
@@ -165,14 +172,14 @@ async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
 async fn server(store: &Store, checks: &mut Vec<Check>) {
     match store.durability().await {
         Ok((_, warnings)) if warnings.is_empty() => {
-            checks.push(Check::ok(What::MysqlDurability, "a commit outlives a crash of the host"));
+            checks.push(Check::ok(What::MysqlDurability, "commits survive a crash of the host"));
         }
         Ok((_, warnings)) => checks.extend(warnings.into_iter().map(|warning| {
             let setting = warning.split(' ').next().unwrap_or_default().to_owned();
             Check::warning(
                 What::MysqlDurability,
                 warning,
-                format!("SET GLOBAL {setting} = 1, and in the server's configuration"),
+                format!("SET GLOBAL {setting} = 1, and set it in the server's configuration"),
             )
         })),
         Err(error) => checks.push(Check::untold(What::MysqlDurability, error, SILENT)),
@@ -181,13 +188,13 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
     match store.clock().await {
         Ok((now, writable)) => {
             checks.push(match writable {
-                true => Check::ok(What::MysqlWritable, "it can be written to"),
+                true => Check::ok(What::MysqlWritable, "MySQL accepts writes"),
                 false => Check {
                     passes: true,
                     ..Check::error(
                         What::MysqlWritable,
-                        "read_only is set: a replica, or a failover that is not over",
-                        "have [mysql] url lead to the primary; the daemon waits meanwhile",
+                        "read_only is set: the server is a replica, or a failover is not complete",
+                        "set [mysql] url to the primary; meanwhile the daemon waits",
                     )
                 },
             });
@@ -206,14 +213,14 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
             Ok(_) => Check::ok(What::MysqlReplicas, format!("the replica {name} answers")),
             Err(error) => {
                 let error = anyhow::Error::from(error).context(format!("the replica {name}"));
-                let away = "start it, or take it out of [reconcile] replicas: runs wait for it";
-                Check::failed(What::MysqlReplicas, error, away, "give the account SELECT on it, too")
+                let away = "start the replica, or remove it from [reconcile] replicas; meanwhile runs wait";
+                Check::failed(What::MysqlReplicas, error, away, "also GRANT SELECT to the account on the replica")
             }
         });
     }
 }
 
-/// A query that can't be run is a mistake in the configuration.
+/// A query that MySQL can't run is an error in the configuration.
 async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let key = Key::from("recount").then(place).then("query");
@@ -223,7 +230,11 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             ),
             Err(JobError::Refused(text)) => checks.push(Check {
                 at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
-                ..Check::error(What::MysqlRecounts, text, "mend the query, or give the account SELECT on what it reads")
+                ..Check::error(
+                    What::MysqlRecounts,
+                    text,
+                    "correct the query, or GRANT SELECT on its tables to the account",
+                )
             }),
             Err(error) => checks.push(Check::failed(What::MysqlRecounts, error.into_error(), AWAY, REFUSED)),
         }
@@ -250,15 +261,19 @@ async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
                 Some(fault) => Check::warning(
                     What::MysqlImports,
                     format!("{}: the query {fault}", import.name),
-                    "give the table an index on target and user, or import from a replica that has one",
+                    "add an index on target and user to the table, or import from a replica that has one",
                 ),
             })),
             Err(JobError::Refused(text)) => checks.push(Check {
                 at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
-                ..Check::error(What::MysqlImports, text, "mend the query, or give the account SELECT on what it reads")
+                ..Check::error(
+                    What::MysqlImports,
+                    text,
+                    "correct the query, or GRANT SELECT on its tables to the account",
+                )
             }),
             Err(error) => {
-                let away = "start the site's server, or mend [import.source] url";
+                let away = "start the server, or correct [import.source] url";
                 checks.push(Check::failed(What::MysqlImports, error.into_error(), away, REFUSED));
             }
         }

@@ -1,4 +1,4 @@
-//! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
+//! Checks RabbitMQ: whether it answers, has all that the daemon needs, and whether the account has the rights.
 
 use crate::config::{Config, Map};
 use crate::partitions::queue_of;
@@ -8,14 +8,14 @@ use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use super::finding::{Check, What};
 
-const AWAY: &str = "start RabbitMQ, or mend [amqp] url; the daemon waits for it meanwhile";
+const AWAY: &str = "start RabbitMQ, or correct [amqp] url; meanwhile the daemon waits";
 
-const SILENT: &str = "see how RabbitMQ is (rabbitmqctl status), and check again";
+const SILENT: &str = "look at the state of RabbitMQ (rabbitmqctl status), and check again";
 
-const ALARM: &str = "look for a memory or disk alarm (rabbitmqctl status), and free memory or disk: nobody can publish meanwhile; then check again";
+const ALARM: &str = "look for a memory or disk alarm, which blocks all publishers (rabbitmqctl status), free memory or disk space, and check again";
 
-const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or rabbitmqctl add_vhost, \
-                       add_user, set_permissions as docs/operations/security.md says";
+const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or rabbitmqctl add_vhost, \
+                       add_user and set_permissions as docs/operations/security.md says";
 
 pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     let (link, mut checks) = match nodes(broker).await {
@@ -24,11 +24,11 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     };
     if broker.partitions() > 1 {
         checks.push(match broker.probe_plugin().await {
-            Ok(true) => Check::ok(What::RabbitmqPlugin, "it knows exchanges of the kind x-consistent-hash"),
+            Ok(true) => Check::ok(What::RabbitmqPlugin, "RabbitMQ has the exchange type x-consistent-hash"),
             Ok(false) => Check::error(
                 What::RabbitmqPlugin,
-                format!("it can't spread events over {} partitions", broker.partitions()),
-                "rabbitmq-plugins enable rabbitmq_consistent_hash_exchange, or set [amqp] partitions = 1",
+                format!("RabbitMQ can't spread events over {} partitions without its plugin", broker.partitions()),
+                "run `rabbitmq-plugins enable rabbitmq_consistent_hash_exchange`, or set [amqp] partitions = 1",
             ),
             Err(error) => Check::untold(What::RabbitmqPlugin, error, SILENT),
         });
@@ -43,7 +43,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
                 checks.push(Check::untold(what, error, SILENT));
-                // The rest would be waited for as long.
+                // The other checks would wait as long.
                 return checks;
             }
         }
@@ -58,7 +58,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     checks
 }
 
-/// The site's exchange, to which the account must be able to bind a queue; and the map's queue.
+/// Checks the site's exchange, to which the account must be able to bind a queue, and the map's queue.
 async fn of_map(
     config: &Config,
     broker: &Broker,
@@ -73,13 +73,13 @@ async fn of_map(
         Found::Right => Check::ok(What::RabbitmqExchanges, format!("{exchange} of the map {name}")),
         Found::Missing => Check::error(
             What::RabbitmqExchanges,
-            format!("the exchange {exchange} of the map {name} is not there, and tallyd never makes it"),
-            "correct `exchange` of [[map]], or let the site declare it first",
+            format!("the exchange {exchange} of the map {name} is missing, and tallyd never declares it"),
+            "correct `exchange` of [[map]], or declare the exchange first",
         ),
         Found::Different(text) | Found::Refused(text) => Check::error(
             What::RabbitmqPermissions,
             format!("the account has no right to bind a queue to {exchange} of the map {name}: {text}"),
-            "give it the right to read the exchange, as docs/moving-reference.md says",
+            "give the account the right to read the exchange, as docs/moving-reference.md says",
         ),
     });
     let found = broker.probe_map_queue(link, &queue).await?;
@@ -87,7 +87,7 @@ async fn of_map(
     Ok(())
 }
 
-/// A link to a node that answers, and what is said of each; where none does, that alone.
+/// A link to a node that answers, and a check for each node. If no node answers, only the checks.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {
@@ -106,7 +106,7 @@ async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let found = format!("{}, vhost \"{}\"", names.join(" and "), broker.vhost());
     let mut checks = vec![Check::ok(What::RabbitmqAnswers, found)];
     let away = |(name, error): (String, BrokerError)| {
-        let advice = "start that node, or mend [amqp] url and seeds; tallyd uses the others meanwhile";
+        let advice = "start that node, or correct [amqp] url and seeds; meanwhile tallyd uses the others";
         Check::warning(What::RabbitmqAnswers, format!("{name}: {}", Chain(&error)), advice)
     };
     checks.extend(failed.into_iter().map(away));
@@ -121,8 +121,8 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
             Found::Missing => missing.push(name),
             Found::Refused(text) => refused.push(text),
             Found::Different(text) => {
-                let advice = "delete it once it is empty, and the daemon makes it anew; or set [amqp] declare = false, or the settings that it \
-                              was made with ([amqp] queue_type)";
+                let advice = "delete it once it is empty, so that the daemon declares it again; or set [amqp] declare = false; or set the old \
+                              settings ([amqp] queue_type)";
                 checks.push(Check::error(what, format!("{name} is different: {text}"), advice));
             }
         }
@@ -131,17 +131,17 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
     match (missing.is_empty(), declare) {
         (true, _) if right.is_empty() => {}
         (true, _) => checks.push(Check::ok(what, right.join(", "))),
-        (false, true) => checks.push(Check::ok(what, format!("the daemon will make {missing}"))),
+        (false, true) => checks.push(Check::ok(what, format!("the daemon will declare {missing}"))),
         (false, false) => checks.push(Check::error(
             what,
-            format!("not there, and [amqp] declare is false: {missing}"),
-            "make them as docs/operations/security.md says, or set [amqp] declare = true",
+            format!("missing, and [amqp] declare is false: {missing}"),
+            "declare them as docs/operations/security.md says, or set [amqp] declare = true",
         )),
     }
 }
 
 async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
-    // The empty name is how fences are sent; producers publish to the other one, and `tallyd dead replay`.
+    // Fences use the exchange with the empty name. Producers and `tallyd dead replay` publish to the other one.
     let mut may = Vec::new();
     let events = broker.exchange();
     for exchange in [Some(""), is_there.then_some(events.as_str())].into_iter().flatten() {
@@ -156,10 +156,10 @@ async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut 
         }
     }
     if !refused.is_empty() {
-        let advice = "rabbitmqctl set_permissions, as docs/operations/security.md says";
+        let advice = "run `rabbitmqctl set_permissions`, as docs/operations/security.md says";
         checks.push(Check::error(What::RabbitmqPermissions, refused.join("; "), advice));
     } else if !may.is_empty() {
-        let found = format!("the account may publish to {}", may.join(" and "));
+        let found = format!("the account can publish to {}", may.join(" and "));
         checks.push(Check::ok(What::RabbitmqPermissions, found));
     }
 }

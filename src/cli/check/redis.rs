@@ -1,4 +1,4 @@
-//! Redis: is it there, may the account use it, and what could be lost or become large.
+//! Checks Redis: whether it answers, whether the account has the rights, and whether data can get lost or become large.
 
 use crate::config::Config;
 use crate::servers::Servers;
@@ -14,20 +14,20 @@ const CHECKED_BUCKETS: u32 = 4_096;
 /// With more partitions, their marks are a large part of a bucket.
 const MARKS_MAX: u16 = 32;
 
-/// What a mark takes in a compact bucket, as MEMORY USAGE reports.
+/// Memory of a mark in a compact bucket, as MEMORY USAGE reports it.
 const MARK_BYTES: u64 = 18;
 
-/// The setting for the length of a field up to which Redis keeps a hash compact.
+/// The Redis setting for the longest field of a compact hash.
 const LISTPACK_VALUE: &str = "hash-max-listpack-value";
 
-/// The first version that tallyd is tested with.
+/// The lowest tested version.
 const VERSION_MIN: u32 = 7;
 
-const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL meanwhile";
+const AWAY: &str = "start Redis, or correct [redis] url; meanwhile the daemon still writes events to MySQL";
 
-const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
+const SILENT: &str = "look for slow commands (SLOWLOG GET), and check again";
 
-const REFUSED: &str = "compare the password; where there is no such account: accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations/security.md says; or mend [redis]";
+const REFUSED: &str = "correct the password; if the account does not exist, run accounts.sh of `tallyd init`, or ACL SETUSER as docs/operations/security.md says; or correct [redis]";
 
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let cache = &servers.cache;
@@ -35,7 +35,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         return vec![Check::failed(What::RedisAnswers, error, AWAY, REFUSED)];
     }
     let found = match cache.master().await {
-        Some(master) => format!("{master} is the master {}, as its sentinels say", config.redis.sentinel_master),
+        Some(master) => format!("{master} is the master {}, according to its sentinels", config.redis.sentinel_master),
         None => config.redis.url.to_string(),
     };
     let mut checks = vec![Check::ok(What::RedisAnswers, found)];
@@ -45,14 +45,14 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     });
     checks.push(match cache.missing_rights(config.filter.is_on()).await {
         Ok(missing) if missing.is_empty() => {
-            Check::ok(What::RedisPermissions, "the account may do what the daemon does")
+            Check::ok(What::RedisPermissions, "the account has all rights that the daemon needs")
         }
         Ok(missing) => {
-            let found = format!("the account may not run {}", missing.join(", "));
-            Check::error(What::RedisPermissions, found, "ACL SETUSER, as docs/operations/security.md says")
+            let found = format!("the account has no right to run {}", missing.join(", "));
+            Check::error(What::RedisPermissions, found, "run ACL SETUSER, as docs/operations/security.md says")
         }
         Err(error) => {
-            Check::failed(What::RedisPermissions, error, SILENT, "ACL SETUSER, as docs/operations/security.md says")
+            Check::failed(What::RedisPermissions, error, SILENT, "run ACL SETUSER, as docs/operations/security.md says")
         }
     });
     checks.push(keys(config, cache).await);
@@ -73,20 +73,20 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     checks
 }
 
-/// The prefix of keys, which was empty before 0.1.0 unless it was set.
+/// Checks the prefix of keys. Before 0.1.0 its default was empty.
 async fn keys(config: &Config, cache: &Cache) -> Check {
     let prefix = &config.redis.key_prefix;
     if prefix.is_empty() {
-        return Check::ok(What::RedisKeys, "their names have no prefix");
+        return Check::ok(What::RedisKeys, "keys have no prefix");
     }
     match cache.older_key(&KindNames::new(&config.kinds)).await {
-        Ok(None) => Check::ok(What::RedisKeys, format!("their names begin with {prefix}")),
+        Ok(None) => Check::ok(What::RedisKeys, format!("keys begin with {prefix}")),
         Ok(Some(key)) => Check::warning(
             What::RedisKeys,
             format!(
-                "{key} is a key of a version whose key_prefix was empty by default: now it is {prefix}, and such keys are not read"
+                "{key} comes from a version with an empty key_prefix by default: now key_prefix is {prefix}, and tallyd does not read such keys"
             ),
-            "add key_prefix = \"\" to [redis], and set it in all clients; or move the keys, as docs/layouts.md says",
+            "set key_prefix = \"\" in [redis] and in all clients; or move the keys, as docs/layouts.md says",
         ),
         Err(error) => Check::untold(What::RedisKeys, error, SILENT),
     }
@@ -96,7 +96,7 @@ fn version(versions: &[String]) -> Check {
     let major = |version: &String| version.split([' ', '.']).nth(1).and_then(|major| major.parse::<u32>().ok());
     let told = versions.join(", ");
     match versions.iter().filter_map(major).min() {
-        None => Check::unknown(What::RedisVersion, "it doesn't tell"),
+        None => Check::unknown(What::RedisVersion, "Redis does not report its version"),
         Some(VERSION_MIN..) => Check::ok(What::RedisVersion, told),
         Some(_) => {
             Check::error(What::RedisVersion, format!("{told} is too old"), "use Redis 7 or later, or Valkey 8 or later")
@@ -104,7 +104,7 @@ fn version(versions: &[String]) -> Check {
     }
 }
 
-/// What may be taken away, or lost with a restart.
+/// Checks for counters and boards that Redis can evict, or lose with a restart.
 async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     match cache.eviction_policies().await {
         Err(error) => checks.push(Check::untold(What::RedisEviction, error, SILENT)),
@@ -112,35 +112,35 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
             let all: Vec<&str> =
                 policies.iter().map(String::as_str).filter(|policy| policy.starts_with("allkeys-")).collect();
             checks.push(if all.is_empty() {
-                Check::ok(What::RedisEviction, "it takes no counters and boards away")
+                Check::ok(What::RedisEviction, "Redis does not evict counters and boards")
             } else {
                 Check::warning(
                     What::RedisEviction,
-                    format!("maxmemory-policy is {}, which takes counters and boards away when memory is short", all.join(", ")),
-                    "CONFIG SET maxmemory-policy noeviction, or one that begins with volatile-; and in the server's configuration",
+                    format!("maxmemory-policy is {}, which evicts counters and boards when memory is short", all.join(", ")),
+                    "CONFIG SET maxmemory-policy noeviction, or a policy that begins with volatile-, and set it in the server's configuration",
                 )
             });
         }
     }
     checks.push(match cache.persistence().await {
         Ok(Persistence::Log) => Check::ok(What::RedisPersistence, "appendonly is on"),
-        Ok(Persistence::Snapshots) => Check::ok(What::RedisPersistence, "it saves itself from time to time"),
+        Ok(Persistence::Snapshots) => Check::ok(What::RedisPersistence, "Redis saves snapshots"),
         Ok(Persistence::None) => Check::warning(
             What::RedisPersistence,
-            "it keeps nothing: after a restart counters are loaded again, and boards go back to their last snapshot",
-            "CONFIG SET appendonly yes, and in the server's configuration",
+            "Redis saves nothing to disk: after a restart tallyd loads counters again, and boards fall back to their last snapshot",
+            "CONFIG SET appendonly yes, and set it in the server's configuration",
         ),
-        Ok(Persistence::Unknown) => Check::unknown(What::RedisPersistence, "the account may not ask (CONFIG GET)"),
+        Ok(Persistence::Unknown) => Check::unknown(What::RedisPersistence, "the account has no right to run CONFIG GET"),
         Err(error) => Check::untold(What::RedisPersistence, error, SILENT),
     });
 }
 
-/// Past the server's limits a bucket takes up to ten times the room, permanently.
+/// Beyond the server's limits a bucket takes up to ten times the memory, permanently.
 async fn listpack(config: &Config, cache: &Cache) -> Check {
     let asked = async { anyhow::Ok((cache.setting(LISTPACK_ENTRIES).await?, cache.setting(LISTPACK_VALUE).await?)) };
     let (entries, bytes) = match asked.await {
         Ok((Some(entries), Some(bytes))) => (entries, bytes),
-        Ok(_) => return Check::unknown(What::RedisListpack, "the account may not ask (CONFIG GET)"),
+        Ok(_) => return Check::unknown(What::RedisListpack, "the account has no right to run CONFIG GET"),
         Err(error) => return Check::untold(What::RedisListpack, error, SILENT),
     };
     let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.partitions());
@@ -149,16 +149,18 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
         return Check::warning(
             What::RedisListpack,
             format!(
-                "{LISTPACK_ENTRIES} is {entries}: a bucket holds up to {FIELDS_MEAN_MAX} targets on average, and now and then {likely}"
+                "{LISTPACK_ENTRIES} is {entries}, but a bucket has up to {FIELDS_MEAN_MAX} targets on average, and sometimes {likely}"
             ),
-            "CONFIG SET hash-max-listpack-entries 512, and in the server's configuration",
+            "CONFIG SET hash-max-listpack-entries 512, and set it in the server's configuration",
         );
     }
     if bytes < longest {
         return Check::warning(
             What::RedisListpack,
-            format!("{LISTPACK_VALUE} is {bytes}: a target whose numbers have seven digits takes {longest} bytes"),
-            format!("CONFIG SET {LISTPACK_VALUE} {longest}, and in the server's configuration; low codes in [metrics]"),
+            format!("{LISTPACK_VALUE} is {bytes}, but a target with numbers of seven digits takes {longest} bytes"),
+            format!(
+                "CONFIG SET {LISTPACK_VALUE} {longest}, and set it in the server's configuration; or use low codes in [metrics]"
+            ),
         );
     }
     Check::ok(What::RedisListpack, format!("{LISTPACK_ENTRIES} is {entries}, {LISTPACK_VALUE} is {bytes}"))
@@ -175,7 +177,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         let targets = store.estimate_targets(code).await.ok().flatten().unwrap_or(0);
         if suited_bits(targets) > bits {
             let found =
-                format!("the kind {kind} has about {targets} targets: {} bucket_bits suit them", suited_bits(targets));
+                format!("the kind {kind} has about {targets} targets, which need {} bucket_bits", suited_bits(targets));
             checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
@@ -185,7 +187,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         largest = most.max(largest);
         if most * 10 > limit * 8 {
             let found = format!(
-                "a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room"
+                "a bucket of the kind {kind} has {most} of {limit} fields: beyond that it takes ten times the memory"
             );
             checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
@@ -193,14 +195,14 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
     let partitions = config.partitions();
     if partitions > MARKS_MAX {
         let found = format!(
-            "each bucket holds a mark for each of {partitions} partitions, about {} bytes",
+            "each bucket has a mark for each of {partitions} partitions, about {} bytes in total",
             fields_beside(partitions) * MARK_BYTES
         );
-        let fix = "use fewer partitions, or plan for it in Redis' memory: docs/scaling.md";
+        let fix = "use fewer partitions, or plan more memory for Redis: docs/scaling.md";
         checks.push(Check::warning(What::RedisBuckets, found, fix));
     }
     if checks.is_empty() {
-        checks.push(Check::ok(What::RedisBuckets, format!("the largest has {largest} of {limit} fields")));
+        checks.push(Check::ok(What::RedisBuckets, format!("the largest bucket has {largest} of {limit} fields")));
     }
     checks
 }

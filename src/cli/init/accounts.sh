@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote it for an administrator, who reads it first.
-# It holds no password: it reads the files beside it. It can run again, which sets passwords and rights again.
+# Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote it for an administrator. Read it first.
+# It contains no passwords: it reads them from the files beside it. Run it again to set passwords and rights again.
 #
 #   sh accounts.sh                all three, as root on the machine of the servers
-#   sh accounts.sh mysql redis    some of them; for a server elsewhere copy this folder there
+#   sh accounts.sh mysql redis    some of them; for a server on another machine copy this folder there
 #
-# How an administrator logs in. REDISCLI_AUTH can hold Redis' password.
+# Commands with an administrator's login. REDISCLI_AUTH can contain Redis' password.
 : "${MYSQL:=@MYSQL_CLIENT@}"
 : "${RABBITMQCTL:=rabbitmqctl}"
 : "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
@@ -20,11 +20,11 @@ stop() {
     exit 1
 }
 
-# password FILE: prints it. Statements hold it between quotes, so a quote, a backslash or a space would break them.
+# password FILE: prints the password. Statements have it in quotes, so a quote, a backslash or a space would break them.
 password() {
     LC_ALL=C
     [ -r "$1" ] && [ -s "$1" ] ||
-        stop "$PWD/$1 is missing, empty or not readable: put it there and run this again. No account was changed"
+        stop "$PWD/$1 is missing, empty or not readable: put the file there and run this again. No account was changed"
     text=$(cat "$1")
     case $text in
     '' | *[!A-Za-z0-9._~-]*) stop "$PWD/$1: write a password of letters, digits and . _ ~ - and run this again. No account was changed" ;;
@@ -50,19 +50,19 @@ make_mysql() {
 SQL
 }
 
-# rabbitmq_account NAME PASSWORD: makes it, or sets its password again. Other users would see an argument, and Debian's rabbitmqctl 4 does
-# not read a piped password: hence a file of definitions, which change nothing else.
+# rabbitmq_account NAME PASSWORD: creates the account, or sets its password again. Other users could see an argument, and Debian's rabbitmqctl 4
+# does not read a piped password. So it imports a file of definitions, which changes nothing else.
 rabbitmq_account() {
     file=$(mktemp)
     printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"
-    # Debian's rabbitmqctl becomes this user. As its input the file reaches a rabbitmqctl in a container, too.
+    # Debian's rabbitmqctl runs as this user. As standard input, the file also reaches a rabbitmqctl in a container.
     chown rabbitmq "$file" 2>/dev/null || true
     $RABBITMQCTL -q import_definitions /dev/stdin <"$file" >/dev/null && failed='' || failed=1
     rm -f -- "$file"
     [ ! "$failed" ]
 }
 
-# One that logs in by its certificate.
+# An account that logs in with its certificate.
 rabbitmq_account_without_password() {
     rabbitmq_account "$1" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
     $RABBITMQCTL -q clear_password "$1"
@@ -82,14 +82,14 @@ redis_ask() {
 redis_account() {
     answer=$(redis_ask "$1" "$2")
     [ "$answer" = OK ] ||
-        stop "redis: $1 answers '$answer'. An administrator's password is read from REDISCLI_AUTH"
+        stop "redis: $1 answers '$answer'. If it requires a login, set REDISCLI_AUTH to an administrator's password"
 }
 
 redis_node() {
 @REDIS@
-    # In the file of the accounts, or in redis.conf: otherwise a restart forgets them.
+    # Saves them in the ACL file or in redis.conf. Otherwise a restart forgets them.
     [ "$(redis_ask "$1" 'ACL SAVE')" = OK ] || [ "$(redis_ask "$1" 'CONFIG REWRITE')" = OK ] ||
-        echo "accounts.sh: Redis at $1 forgets the accounts at its next restart: it has no file for them" >&2
+        echo "accounts.sh: Redis at $1 loses the accounts at its next restart: give it an aclfile or a configuration file, and run this again" >&2
 }
 
 make_redis() {
@@ -100,7 +100,7 @@ for server in ${*:-mysql rabbitmq redis}; do
     case $server in
     mysql | rabbitmq | redis) ;;
     *)
-        echo "accounts.sh: there is no '$server': mysql, rabbitmq or redis" >&2
+        echo "accounts.sh: '$server' is unknown: use mysql, rabbitmq or redis" >&2
         exit 64
         ;;
     esac

@@ -1,4 +1,4 @@
-//! Addresses as people type them: pure.
+//! Completes typed addresses. Pure.
 
 use percent_encoding::percent_decode_str;
 use url::Url;
@@ -6,15 +6,15 @@ use url::Url;
 use super::plan::Server;
 use crate::config::ServerUrl;
 
-/// The account, the vhost and the database, where an address names none.
+/// The default account, vhost and database.
 pub(super) const ACCOUNT: &str = "tallyd";
 const VHOST: &str = "%2f";
 const DATABASE: &str = "tally";
 
-/// An address as it is typed, made whole: `db.example.com` is enough.
+/// Completes a typed address: `db.example.com` is enough.
 ///
 /// # Errors
-/// A sentence that quotes nothing of a password.
+/// A message that does not show passwords.
 pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String> {
     let section = server.section();
     let whole = if text.contains("://") { text.to_owned() } else { format!("{section}://{text}") };
@@ -32,7 +32,7 @@ pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String>
         ));
     }
     if url.host_str().is_none_or(str::is_empty) {
-        return Err(format!("[{section}] url names no host"));
+        return Err(format!("[{section}] url has no host"));
     }
     let path = match server {
         Server::Rabbitmq => VHOST,
@@ -43,7 +43,7 @@ pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String>
         url.set_path(path);
     }
     if url.username().is_empty() {
-        // Can't fail where there is a host.
+        // Can't fail, because there is a host.
         let _ = url.set_username(ACCOUNT);
     }
     Ok(url.as_str().into())

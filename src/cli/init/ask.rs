@@ -1,4 +1,4 @@
-//! The questions: answered by the environment, or at a terminal.
+//! Reads answers from the environment, or asks on a terminal.
 
 use std::io::{IsTerminal, stdin};
 
@@ -10,29 +10,29 @@ use super::plan::Server;
 use crate::cli::Usage;
 use crate::config::{Config, Secret, ServerUrl};
 
-/// The variable with the address of a server, as the daemon has it, too.
+/// The variable with the address of a server. The daemon uses the same.
 pub(super) fn variable(server: Server) -> String {
     format!("TALLYD__{}__URL", server.section().to_uppercase())
 }
 
-/// The variable with an administrator's login, which `tallyd init` alone reads.
+/// The variable with an administrator's login. Only `tallyd init` reads it.
 fn admin_variable(server: Server) -> String {
     format!("TALLYD_INIT_{}_URL", server.section().to_uppercase())
 }
 
-/// A server as the daemon reaches it, and as somebody who may look.
+/// The addresses of a server: the daemon's, and an administrator's.
 pub(super) struct Addresses {
     pub daemon: ServerUrl,
     pub admin: Option<ServerUrl>,
 }
 
-/// The variable that gives the address, or names a file with it; `None` where neither is set.
+/// The variable that is set: with the address, or with the name of a file that has it.
 pub(super) fn given(server: Server) -> Option<String> {
     let name = variable(server);
     [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
 }
 
-/// The addresses of a server where the environment gives them; `loaded` is its configuration.
+/// The addresses of a server from the environment; `loaded` is the configuration from there.
 pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option<Addresses>> {
     if given(server).is_none() {
         return Ok(None);
@@ -43,12 +43,12 @@ pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option
     Ok(Some(Addresses { daemon, admin }))
 }
 
-/// The address for the daemon: its password is to be made.
+/// The daemon's address. It must not have a password, because `tallyd init` creates one.
 fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     let url = completed(server, text)?;
     if has_password(&url) {
         return Err(format!(
-            "[{}] url or a variable beside it gives a password: leave it out. tallyd gets an account of its own; {} takes an administrator's address",
+            "[{}] url, or a variable for it, has a password: leave it out, because tallyd gets a new account. For an administrator's login use {}",
             server.section(),
             admin_variable(server)
         ));
@@ -56,10 +56,10 @@ fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     Ok(url)
 }
 
-/// The same server with the login of an administrator: `USER:PASSWORD`, or an address that has them.
+/// The same server with an administrator's login: `USER:PASSWORD`, or an address that contains both.
 fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<ServerUrl, String> {
     let mut url = daemon.parts()?;
-    let refused = |()| "the address takes no user".to_owned();
+    let refused = |()| "the address can't have a user".to_owned();
     let password = if text.contains("://") {
         let given = completed(server, text)?.parts()?;
         url.set_username(given.username()).and_then(|()| url.set_password(given.password())).map_err(refused)?;
@@ -70,7 +70,7 @@ fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<Serve
         Some(Secret::new(password.to_owned()))
     };
     if server == Server::Mysql {
-        // The daemon's database may not be there yet.
+        // The daemon's database might not exist yet.
         url.set_path("/");
     }
     let mut url = ServerUrl::from(url.as_str());
@@ -78,17 +78,17 @@ fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<Serve
     Ok(url)
 }
 
-/// Somebody to ask.
+/// A terminal for questions.
 pub(super) struct Terminal(Term);
 
 impl Terminal {
     /// # Errors
-    /// There is none.
+    /// There is no terminal.
     pub(super) fn open() -> Result<Self> {
         let term = Term::stderr();
         if !stdin().is_terminal() || !term.is_term() {
             let names = Server::ALL.map(variable).join(", ");
-            bail!(Usage(format!("there is no terminal to ask on: set {names}")));
+            bail!(Usage(format!("there is no terminal for questions: set {names}")));
         }
         Ok(Self(term))
     }
@@ -97,7 +97,7 @@ impl Terminal {
         self.0.write_line(text).context("write to the terminal")
     }
 
-    /// The answer, or the default where it is empty.
+    /// The answer, or the default if the answer is empty.
     pub(super) fn ask(&self, question: &str, default: &str) -> Result<String> {
         let shown = if default.is_empty() { String::new() } else { format!(" [{default}]") };
         self.0.write_str(&format!("{question}{shown}: ")).context("write to the terminal")?;
@@ -111,7 +111,7 @@ impl Terminal {
         Ok(self.0.read_secure_line().context("read the answer")?.trim().to_owned())
     }
 
-    /// Asks until the answer can be read.
+    /// Asks until the answer is a number.
     pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(&self, question: &str, default: T) -> Result<T> {
         loop {
             match self.ask(question, &default.to_string())?.replace(['_', ',', ' '], "").parse() {
@@ -125,7 +125,7 @@ impl Terminal {
         let (name, default) = (server.name(), Config::default());
         let default = host_and_port(server.url(&default), 0);
         loop {
-            let text = self.ask(&format!("{name}, as tallyd will reach it (HOST:PORT or an address)"), &default)?;
+            let text = self.ask(&format!("{name}, as tallyd will reach it (HOST:PORT or a full address)"), &default)?;
             let daemon = match address(server, &text) {
                 Ok(daemon) => daemon,
                 Err(problem) => {
@@ -133,8 +133,7 @@ impl Terminal {
                     continue;
                 }
             };
-            let question =
-                format!("An administrator of {name}, for one look, kept nowhere (USER:PASSWORD, or nothing)");
+            let question = format!("Administrator of {name}, used once, never stored (USER:PASSWORD, or empty)");
             let text = self.ask_secret(&question)?;
             let admin = (!text.is_empty()).then(|| administrator(server, &daemon, &text)).transpose();
             match admin {

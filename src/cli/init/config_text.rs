@@ -1,4 +1,4 @@
-//! The texts of config.toml, migrate.toml and gateway.env, each setting with its reason: pure.
+//! The texts of config.toml, migrate.toml and gateway.env, each setting with its reason. Pure.
 
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ impl Text {
     }
 
     fn set(&mut self, reason: &str, key: &str, value: impl Into<Value>) {
-        // Servers say their versions: a line break in one would begin a setting.
+        // A server reports its version. A line break in it would begin a new setting.
         let reason = reason.replace(char::is_control, " ");
         let _ = writeln!(self.0, "# {reason}\n{key} = {}", value.into());
     }
@@ -30,11 +30,14 @@ impl Text {
         }
     }
 
-    /// The files of certificates, where there are any.
+    /// The files of certificates, if there are any.
     fn certificates(&mut self, files: [&Option<String>; 3]) {
         let names = ["tls_ca_file", "tls_cert_file", "tls_key_file"];
-        let reasons =
-            ["The authority that signs the server's certificate.", "The server asks for a certificate.", "Its key."];
+        let reasons = [
+            "The authority that signs the server's certificate.",
+            "The server requires a client certificate.",
+            "The certificate's key.",
+        ];
         for ((file, name), reason) in files.into_iter().zip(names).zip(reasons) {
             if let Some(file) = file {
                 self.set(reason, name, file.as_str());
@@ -46,15 +49,17 @@ impl Text {
 /// config.toml.
 pub(super) fn config(plan: &Plan) -> String {
     let mut text = Text(
-        "# Written by `tallyd init`. All else has its default: docs/configuration-reference.md names every setting.\n"
+        "# Written by `tallyd init`. Other keys have their defaults: docs/configuration-reference.md explains every key.\n"
             .to_owned(),
     );
     rabbitmq(plan, &mut text);
     mysql(plan, Server::Mysql.url(&plan.config).expose(), Password::Daemon(Server::Mysql), &mut text);
     redis(plan, &mut text);
     text.section("kinds");
-    let _ =
-        writeln!(text.0, "# Kinds that can be liked, each with its code in MySQL. Never change the meaning of a code.");
+    let _ = writeln!(
+        text.0,
+        "# Kinds that users can like, each with its code in MySQL. Never change the meaning of a code."
+    );
     for kind in &plan.load.kinds {
         let _ = writeln!(text.0, "{kind} = {}", plan.config.kinds.0.get(kind).copied().unwrap_or_default());
     }
@@ -63,7 +68,7 @@ pub(super) fn config(plan: &Plan) -> String {
 
 /// migrate.toml: the account for `tallyd migrate`.
 pub(super) fn migrate(plan: &Plan) -> String {
-    let mut text = Text("# Written by `tallyd init`, for `tallyd migrate` alone.\n".to_owned());
+    let mut text = Text("# Written by `tallyd init`, only for `tallyd migrate`.\n".to_owned());
     let mut url = plan.config.mysql.url.expose().to_owned();
     if let Ok(mut parts) = plan.config.mysql.url.parts() {
         // Can't fail where there is a host.
@@ -77,7 +82,8 @@ pub(super) fn migrate(plan: &Plan) -> String {
 /// gateway.env: the API servers' accounts, for the gateway's unit.
 pub(super) fn gateway(plan: &Plan) -> String {
     let mut text =
-        "# Written by `tallyd init`, for `tallyd gateway` alone: its accounts, in place of the daemon's.\n".to_owned();
+        "# Written by `tallyd init`, only for `tallyd gateway`, which uses these accounts instead of the daemon's.\n"
+            .to_owned();
     let file = plan.folder.join(Password::Api.file()).display().to_string();
     for server in Server::ALL {
         let name = server.section().to_uppercase();
@@ -89,7 +95,7 @@ pub(super) fn gateway(plan: &Plan) -> String {
     text
 }
 
-/// The address with the API servers' account, which has a password even where the daemon's has a certificate.
+/// The address with the API servers' account. This account has a password even if the daemon's account uses a certificate.
 fn api_url(plan: &Plan, server: Server) -> String {
     let url = server.url(&plan.config);
     let Ok(mut parts) = url.parts() else { return url.expose().to_owned() };
@@ -123,14 +129,14 @@ fn rabbitmq(plan: &Plan, text: &mut Text) {
         password(plan, Password::Daemon(Server::Rabbitmq), text);
     }
     text.certificates([&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file]);
-    let prefix = "Every exchange and queue begins with it.";
+    let prefix = "First part of the name of every exchange and queue.";
     text.set_if(amqp.prefix != default.prefix, prefix, "prefix", amqp.prefix.as_str());
     let reason = match amqp.partitions {
         1 => format!(
-            "One queue takes {} events a second. It can be raised later, while events come.",
+            "One queue is enough for {} events per second. You can raise the number later, while events arrive.",
             plan.load.events_per_s
         ),
-        many => format!("{} events a second are too much for fewer than {many} queues.", plan.load.events_per_s),
+        many => format!("{} events per second need {many} queues.", plan.load.events_per_s),
     };
     text.set(&reason, "partitions", i64::from(amqp.partitions));
 }
@@ -153,14 +159,14 @@ fn mysql_way(plan: &Plan) -> String {
     let mysql = &plan.config.mysql;
     match (ssl_mode(&mysql.url).as_deref(), &plan.facts.mysql_tls) {
         (Some("disabled"), _) => PLAIN.to_owned(),
-        (Some("verify_ca"), _) => "TLS: the certificate's authority is checked, its name is not.".to_owned(),
+        (Some("verify_ca"), _) => "TLS: the certificate's authority is verified, its name is not.".to_owned(),
         (None, Some(tls)) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
-            format!("{tls}, unchecked: it is on this machine.")
+            format!("{tls}, not verified, because the server is on this machine.")
         }
         (None, None) if is_here(&mysql.url) && mysql.tls_ca_file.is_none() => {
-            "On this machine: TLS where the server has it.".to_owned()
+            "On this machine: TLS if the server supports it.".to_owned()
         }
-        (_, tls) => format!("{}: certificate and name are checked.", tls.as_deref().unwrap_or("TLS")),
+        (_, tls) => format!("{}: certificate and name are verified.", tls.as_deref().unwrap_or("TLS")),
     }
 }
 
@@ -172,47 +178,52 @@ fn redis(plan: &Plan, text: &mut Text) {
     let way = way(&redis.url, "rediss");
     let of = match &plan.facts.topology {
         Topology::Single => "",
-        Topology::Cluster(_) => " A node of a Cluster, by which the others are found.",
-        Topology::Sentinel(_) => " Of the address the account alone is used: sentinels name the master.",
+        Topology::Cluster(_) => " A node of a Redis Cluster. tallyd finds the other nodes through it.",
+        Topology::Sentinel(_) => " tallyd uses only the account of this address: the sentinels name the master.",
     };
     text.set(&format!("{version}. {way}{of}"), "url", redis.url.expose());
     password(plan, Password::Daemon(Server::Redis), text);
     text.certificates([&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file]);
-    text.set_if(redis.cluster, "It is a Redis Cluster.", "cluster", true);
+    text.set_if(redis.cluster, "The server is a Redis Cluster.", "cluster", true);
     let list = |list: &[String]| list.iter().map(|it| Value::from(it.as_str())).collect::<Vec<_>>();
-    text.set_if(!redis.seeds.is_empty(), "Other nodes, for when that one is away.", "seeds", list(&redis.seeds));
+    text.set_if(
+        !redis.seeds.is_empty(),
+        "Other nodes, used if the first one is unreachable.",
+        "seeds",
+        list(&redis.seeds),
+    );
     let watched = !redis.sentinels.is_empty();
-    text.set_if(watched, "They say where the master is.", "sentinels", list(&redis.sentinels));
-    text.set_if(watched, "Its name there.", "sentinel_master", redis.sentinel_master.as_str());
+    text.set_if(watched, "The sentinels name the master.", "sentinels", list(&redis.sentinels));
+    text.set_if(watched, "The master's name in the sentinels.", "sentinel_master", redis.sentinel_master.as_str());
     if let Some(file) = &redis.sentinel_password_file {
-        text.set("The sentinels' own password.", "sentinel_password_file", file.as_str());
+        text.set("The password of the sentinels.", "sentinel_password_file", file.as_str());
     }
-    let prefix = "Every key begins with it.";
+    let prefix = "Prefix of every key.";
     text.set_if(redis.key_prefix != default.key_prefix, prefix, "key_prefix", redis.key_prefix.as_str());
     let targets = plan.load.targets;
-    let reason = format!("Suits {targets} targets of a kind. API servers must have the same number.");
+    let reason = format!("Enough for {targets} targets of a kind. API servers must use the same number.");
     text.set(&reason, "bucket_bits", i64::from(redis.bucket_bits));
 }
 
 fn password(plan: &Plan, password: Password, text: &mut Text) {
     let path = plan.folder.join(password.file());
-    text.set("The account's password, which accounts.sh sets.", "password_file", path.display().to_string());
+    text.set("The account's password, set by accounts.sh.", "password_file", path.display().to_string());
 }
 
-/// `RabbitMQ 3.10.8`, or what is known of it.
+/// `RabbitMQ 3.10.8`, or a text for an unknown version.
 fn found(version: Option<&str>, server: Server) -> String {
-    version.map_or_else(|| format!("{}, whose version was not shown", server.name()), str::to_owned)
+    version.map_or_else(|| format!("{}, unknown version", server.name()), str::to_owned)
 }
 
-const PLAIN: &str = "Plain text: for a private network only.";
+const PLAIN: &str = "Plain text: only for a private network.";
 
-/// How RabbitMQ or Redis is reached.
+/// The kind of connection to RabbitMQ or Redis.
 fn way(url: &ServerUrl, tls: &str) -> String {
     let is_tls = url.parts().is_ok_and(|url| url.scheme() == tls);
     match (is_tls, is_here(url)) {
-        (true, _) => "TLS: certificate and name are checked.".to_owned(),
-        (false, true) => "Plain text: it is on this machine.".to_owned(),
-        (false, false) => format!("{PLAIN} With TLS it begins with {tls}://."),
+        (true, _) => "TLS: certificate and name are verified.".to_owned(),
+        (false, true) => "Plain text, because the server is on this machine.".to_owned(),
+        (false, false) => format!("{PLAIN} For TLS use {tls}://."),
     }
 }
 
@@ -246,8 +257,8 @@ mod tests {
         let text = config(&plan(["127.0.0.1", "127.0.0.1", "127.0.0.1"], facts));
         assert!(settings(&text) <= 15, "{text}");
         for said in [
-            "# RabbitMQ 3.10.8. Plain text: it is on this machine.\nurl = \"amqp://tallyd@127.0.0.1/%2f\"\n",
-            "# MariaDB 10.11.14. On this machine: TLS where the server has it.\n",
+            "# RabbitMQ 3.10.8. Plain text, because the server is on this machine.\nurl = \"amqp://tallyd@127.0.0.1/%2f\"\n",
+            "# MariaDB 10.11.14. On this machine: TLS if the server supports it.\n",
             "# Redis 7.0.15. Plain text",
             "password_file = \"/etc/tallyd/tallyd.redis-password\"\n",
             "bucket_bits = 13\n",
@@ -267,11 +278,11 @@ mod tests {
     #[test]
     fn the_way_to_each_server_is_said_beside_its_address() {
         let text = config(&plan(["amqps://mq", "mysql://db/t?ssl-mode=VERIFY_CA", "rediss://cache"], Facts::default()));
-        assert_eq!(text.matches("TLS: certificate and name are checked.").count(), 2, "{text}");
-        assert!(text.contains("TLS: the certificate's authority is checked, its name is not."), "{text}");
+        assert_eq!(text.matches("TLS: certificate and name are verified.").count(), 2, "{text}");
+        assert!(text.contains("TLS: the certificate's authority is verified, its name is not."), "{text}");
         let text = config(&plan(["amqp://mq", "mysql://db/t?ssl-mode=DISABLED", "redis://cache"], Facts::default()));
-        assert_eq!(text.matches("Plain text: for a private network only.").count(), 3, "{text}");
-        assert!(text.contains("With TLS it begins with rediss://."), "{text}");
+        assert_eq!(text.matches("Plain text: only for a private network.").count(), 3, "{text}");
+        assert!(text.contains("For TLS use rediss://."), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! New files, of which none replaces another.
+//! Writes new files. It never overwrites a file.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -13,13 +13,13 @@ use crate::config::{self, Config, Secret};
 
 const CONFIG: &str = "config.toml";
 
-/// systemd reads it, as root.
+/// systemd reads this file as root.
 const GATEWAY: &str = "gateway.env";
 
-/// The package's user, as whom systemd runs the daemon.
+/// The package's user. systemd runs the daemon as this user.
 const USER: &str = "tallyd";
 
-/// 238 bits, as letters and digits: shells and servers read them as they are.
+/// 238 bits, as letters and digits, which need no quotes in shells and servers.
 const PASSWORD_LENGTH: usize = 40;
 const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -36,14 +36,14 @@ pub(super) fn check_writable(folder: &Path) -> Result<()> {
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
 }
 
-/// Fails where one of the files is there.
+/// Fails if one of the files exists.
 pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<()> {
     for name in names {
         let path = folder.join(&name);
         let is_there = path.symlink_metadata().is_ok();
         if is_there && !(name == CONFIG && sets_nothing(&path)) {
             bail!(
-                "{} is there, and is not overwritten: nothing was written. Move it away, or choose another --dir",
+                "{} exists, and tallyd does not overwrite it: nothing was written. Move it away, or choose another --dir",
                 path.display()
             );
         }
@@ -51,12 +51,12 @@ pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>)
     Ok(())
 }
 
-/// The names of all files that may be written.
+/// The names of all files that `tallyd init` can write.
 pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
     [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
 }
 
-/// Writes all files. Where one can't be written, those before it are taken away again.
+/// Writes all files. If one can't be written, deletes the files written before it.
 pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     let file = |name: &str, text: String, mode| {
         let reader = if name == CONFIG { Reader::Daemon } else { Reader::Administrator };
@@ -70,7 +70,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     files.push(file("accounts.sh", script::accounts(plan), 0o700));
     files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
     files.push(file(GATEWAY, config_text::gateway(plan), 0o600));
-    // The last one: where it is there, all of them are.
+    // The last file: if it exists, all of them do.
     files.push(file(CONFIG, config_text::config(plan), 0o640));
     check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
     fs::create_dir_all(&plan.folder).with_context(|| format!("make {}", plan.folder.display()))?;
@@ -93,7 +93,7 @@ fn create(path: &Path, file: &NewFile) -> Result<()> {
     }
     let kept = path.with_extension("toml.example");
     if kept.symlink_metadata().is_ok() {
-        bail!("{} is there, and is not overwritten", kept.display());
+        bail!("{} exists, and tallyd does not overwrite it: move it away", kept.display());
     }
     fs::rename(path, &kept).with_context(|| format!("rename {}", path.display()))?;
     write_new(path, file).inspect_err(|_| drop(fs::rename(&kept, path)))
@@ -105,18 +105,18 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
         if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // A password is the daemon's own; the configuration it may only read.
+            // The daemon owns its passwords. It can only read the configuration.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
-        // After the umask.
+        // Not changed by the umask.
         fs::set_permissions(path, Permissions::from_mode(file.mode))?;
         opened.sync_all()
     };
     whole().inspect_err(|_| drop(fs::remove_file(path))).with_context(action)
 }
 
-/// The user and the group of the package's user, where root writes and there is one.
+/// User id and group id of the package's user, if it exists and root runs this.
 pub(super) fn daemon_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -126,7 +126,7 @@ pub(super) fn daemon_user() -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Whether a config.toml is as the package brings it: every setting has its default, so that no setting is lost.
+/// Whether a config.toml is the package's: every setting has its default, so replacing it loses no setting.
 fn sets_nothing(path: &Path) -> bool {
     let settings = |config: &Config| {
         let urls = [&config.amqp.url, &config.mysql.url, &config.redis.url].map(|url| url.expose().to_owned());
@@ -139,7 +139,7 @@ fn sets_nothing(path: &Path) -> bool {
     read.is_ok_and(|config| settings(&config) == settings(&Config::default()))
 }
 
-/// From the randomness of the system.
+/// A password from the system's random numbers.
 fn new_password() -> Result<Secret> {
     let mut password = String::new();
     while password.len() < PASSWORD_LENGTH {
@@ -177,7 +177,7 @@ mod tests {
         free().unwrap();
         for text in ["[amqp]\nurl = \"amqp://other@127.0.0.1:5672/%2f\"\n", "[amqp]\npartitions = 2\n", "no TOML"] {
             fs::write(&path, text).unwrap();
-            assert!(free().unwrap_err().to_string().contains("is there, and is not overwritten"), "{text}");
+            assert!(free().unwrap_err().to_string().contains("exists, and tallyd does not overwrite it"), "{text}");
         }
     }
 }

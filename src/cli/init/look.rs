@@ -1,5 +1,5 @@
-//! The look at the servers, by the probes of `tallyd config check`: as an administrator where there is one, and as the daemon's account otherwise,
-//! which is not there yet. A server that refuses the login is a server that is there. Nothing here changes anything.
+//! Checks the servers with the probes of `tallyd config check`, as an administrator if a login is given, otherwise with the daemon's account,
+//! which might not exist yet. A server that refuses the login counts as reachable. Nothing here changes anything.
 
 use anyhow::{Error, Result};
 
@@ -16,7 +16,7 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::topology::Topology;
 
-/// The checks that do not need what is not made yet: accounts, tables, queues.
+/// The checks that need no accounts, tables or queues, which do not exist yet.
 const SHOWN: [What; 10] = [
     What::MysqlVersion,
     What::MysqlWritable,
@@ -31,13 +31,13 @@ const SHOWN: [What; 10] = [
 ];
 
 pub(super) struct Look {
-    /// As the daemon is to have it.
+    /// The daemon's future configuration.
     pub daemon: Config,
-    /// The same with the accounts that look.
+    /// The same with the accounts of administrators.
     admin: Config,
-    /// Whether an administrator looks at MySQL.
+    /// Whether MySQL is checked as an administrator.
     sees_tables: bool,
-    /// Whether one looks at this server: then a refused login is a mistake.
+    /// Whether this server is checked as an administrator. Then a refused login is an error.
     is_admin: bool,
     pub facts: Facts,
 }
@@ -47,10 +47,10 @@ impl Look {
         Self { admin: daemon.clone(), daemon, sees_tables: false, is_admin: false, facts: Facts::default() }
     }
 
-    /// Looks at a server.
+    /// Checks a server.
     ///
     /// # Errors
-    /// It is away, it can't be believed to be the one that is meant, or it refuses the administrator.
+    /// The server is unreachable, its certificate can't be verified, or it refuses the administrator.
     pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
         let Addresses { daemon, admin } = addresses;
         self.is_admin = admin.is_some();
@@ -66,7 +66,7 @@ impl Look {
         }
     }
 
-    /// From now on trusts the authority of that file.
+    /// Trusts the authority of that file from now on.
     pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
         for config in [&mut self.daemon, &mut self.admin] {
             let (name, tls) = match server {
@@ -93,7 +93,7 @@ impl Look {
         let mut store = Store::new(&self.admin.mysql, 1)?;
         let mut settings = self.unless_refused(store.settings().await);
         if settings.as_ref().is_err_and(is_nameless) && self.admin.mysql.tls.authorities.is_some() {
-            // The certificate that MySQL makes for itself names no host.
+            // A certificate that MySQL generated has no host name.
             let urls = (by_authority(&self.daemon.mysql.url), by_authority(&self.admin.mysql.url));
             if let (Some(daemon), Some(admin)) = urls {
                 let mysql = Mysql { url: admin, ..self.admin.mysql.clone() };
@@ -124,17 +124,17 @@ impl Look {
         Ok(())
     }
 
-    /// `None` of a server that refuses the daemon's account, which may not be there yet.
+    /// `None` if the server refuses the daemon's account, which might not exist yet.
     fn unless_refused<T, E: Into<Error>>(&self, asked: Result<T, E>) -> Result<Option<T>> {
         match asked.map_err(Into::into) {
             Ok(answer) => Ok(Some(answer)),
             Err(error) if fate(&error) != Some(Fate::Refused) => Err(error),
-            Err(error) if self.is_admin => Err(error.context("the administrator's login is refused")),
+            Err(error) if self.is_admin => Err(error.context("the server refused the administrator's login")),
             Err(_) => Ok(None),
         }
     }
 
-    /// The checks that warn of a server's settings.
+    /// The failed checks of the servers' settings.
     pub(super) async fn warnings(&self) -> Result<Vec<Check>> {
         let servers = Servers::new(&self.admin)?;
         let checks = check::ask_servers(&self.admin, &servers).await.into_iter();
@@ -157,7 +157,7 @@ impl Look {
     }
 }
 
-/// The address by which the authority is checked and the name is not; `None` where the address has a mode already.
+/// The address with which only the certificate's authority is verified, not its name; `None` if the address already has a mode.
 fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     if ssl_mode(url).is_some() {
         return None;
@@ -167,7 +167,7 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Only then is there no name to check. With any other name it could be another server, which must not get the password.
+/// Whether the certificate has no name to verify. With any other name it could be another server, which must not get the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
     error.chain().any(is_nameless)

@@ -1,7 +1,7 @@
-//! `tallyd init`: a first configuration, made of three addresses and a look at the servers behind them. It writes new files alone and
-//! changes nothing on a server: an administrator reads accounts.sh and runs it.
+//! `tallyd init`: writes a first configuration from three addresses and the state of their servers. It writes only new files and changes
+//! nothing on a server. An administrator reads accounts.sh and runs it.
 //!
-//! address.rs, plan.rs, config_text.rs and script.rs are pure: facts become a plan, and the plan the texts of files.
+//! address.rs, plan.rs, config_text.rs and script.rs are pure: they turn facts into a plan, and the plan into the texts of files.
 
 mod address;
 mod ask;
@@ -30,22 +30,22 @@ use tallyd_redis::topology::Topology;
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
-/// Write a first configuration: look at the three servers, and write config.toml, passwords, and a script that makes the accounts.
+/// Write a first configuration: check the three servers, and write config.toml, passwords, and a script that creates the accounts.
 ///
-/// Addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or are asked for on the terminal. An administrator's come
-/// from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL; they are used for one look and kept nowhere.
+/// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the terminal. An administrator's
+/// logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL. They are used once and never stored.
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// Write the files into this folder.
     #[arg(long, value_name = "DIR", default_value = "/etc/tallyd")]
     dir: PathBuf,
-    /// Plan for this many things of one kind, in a year or two. Chooses `[redis] bucket_bits`.
+    /// Plan for this many targets of one kind, in a year or two. The number determines `[redis] bucket_bits`.
     #[arg(long, value_name = "NUMBER")]
     targets: Option<u64>,
-    /// Plan for this many events a second in the busiest hour. Chooses `[amqp] partitions`.
+    /// Plan for this many events per second in the busiest hour. The number determines `[amqp] partitions`.
     #[arg(long, value_name = "NUMBER")]
     events_per_second: Option<u32>,
-    /// Count likes of these kinds, separated by commas. The first gets the code 1.
+    /// Count likes of these kinds, separated by commas. The first kind gets the code 1.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     kinds: Vec<String>,
 }
@@ -78,14 +78,14 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
     })
 }
 
-/// Looks at a server; at a terminal asks for its address until one leads to it.
+/// Checks a server. On a terminal, asks for its address until the server answers.
 async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Result<()> {
     if let Some(addresses) = ask::from_environment(server, &look.daemon)? {
         let settings = variable(server).replace("__URL", "__*");
-        let action = || format!("look at {} (its settings come from {settings} in the environment)", server.name());
+        let action = || format!("check {} (its settings come from {settings} in the environment)", server.name());
         return look.at(server, addresses).await.with_context(action);
     }
-    let terminal = terminal.context("there is no terminal to ask on")?;
+    let terminal = terminal.context("there is no terminal for questions")?;
     loop {
         let error = match look.at(server, terminal.addresses(server)?).await {
             Ok(()) => return Ok(()),
@@ -93,7 +93,7 @@ async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Re
         };
         terminal.say(&format!("{error:#}"))?;
         if is_untrusted(&error) {
-            let file = terminal.ask("A file with the certificate of the server's authority (or nothing)", "")?;
+            let file = terminal.ask("File with the certificate of the server's authority (or empty)", "")?;
             match config::read_authorities(&file) {
                 Ok(authorities) => look.trust(server, &file, &authorities),
                 Err(_) if file.is_empty() => {}
@@ -109,7 +109,7 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
         (false, _) => args.kinds.clone(),
         (true, None) => default,
         (true, Some(terminal)) => {
-            let answer = terminal.ask("What can be liked (names with commas)", &default.join(","))?;
+            let answer = terminal.ask("Kinds that users can like (names, separated by commas)", &default.join(","))?;
             answer.split(',').map(|kind| kind.trim().to_owned()).collect()
         }
     };
@@ -117,12 +117,12 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
     Ok(Load {
         targets: match (args.targets, terminal) {
             (Some(targets), _) => targets,
-            (None, Some(terminal)) => terminal.number("How many of one kind, in a year or two", estimate)?,
+            (None, Some(terminal)) => terminal.number("Targets of one kind, in a year or two", estimate)?,
             (None, None) => estimate,
         },
         events_per_s: match (args.events_per_second, terminal) {
             (Some(events), _) => events,
-            (None, Some(terminal)) => terminal.number("How many likes a second in the busiest hour", EVENTS_PER_S)?,
+            (None, Some(terminal)) => terminal.number("Likes per second in the busiest hour", EVENTS_PER_S)?,
             (None, None) => EVENTS_PER_S,
         },
         kinds,
@@ -132,7 +132,7 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
 /// A line for each server.
 fn seen(plan: &Plan) -> String {
     let Plan { config, facts, .. } = plan;
-    let unknown = || "answers; its version needs a login".to_owned();
+    let unknown = || "answers; its version is only shown after a login".to_owned();
     let plugin = match facts.plugin {
         Some(true) => "; rabbitmq_consistent_hash_exchange is on",
         Some(false) => "; rabbitmq_consistent_hash_exchange is off",
@@ -141,8 +141,8 @@ fn seen(plan: &Plan) -> String {
     let tls = facts.mysql_tls.as_ref().map(|tls| format!(", {tls}")).unwrap_or_default();
     let topology = match &facts.topology {
         Topology::Single => String::new(),
-        Topology::Cluster(nodes) => format!(", a Cluster of {} nodes", nodes.len()),
-        Topology::Sentinel(_) => format!(", {} by its sentinels", config.redis.sentinel_master),
+        Topology::Cluster(nodes) => format!(", a Redis Cluster of {} nodes", nodes.len()),
+        Topology::Sentinel(_) => format!(", master {} found by its sentinels", config.redis.sentinel_master),
     };
     [
         (Server::Rabbitmq, 5_672, facts.rabbitmq.clone().unwrap_or_else(unknown) + plugin),
@@ -165,16 +165,16 @@ fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
     let start = if is_default { "systemctl enable --now tallyd".to_owned() } else { format!("tallyd {option}run") };
     let mut text = format!("wrote to {}: {}\nNext:\n", plan.folder.display(), names.join(", "));
     let mut steps = vec![
-        format!("sh {}    (read it first; an administrator runs it)", path("accounts.sh")),
+        format!("sh {}    (as an administrator; read it first)", path("accounts.sh")),
         format!("tallyd --config {} migrate", path("migrate.toml")),
         format!("tallyd {option}config check"),
         start,
     ];
     if is_default {
-        steps.push("systemctl enable --now tallyd-gateway    (where events come over HTTP)".to_owned());
+        steps.push("systemctl enable --now tallyd-gateway    (if clients send events over HTTP)".to_owned());
     }
     if !given.is_empty() {
-        steps.insert(1, format!("unset {}    (they would win over the files)", given.join(" ")));
+        steps.insert(1, format!("unset {}    (they would override the files)", given.join(" ")));
     }
     for (number, step) in (1..).zip(steps) {
         // A String can't fail.

@@ -1,4 +1,4 @@
-//! The plan for all files, made of findings and answers: pure.
+//! The plan for all files, from findings and answers. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +14,23 @@ use tallyd_redis::topology::{Topology, Watched};
 /// MySQL has 32 characters for a name, and `_migrate` follows.
 const ACCOUNT_MAX: usize = 24;
 
-/// Findings about the servers. `None` where no account could ask.
+/// Findings about the servers. `None` if no account could read them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// `RabbitMQ 3.10.8`.
     pub rabbitmq: Option<String>,
-    /// Whether the plugin for several partitions is on.
+    /// Whether the plugin for several partitions is enabled.
     pub plugin: Option<bool>,
     /// `10.11.14-MariaDB`.
     pub mysql: Option<String>,
-    /// The version of TLS that MySQL was reached by.
+    /// The TLS version of the connection to MySQL.
     pub mysql_tls: Option<String>,
     /// `Redis 7.0.15`.
     pub redis: Option<String>,
     pub topology: Topology,
 }
 
-/// How much there is to count, and of what.
+/// The expected load, and the kinds to count.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     pub targets: u64,
@@ -118,11 +118,11 @@ impl Password {
     }
 }
 
-/// All that is written says this.
+/// The source of all written files.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub folder: PathBuf,
-    /// With addresses that hold no password.
+    /// The addresses have no passwords.
     pub config: Config,
     pub facts: Facts,
     pub load: Load,
@@ -130,7 +130,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// # Errors
-    /// A sentence: a name that neither a shell nor a server would take as it is.
+    /// A message about a name that needs quotes in a shell or in a server.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
@@ -141,13 +141,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The passwords to be made.
+    /// The passwords to create.
     pub(super) fn passwords(&self) -> Vec<Password> {
         let of_servers = Server::ALL.into_iter().filter(|server| !self.is_by_certificate(*server));
         of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
     }
 
-    /// Whether RabbitMQ takes the user's name from a certificate: then there is no password.
+    /// Whether RabbitMQ reads the user's name from a certificate. Then there is no password.
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
@@ -166,7 +166,7 @@ impl Plan {
         self.config.amqp.url.parts().map(vhost).unwrap_or_default()
     }
 
-    /// The servers of Redis that have accounts of their own, as `host:port`.
+    /// The Redis servers with separate accounts, as `host:port`.
     pub(super) fn redis_nodes(&self) -> Vec<String> {
         match &self.facts.topology {
             Topology::Cluster(nodes) => nodes.clone(),
@@ -189,14 +189,14 @@ impl Plan {
             if !is_plain(&account, "_-.") || account.len() > ACCOUNT_MAX {
                 let section = server.section();
                 return Err(format!(
-                    "[{section}] url: name an account of 1 to {ACCOUNT_MAX} letters, digits, _, - and ., for instance {ACCOUNT}"
+                    "[{section}] url: use an account name of 1 to {ACCOUNT_MAX} letters, digits, _, - and ., for example {ACCOUNT}"
                 ));
             }
         }
         let addresses = Server::ALL.map(|server| host_and_port(server.url(&self.config), 0));
         if let Some(odd) = addresses.into_iter().chain(self.redis_nodes()).find(|it| !is_plain(it, ".:_-[]")) {
             return Err(format!(
-                "the address {odd:?}: accounts.sh can only use a host of letters, digits, ., :, - and _. Give the server another name"
+                "the address {odd:?}: accounts.sh can only use a host of letters, digits, ., :, - and _. Use another name of the server"
             ));
         }
         let Config { amqp, redis, kinds, .. } = &self.config;
@@ -207,24 +207,25 @@ impl Plan {
             ));
         }
         if !is_plain(&self.database(), "_") {
-            return Err("[mysql] url: name a database of letters, digits and _, for instance tally".to_owned());
+            return Err("[mysql] url: use a database name of letters, digits and _, for example tally".to_owned());
         }
         if !is_plain(&self.vhost(), "_-./") {
-            return Err("[amqp] url: name a vhost of letters, digits, _, -, . and /, the default one as %2f".to_owned());
+            return Err("[amqp] url: use a vhost name of letters, digits, _, -, . and /, or %2f for the default vhost"
+                .to_owned());
         }
         if !is_plain(&amqp.prefix, "_-.") || (!redis.key_prefix.is_empty() && !is_plain(&redis.key_prefix, "_-.:")) {
             return Err("[amqp] prefix and [redis] key_prefix: use letters, digits, _, -, . and :".to_owned());
         }
         match kinds.0.keys().find(|kind| !is_name(kind)) {
-            Some(kind) => Err(format!("the kind \"{kind}\": a name has 1 to 32 of a-z, 0-9, - and _")),
-            None if kinds.0.len() < self.load.kinds.len() => Err("a kind is named twice".to_owned()),
-            None if kinds.0.is_empty() => Err("name what can be liked, for instance video".to_owned()),
+            Some(kind) => Err(format!("the kind \"{kind}\": a name must have 1 to 32 characters of a-z, 0-9, - and _")),
+            None if kinds.0.len() < self.load.kinds.len() => Err("a kind is there twice: remove one".to_owned()),
+            None if kinds.0.is_empty() => Err("there is no kind: name at least one, for example video".to_owned()),
             None => Ok(()),
         }
     }
 }
 
-/// Writes into the configuration what was found behind `[redis] url`.
+/// Writes the topology that was found at `[redis] url` into the configuration.
 pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), String> {
     config.redis.cluster = false;
     config.redis.seeds.clear();
@@ -237,7 +238,9 @@ pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), Stri
             config.redis.seeds = nodes.iter().filter(|node| **node != own).cloned().collect();
         }
         Topology::Sentinel(_) => {
-            let watched = chosen(config, found)?.cloned().ok_or("the sentinel watches no master")?;
+            let watched = chosen(config, found)?
+                .cloned()
+                .ok_or("the sentinel has no master: configure it with `sentinel monitor`")?;
             let asked = host_and_port(&config.redis.url, 26_379);
             config.redis.url = config.redis.url.at(&watched.master)?;
             config.redis.sentinel_master = watched.name;
@@ -247,7 +250,7 @@ pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), Stri
     Ok(())
 }
 
-/// The master that is meant: the only one, or the one that the configuration names.
+/// The master to use: the only one, or the one that the configuration names.
 pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<&'a Watched>, String> {
     let Topology::Sentinel(masters) = found else { return Ok(None) };
     let named = masters.iter().find(|watched| watched.name == config.redis.sentinel_master);
@@ -256,10 +259,7 @@ pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<
         (None, [only]) => Ok(Some(only)),
         (None, _) => {
             let names: Vec<&str> = masters.iter().map(|watched| watched.name.as_str()).collect();
-            Err(format!(
-                "the sentinel watches {}: set TALLYD__REDIS__SENTINEL_MASTER to the one that is meant",
-                names.join(", ")
-            ))
+            Err(format!("the sentinel watches {}: set TALLYD__REDIS__SENTINEL_MASTER to one of them", names.join(", ")))
         }
     }
 }
@@ -325,11 +325,11 @@ pub(super) mod tests {
     #[test]
     fn names_that_a_shell_or_a_server_could_misread_are_refused() {
         for (urls, said) in [
-            (["a'b@h", "h", "h"], "[amqp] url: name an account"),
-            (["h", "a%60b@h", "h"], "[mysql] url: name an account"),
-            (["h", "mysql://an_account_of_30_characters_@h/t", "h"], "[mysql] url: name an account of 1 to 24"),
-            (["h", "mysql://u@h/a-b", "h"], "name a database of letters"),
-            (["amqp://u@h/a%27b", "h", "h"], "name a vhost of letters"),
+            (["a'b@h", "h", "h"], "[amqp] url: use an account name"),
+            (["h", "a%60b@h", "h"], "[mysql] url: use an account name"),
+            (["h", "mysql://an_account_of_30_characters_@h/t", "h"], "[mysql] url: use an account name of 1 to 24"),
+            (["h", "mysql://u@h/a-b", "h"], "use a database name of letters"),
+            (["amqp://u@h/a%27b", "h", "h"], "use a vhost name of letters"),
         ] {
             let refused = plan(urls, Facts::default(), load()).unwrap_err();
             assert!(refused.contains(said), "{refused}");
@@ -352,7 +352,8 @@ pub(super) mod tests {
         config.redis.tls_key_file = Some("/etc/$(id).key".to_owned());
         let refused = Plan::new(Path::new("/etc/tallyd"), &config, Facts::default(), load()).unwrap_err();
         assert!(refused.contains("the file \"/etc/$(id).key\" of [redis]"), "{refused}");
-        for (kinds, said) in [("a b", "1 to 32 of a-z"), ("a,a", "twice"), ("", "1 to 32 of a-z")] {
+        for (kinds, said) in [("a b", "1 to 32 characters of a-z"), ("a,a", "twice"), ("", "1 to 32 characters of a-z")]
+        {
             let kinds = kinds.split(',').map(str::to_owned).collect();
             let refused = plan(["h", "h", "h"], Facts::default(), Load { kinds, ..load() }).unwrap_err();
             assert!(refused.contains(said), "{refused}");

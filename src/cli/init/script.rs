@@ -1,6 +1,7 @@
-//! accounts.sh, by which an administrator makes the accounts: pure. The statements and the rights are those of ops/, with other names.
+//! accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights are those of ops/, with other names.
 //!
-//! It holds no password, and passes none as an argument, where other users of the machine could see it: it reads the files beside it.
+//! The script contains no passwords: it reads them from the files beside it. It never passes one as an argument, which other users of the
+//! machine could see.
 
 use std::fmt::Write;
 
@@ -15,10 +16,10 @@ const ACL: &str = include_str!("../../../ops/redis/accounts.txt");
 const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
 const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
 
-/// The keys of an empty `[redis] key_prefix`: its pattern would give every key.
+/// The patterns for an empty `[redis] key_prefix`, whose own pattern would match every key.
 const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:*";
 
-/// The parts that are the same for everybody.
+/// The fixed parts of the script.
 const FRAME: &str = include_str!("accounts.sh");
 
 /// The whole script.
@@ -40,7 +41,7 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Reads the passwords that a server's accounts need. An assignment stops the script where the file can't be used.
+/// Reads the passwords of a server's accounts. An assignment stops the script if the file can't be used.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -60,7 +61,7 @@ fn mysql_client(plan: &Plan) -> String {
     let address = host_and_port(url, 3_306);
     let (host, port) = address.rsplit_once(':').unwrap_or((&address, "3306"));
     match (is_here(url), port) {
-        // By its socket, as the user of the system.
+        // Through the socket, as the user of the system.
         (true, "3306") => program.to_owned(),
         _ => format!("{program} --host={} --port={port} --user=root --password", host.trim_matches(['[', ']'])),
     }
@@ -83,7 +84,7 @@ fn redis_client(config: &Config) -> String {
     client
 }
 
-/// The site's account in place of a name in ops/, and its password.
+/// The account and the password that replace a name in ops/.
 fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
     let account = plan.account(server);
     match name {
@@ -116,7 +117,7 @@ fn sql(plan: &Plan) -> String {
 fn rabbitmq(plan: &Plan) -> String {
     let mut lines = String::new();
     if plan.config.amqp.partitions > 1 && plan.facts.plugin != Some(true) {
-        lines += "    # It spreads events over several partitions.\n";
+        lines += "    # The plugin spreads events over several partitions.\n";
         lines += "    $RABBITMQ_PLUGINS enable rabbitmq_consistent_hash_exchange\n";
     }
     let vhost = plan.vhost();
@@ -162,7 +163,7 @@ fn redis(plan: &Plan) -> String {
         let with_password =
             |rule| if str::starts_with(rule, '>') { format!(">${}", variable(password)) } else { rule.to_owned() };
         let rules: Vec<String> = rules.split(' ').map(with_password).collect();
-        // In one step: an account that is there has its former rights until it has these.
+        // In one command: an existing account keeps its old rights until it has the new ones.
         let _ = writeln!(lines, "    redis_account \"$1\" \"ACL SETUSER {account} reset {}\"", rules.join(" "));
     }
     lines
@@ -260,7 +261,7 @@ mod tests {
         assert!(!text.contains("~*"), "{text}");
     }
 
-    /// Runs accounts.sh for MySQL with that password of the daemon, none where it is `None`: whether it succeeded, what it said, and the SQL.
+    /// Runs accounts.sh for MySQL with that password of the daemon, or without one. Returns whether it succeeded, its output, and the SQL.
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

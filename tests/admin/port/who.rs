@@ -1,4 +1,4 @@
-//! Who may ask, what a request may be, and that nothing of it is in the log as it came.
+//! Access to the admin port, invalid requests, and that no part of a request is logged unescaped.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const TOKEN: &str = "0123456789-of-a-test";
 
-/// The port of a daemon that listens on all addresses, as this machine reaches it.
+/// The port of a daemon that listens on all addresses, with an address of this machine.
 async fn reached(daemon: &Daemon) -> String {
     address(daemon).await.replace("0.0.0.0", "127.0.0.1")
 }
@@ -27,7 +27,7 @@ async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
     world.write(all);
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
-    assert!(stderr(&refused).contains("which others reach: set token_file"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("which other machines can reach: set token_file"), "{}", stderr(&refused));
 
     let file = world.folder.path().join("token");
     fs::write(&file, format!("{TOKEN}\n")).unwrap();
@@ -79,8 +79,11 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
             assert_eq!((answer.status, answer.body.as_str()), (status, ""), "{path} {header}");
             assert!(answer.head.contains("content-length: 0") && !answer.head.contains("mysql"), "{}", answer.head);
         }
-        assert!(asked("localhost", path, &token).await.json().is_object(), "who shows the token reads why");
-        assert_eq!(asked("evil.example", path, "").await.status, 403, "a page on the Web is kept out");
+        assert!(
+            asked("localhost", path, &token).await.json().is_object(),
+            "a client with the token can read the reasons"
+        );
+        assert_eq!(asked("evil.example", path, "").await.status, 403, "a page on the Web must be rejected");
     }
     assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "no other path is a probe");
     let url = format!("http://{port}");
@@ -103,7 +106,7 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
         for path in ["/", "/v1/status", "/v1/counters/video/42", "/nowhere"] {
             let answer =
                 send(&port, &format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")).await;
-            // What CONNECT names must be a server.
+            // CONNECT must name a server.
             assert!(
                 matches!((answer.status, method), (405, _) | (400, "CONNECT")),
                 "{method} {path}: {}",
@@ -111,7 +114,7 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             );
         }
     }
-    // In the path, in the query, in a header and in the name that is asked for: line ends, a terminal's escapes, what is no UTF-8.
+    // Line ends, a terminal's escapes and invalid UTF-8, in the path, the query, a header and the Host header.
     for request in [
         "GET /%0aforged%0d%1b[2J%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /v1/counters/%0aforged%1b[2J/42?q=%0aforged HTTP/1.1\r\nHost: localhost\r\nX-Forged: \u{9b}2J forged\r\n\r\n",
@@ -130,11 +133,11 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             "{answer}"
         );
     }
-    // A head that is too large, and one line of it.
+    // A head that is too large, and one too large line of it.
     let large = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Large: {}\r\n\r\n", "x".repeat(20_000));
     assert_eq!(send(&port, &large).await.status, 431);
 
-    // Who connects and asks nothing, or a little from time to time, is cut off, and others are answered.
+    // A client that sends nothing, or a few bytes from time to time, is disconnected, and others get answers.
     let began = Instant::now();
     let mut idle = Vec::new();
     for _ in 0..70 {
@@ -148,7 +151,7 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
     drop(idle);
     let log = daemon.log();
     assert!(!log.contains("forged\n") && log.chars().all(|letter| letter == '\n' || !letter.is_control()), "{log}");
-    // Each begins with the year.
+    // Each line begins with the year.
     assert!(log.lines().all(|line| line.starts_with("20")), "a line was forged: {log}");
     assert!(daemon.stop().success());
     world.close().await;

@@ -1,6 +1,6 @@
-//! The command line as scripts and systemd see it: what is printed, and how it exits. Every exit code is caused for real.
+//! The command line for scripts and systemd: output and exit codes. Each exit code has its real cause.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod help;
 mod secrets;
@@ -13,12 +13,12 @@ use crate::common;
 use common::{World, stderr, stdout};
 use sqlx::AssertSqlSafe;
 
-/// A port of this machine that nothing listens on: bound by nobody since it was given back.
+/// A free port of this machine, on which nothing listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The program with a configuration of its own, and no servers.
+/// The program with a configuration and no servers.
 struct Alone {
     folder: tempfile::TempDir,
 }
@@ -99,7 +99,7 @@ async fn a_board_or_period_that_is_not_there_exits_with_64() {
     let world = World::new("cli_scope", "[[board]]\nname = \"likes\"\nperiod = \"week\"").await;
     for (arguments, said) in [
         (["archive", "--board", "like"], "no board is called \"like\": the configuration has likes"),
-        (["archive", "--period", "2026-W60"], "is no period"),
+        (["archive", "--period", "2026-W60"], "is not a period"),
         (["archive", "--period", "2026-11-18"], "is a day, and no board"),
         (["archive", "--period", "2999-W01"], "is not closed"),
     ] {
@@ -136,7 +136,7 @@ async fn a_dry_run_that_finds_drift_exits_with_2() {
     let output = world.tallyd(&["reconcile", "--dry-run"]);
     assert_exits(&output, 2, "");
     assert!(stdout(&output).contains("video:42: drifted, Redis 5, MySQL 0"), "{}", stdout(&output));
-    // A real run repairs it, and that is no failure.
+    // A real run repairs it, which is no failure.
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     assert_exits(&world.tallyd(&["reconcile", "--dry-run"]), 0, "");
     world.close().await;
@@ -153,7 +153,7 @@ async fn a_lock_that_is_held_exits_with_75_and_names_its_holder() {
         );
         sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
         let output = world.tallyd(&arguments);
-        assert_exits(&output, 75, "elsewhere:7 is at it");
+        assert_exits(&output, 75, "elsewhere:7 is already running this job");
         assert_eq!(stdout(&output), "");
     }
     world.close().await;
@@ -195,7 +195,7 @@ fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
             "config.toml:5:1: unknown key `prefech` in [amqp]: did you mean `prefetch`?",
         ),
         ("[amqp]\nurl = \"amqp://tallyd@127.0.0.1/\"\n", "the vhost with the empty name"),
-        ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "names no user"),
+        ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "has no user"),
         ("[amqp]\nprefetch = 19999\n", "at least 20000"),
         ("[amqp]\nqueue_type = \"fast\"\n", "[amqp] queue_type is \"fast\": allowed are \"quorum\", \"classic\""),
         ("[mysql]\npassword_file = \"tallyd.mysql-password\"\n", "LoadCredential=tallyd.mysql-password"),
@@ -220,7 +220,7 @@ fn all_problems_are_said_at_once() {
         "[amqp]\npartitions = 0\n[mysql]\nurl = \"mysql://u@h\"\n[[board]]\nname = \"A\"\nperiod = \"day\"\n",
     );
     let output = alone.run(&["config", "check", "--offline"]);
-    for said in ["partitions is 0, allowed are 1 to 256", "names no database", "[[board]] A: a name has"] {
+    for said in ["partitions is 0, allowed are 1 to 256", "has no database", "[[board]] A: a name must have"] {
         assert_exits(&output, 78, said);
     }
     assert_eq!(stdout(&output), "");
@@ -244,7 +244,7 @@ async fn a_schema_that_is_missing_or_newer_exits_with_78_and_says_what_to_run() 
     for arguments in &all {
         assert_exits(&world.tallyd(arguments), 78, "run `tallyd migrate`");
     }
-    // The tables are there: each step may run again.
+    // The tables exist: each step can run again.
     let output = world.tallyd(&["migrate"]);
     assert_exits(&output, 0, "");
     assert!(stdout(&output).contains("up to date after"), "{}", stdout(&output));

@@ -1,4 +1,4 @@
-//! The command line and passwords: it reads them from files, and prints none.
+//! Passwords on the command line: it reads them from files, and never prints them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -91,7 +91,7 @@ fn a_relative_password_file_is_a_credential_of_systemd() {
     assert_silent(&output);
 }
 
-/// All secrets of a container in files, as Docker, Compose and Kubernetes hand them over.
+/// All secrets of a container in files, as Docker, Compose and Kubernetes mount them.
 const FILES: [(&str, &str, &str); 8] = [
     ("AMQP__PASSWORD", "amqp-password", SECRET),
     ("MYSQL__PASSWORD", "mysql-password", SECRET),
@@ -103,7 +103,7 @@ const FILES: [(&str, &str, &str); 8] = [
     ("REDIS__URL", "redis-url", "redis://redis.example/3"),
 ];
 
-/// Runs the program where `/run/secrets` has the files, which everyone can read.
+/// Runs the program with files in `/run/secrets` that everyone can read.
 fn in_container(alone: &Alone, arguments: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     for (_, name, text) in FILES {
@@ -157,6 +157,6 @@ fn a_file_of_an_address_that_can_not_be_used_is_said_with_its_variable() {
     let of_file = ("TALLYD__MYSQL__URL_FILE", file.to_str().unwrap());
     said(&[of_file], "TALLYD__MYSQL__URL_FILE: the address in ");
     said(&[of_file], "has the mode 0644 and can be read by everyone");
-    said(&[of_file, ("TALLYD__MYSQL__URL", "mysql://u@h/t")], "TALLYD__MYSQL__URL is set, too: unset one of them");
+    said(&[of_file, ("TALLYD__MYSQL__URL", "mysql://u@h/t")], "TALLYD__MYSQL__URL is also set: unset one of them");
     said(&[("TALLYD__MYSQL__URL_FILE", "/nowhere")], "the address in /nowhere: No such file");
 }

@@ -1,4 +1,5 @@
-//! `tallyd config check` and the servers: what is wrong with each is said, whatever the others are, and nothing is changed.
+//! `tallyd config check` with servers: every server's problem is reported, independent of the others, and nothing is
+//! changed.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -28,7 +29,7 @@ fn check(world: &World, environment: &[(&str, &str)]) -> (Option<i32>, Value) {
     (output.status.code(), report)
 }
 
-/// The checks of that name.
+/// The checks with that name.
 fn named<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
     report["checks"].as_array().unwrap().iter().filter(|check| check["check"] == name).collect()
 }
@@ -38,11 +39,11 @@ fn assert_is(report: &Value, name: &str, status: &str, found: &str) {
     let checks = named(report, name);
     let fits = |check: &&Value| check["status"] == status && check["found"].as_str().unwrap().contains(found);
     assert!(checks.iter().any(fits), "{name} is not {status} with \"{found}\": {report:#}");
-    // What is wrong says what to do.
+    // Each problem says what to do.
     assert!(checks.iter().all(|check| check["status"] == "ok" || check["do"].is_string() || check["at"].is_object()));
 }
 
-/// At its first start MySQL makes a certificate, and an authority in a file. MariaDB has no such file: this is for dev/lab.
+/// At its first start MySQL makes a certificate and a CA in a file. MariaDB has no such file, so this is for dev/lab.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let world = World::new("check_stock_tls", "").await;
@@ -83,19 +84,19 @@ async fn all_is_looked_at_and_nothing_changed() {
         assert_eq!(checks.is_empty(), depends, "{}: {report:#}", what.name());
         assert!(checks.iter().all(|check| what.name().starts_with(check["server"].as_str().unwrap())));
     }
-    assert_is(&report, "rabbitmq-queues", "ok", "the daemon will make ");
+    assert_is(&report, "rabbitmq-queues", "ok", "the daemon will declare ");
     assert_is(&report, "rabbitmq-plugin", "ok", "x-consistent-hash");
     let link = world.broker.connect("test").await.unwrap();
     let found = world.broker.probe_queues(&link).await.unwrap();
     assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check makes nothing: {found:?}");
-    // What is there is compared with what would be declared; messages stay where they are.
+    // Existing queues are compared with the declared ones. Their messages stay.
     let publisher = world.publisher().await;
     publisher.publish("", &world.broker.queue(0), b"{}").await.unwrap();
     let (code, report) = check(&world, &[]);
     assert_eq!(code, Some(0), "{report:#}");
     assert_is(&report, "rabbitmq-queues", "ok", &world.broker.queue(1));
     assert_is(&report, "rabbitmq-exchanges", "ok", &world.broker.exchange());
-    assert_is(&report, "rabbitmq-permissions", "ok", "may publish to amq.default and ");
+    assert_is(&report, "rabbitmq-permissions", "ok", "can publish to amq.default and ");
     assert_eq!(publisher.depth(&world.broker.queue(0)).await.unwrap().messages, 1);
     world.close().await;
 }
@@ -111,7 +112,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
     assert_is(&report, "redis-answers", "error", "refused");
     assert_is(&report, "mysql-answers", "error", "connect to MySQL");
     assert_is(&report, "rabbitmq-answers", "ok", "vhost");
-    // A mistake that no waiting helps goes before one that passes.
+    // A permanent error is reported before a temporary one.
     let amqp = world.config.amqp.url.expose().replace("%2f", "nowhere");
     let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__AMQP__URL", &amqp)]);
     assert_eq!(code, Some(78));
@@ -129,7 +130,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     let world = World::new("check_silent", "").await;
-    // tx.select, before what would be published; the last of the rights; a script that tells rights.
+    // tx.select, before the publishes; the last of the rights; a script that finds rights.
     for (name, url, words, check_name) in [
         ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),
         ("TALLYD__MYSQL__URL", &world.config.mysql.url, b"SHOW GRANTS", "mysql-permissions"),
@@ -137,9 +138,9 @@ async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     ] {
         let (proxy, url) = Proxy::before(url.expose()).await;
         proxy.hold_from(words);
-        // In plain text, or the proxy couldn't tell; MySQL has just seen the password.
+        // Plain text, because the proxy can't read TLS. MySQL has just seen the password.
         let url = if name.contains("MYSQL") { format!("{url}?ssl-mode=DISABLED") } else { url };
-        // An account that can read settings: others get "not known" for these.
+        // An account that can read settings. Others get "not known" for these.
         let patience = [
             ("TALLYD__REDIS__URL", world.config.redis.url.expose()),
             ("TALLYD__AMQP__TIMEOUT_MS", "1000"),
@@ -173,7 +174,7 @@ async fn a_queue_with_other_arguments_is_an_error_and_left_alone() {
     assert_eq!(code, Some(78));
     assert_is(&report, "rabbitmq-queues", "error", "inequivalent arg");
     let (code, report) = check(&world, &[("TALLYD__AMQP__DECLARE", "false")]);
-    assert_eq!(code, Some(78), "the others are not there: {report:#}");
+    assert_eq!(code, Some(78), "the others are missing: {report:#}");
     assert_is(&report, "rabbitmq-queues", "error", &format!("[amqp] declare is false: {}.returned", world.name));
     link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     world.close().await;
@@ -211,13 +212,13 @@ async fn rights_that_an_account_lacks_are_named() {
     assert!(!said.contains("INSERT on") && !said.contains("DROP on recent_delta"), "{said}");
     assert_is(&report, "redis-permissions", "error", "HDEL, HGETALL, HKEYS, HLEN, HMGET, HSET, ");
     assert_is(&report, "redis-eviction", "warning", "allkeys-lru");
-    assert_is(&report, "redis-persistence", "ok", "not known: the account may not ask");
-    assert_is(&report, "redis-listpack", "ok", "not known: the account may not ask");
-    // An account that may ask.
+    assert_is(&report, "redis-persistence", "ok", "not known: the account has no right to run CONFIG GET");
+    assert_is(&report, "redis-listpack", "ok", "not known: the account has no right to run CONFIG GET");
+    // An account with the right to read settings.
     let (_, report) = check(&world, &[("TALLYD__REDIS__URL", &server.url())]);
-    assert_is(&report, "redis-persistence", "warning", "it keeps nothing");
-    assert_is(&report, "redis-permissions", "ok", "may do what the daemon does");
-    // One that is refused.
+    assert_is(&report, "redis-persistence", "warning", "Redis saves nothing to disk");
+    assert_is(&report, "redis-permissions", "ok", "the account has all rights");
+    // A login that fails.
     let wrong = mysql.replace("narrow", "wrong");
     let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &wrong)]);
     assert_eq!(code, Some(78));
@@ -236,15 +237,15 @@ async fn keys_of_the_older_default_prefix_are_reported() {
         let environment = [("TALLYD__REDIS__URL", server.url()), ("TALLYD__REDIS__KEY_PREFIX", prefix.to_owned())];
         check(&world, &environment.each_ref().map(|(name, value)| (*name, value.as_str()))).1
     };
-    assert_is(&look("tally:"), "redis-keys", "ok", "their names begin with tally:");
+    assert_is(&look("tally:"), "redis-keys", "ok", "keys begin with tally:");
     let bucket = world.cache.keys.with_prefix("").counters("video", 0);
     for (key, command) in [("tally:writers", "SET"), (bucket.as_str(), "HSET")] {
         let () = redis::cmd("FLUSHALL").query_async(&mut admin).await.unwrap();
         let arguments: &[&str] = if command == "SET" { &["{}"] } else { &["_", "1:0"] };
         let () = redis::cmd(command).arg(key).arg(arguments).query_async(&mut admin).await.unwrap();
         let report = look("tally:");
-        assert_is(&report, "redis-keys", "warning", &format!("{key} is a key of a version "));
-        assert!(named(&report, "redis-keys")[0]["do"].as_str().unwrap().contains("add key_prefix = \"\" to [redis]"));
+        assert_is(&report, "redis-keys", "warning", &format!("{key} comes from a version "));
+        assert!(named(&report, "redis-keys")[0]["do"].as_str().unwrap().contains("set key_prefix = \"\" in [redis]"));
         assert_is(&look(""), "redis-keys", "ok", "no prefix");
     }
     drop(server);

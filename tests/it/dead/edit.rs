@@ -1,4 +1,4 @@
-//! A body that is put right in an editor.
+//! A body that is corrected in an editor.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, put_bodies, take};
 use crate::common::{World, stderr, target};
 
-/// Replays letter 1 with a script as the editor, which gets the file's name as `$1`, and these answers on stdin.
+/// Replays letter 1 with a script as the editor and these answers on stdin. The script gets the file's name as `$1`.
 fn edit(world: &World, script: &str, answers: &str, more: &[&str]) -> Output {
     let path = world.folder.path().join("editor");
     fs::write(&path, format!("#!/bin/sh\nset -eu\n{script}\n")).unwrap();
@@ -23,7 +23,7 @@ fn edit(world: &World, script: &str, answers: &str, more: &[&str]) -> Output {
     child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let left = fs::read_dir(world.folder.path().join("tmp")).unwrap().count();
-    assert_eq!(left, 0, "the file is gone");
+    assert_eq!(left, 0, "the file must be deleted");
     output
 }
 
@@ -36,16 +36,16 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     let original = film(9, 5);
     put_bodies(&world, Reason::UnknownKind, std::slice::from_ref(&original)).await;
 
-    // Given up: no answer, a "no", an empty file, an editor that fails.
+    // Cancelled: no answer, a "no", an empty file, an editor that fails.
     let output = edit(&world, "true", "", &[]);
     assert_exits(&output, 1, "would be refused: unknown-kind: kind is \"film\"");
     assert!(stderr(&output).contains("edit it again? [Y/n] "), "{}", stderr(&output));
     assert_exits(&edit(&world, "sed -i s/film/fil/ \"$1\"", "n\n", &[]), 1, "nothing was replayed");
     assert_exits(&edit(&world, ": > \"$1\"", "", &[]), 1, "nothing was replayed");
-    assert_exits(&edit(&world, "exit 3", "", &[]), 1, "the editor ended with exit status: 3");
+    assert_exits(&edit(&world, "exit 3", "", &[]), 1, "the editor failed (exit status: 3)");
     assert_eq!(ids(&world).await, [(1, true)]);
 
-    // At first it is no JSON; then it is right. By another file that is renamed, as many editors do.
+    // First it is invalid JSON, then it is right. The editor renames another file, as many editors do.
     let seen = world.folder.path().join("seen");
     let script = format!(
         "stat -c %a \"$1\" >> {seen}; cat \"$1\" >> {seen}\n\
@@ -66,7 +66,7 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     assert_eq!(world.tallyd(&["dead", "show", "1", "--raw"]).stdout, original);
     assert_exits(&edit(&world, "true", "", &[]), 64, "was replayed before");
 
-    // An edited body that the consumer refuses all the same is a letter of its own.
+    // An edited body that the consumer rejects again is a new letter.
     let output = edit(&world, "echo '[1]' > \"$1\"", "", &["--force", "--format", "json"]);
     assert_exits(&output, 0, "\"replayed\":1");
     world.drained(&publisher).await;

@@ -8,7 +8,7 @@ use tallyd_core::model::{TargetId, UserId};
 use super::{BY_DAEMON, Likes, VIDEO, erase, named, report};
 use crate::common::{World, assert_redis_equals, stderr, target};
 
-/// What is added to the target's likes and views counts on a board, too.
+/// The target's likes and views count on a board, too.
 const ON_BOARD: &str = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,7 +32,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     world.outbox_added().await;
     // The first one loads the buckets.
     world.reconcile("--full").await;
-    // A drift, so that a report lists the target; a repair and a hint name it, too.
+    // A drift, so that a report lists the target. A repair and a hint name it, too.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(VIDEO)));
     let before: String = world.redis().await.hget(&key, VIDEO).await.unwrap();
     assert_eq!(before, "2299,0,4");
@@ -48,7 +48,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
     assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(2_300), Some(2_299)));
     assert_eq!((&erased["numbers"]["repair"], &erased["numbers"]["drift_seen"]), (&json!(1), &json!(1)));
-    // The unlikes have taken it off the open board.
+    // The unlikes have removed it from the open board.
     assert_eq!((&erased["saved"], &erased["zsets"]), (&json!(1), &json!(0)));
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
     likes.model.rows.retain(|(of, _), _| *of != target(VIDEO));
@@ -70,8 +70,8 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
 async fn what_can_not_be_erased_is_refused_before_anything_is() {
     let world = World::new("erase_refused", BY_DAEMON).await;
     for (arguments, code, said) in [
-        (["--target", "film:1"], 64, "film:1 is no target: write KIND:ID"),
-        (["--target", "video:0"], 64, "video:0 is no target: write KIND:ID"),
+        (["--target", "film:1"], 64, "film:1 is not a target: write KIND:ID"),
+        (["--target", "video:0"], 64, "video:0 is not a target: write KIND:ID"),
         (["--user", "0"], 64, "0 is not in 1..="),
         (["--user", "me"], 64, "invalid digit"),
         (["--board", "hot"], 64, "required"),

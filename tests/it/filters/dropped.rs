@@ -20,11 +20,11 @@ async fn all_filters_are_dropped_once_nobody_keeps_them() {
     assert!(code == 64 && said.contains("[filter] likes_min is 20: set it to 0"), "{said}");
     world.set("");
     let (code, said) = dropped(&world, &[]);
-    assert!(code == 75 && said.contains("has kept filters within the last 35 minutes"), "{said}");
+    assert!(code == 75 && said.contains("updated filters within the last 35 minutes"), "{said}");
     let earlier = "UPDATE job_run SET finished_at = finished_at - INTERVAL 36 MINUTE WHERE job = 'filters'";
     sqlx::query(earlier).execute(&world.pool).await.unwrap();
 
-    // As `tallyd pause consumer` notes it.
+    // As `tallyd pause consumer` writes it.
     let pause = "INSERT INTO control (task, command, ordered_at, until_at, ordered_by, reason) \
                  VALUES ('consumer', 'pause', NOW(6), NOW(6) + INTERVAL 10 MINUTE, 'test', '')";
     sqlx::query(pause).execute(&world.pool).await.unwrap();

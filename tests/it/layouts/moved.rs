@@ -1,4 +1,4 @@
-//! Counters move from one layout to another while likes go on.
+//! Counters migrate from one layout to another while likes continue.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -9,19 +9,19 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
 
-/// What a producer's clock may be off, and a second count late.
+/// The allowed error of a producer's clock, and a second that a count can be late.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
 
 const SIGABRT: i32 = 6;
 
-/// The configuration of before, of meanwhile and of after the switch, and of the end.
+/// The configurations: before, during the migration before and after the switch, and at the end.
 fn settings(from: &str, to: &str) -> [String; 4] {
     let first = |layout: &str| format!("{WAITS}[redis]\n{layout}\n");
     let also = |layout: &str| format!("[redis.also]\n{layout}\n");
     [first(from), first(from) + &also(to), first(to) + &also(from), first(to)]
 }
 
-/// As commands name it.
+/// The layout's name in commands.
 fn name(layout: &str) -> &'static str {
     match layout {
         PACKED => "packed:4",
@@ -36,7 +36,7 @@ const MORE: &str = "layout = \"packed\"\nbucket_bits = 7";
 const ENTITY: &str = "layout = \"entity\"\nbucket_bits = 4";
 const STRING: &str = "layout = \"string\"\nbucket_bits = 4";
 
-/// Brings the counters over, and proves it. Only another run's lock makes it wait.
+/// Migrates the counters and proves it. Waits only for another run's lock.
 async fn migrate(world: &World, from: &str, to: &str) {
     eventually("the counters have moved", || async {
         let ended = world.tallyd(&["layout", "migrate", "--from", name(from), "--to", name(to)]);
@@ -48,7 +48,7 @@ async fn migrate(world: &World, from: &str, to: &str) {
     .await;
 }
 
-/// Gives tallyd other settings, as a restart does.
+/// Restarts the daemon with other settings.
 async fn restart(world: &mut World, daemon: Daemon, settings: &str) -> Daemon {
     assert!(daemon.stop().success());
     world.set(settings);
@@ -73,7 +73,7 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         let stop = CancellationToken::new();
         let crowds = [crowd(&world, 2, 30, &stop), crowd(&world, 3, 30, &stop)];
         migrate(&world, from, to).await;
-        // Some API servers read the new layout already, others still the old one.
+        // Some API servers already read the new layout, others still the old one.
         daemon = restart(&mut world, daemon, &after).await;
         let switched = crowd(&world, 4, 30, &stop);
         migrate(&world, to, from).await;
@@ -180,12 +180,12 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     daemon = restart(&mut world, daemon, &end).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     model.apply(&like(&world, 2).await);
-    // Back, without a second layout and without a drop: nobody has counted the second like there.
+    // Back without a second layout and without a drop. The second like was not counted there.
     daemon = restart(&mut world, daemon, &before).await;
     let compared = world.tallyd(&["reconcile", "--changed"]);
     assert!(stderr(&compared).contains("layout-stale"), "{}", stderr(&compared));
     assert_all_equal(&world, &publisher, &model).await;
-    // And what was tried and given up is loaded anew the next time.
+    // The cancelled migration is loaded again the next time.
     model.apply(&like(&world, 3).await);
     daemon = restart(&mut world, daemon, &meanwhile).await;
     migrate(&world, PACKED, MORE).await;
@@ -254,7 +254,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);
     }
     let mut model = Model::default();
-    // The one that was taken back had been published.
+    // The undone one had been published.
     for event in [first.event, second.event, blind.event] {
         model.apply(&event);
     }
@@ -278,7 +278,7 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
     world.set(&meanwhile);
     assert!(refused(&migrate, &world).contains("write --from packed:4 --to packed:7"));
     for layout in ["packed:4", "packed:7"] {
-        assert!(refused(&["layout", "drop", layout], &world).contains("take it out of [redis] and [redis.also] first"));
+        assert!(refused(&["layout", "drop", layout], &world).contains("remove it from [redis] and [redis.also] first"));
     }
     assert!(refused(&["layout", "drop", "hash:3"], &world).contains("write packed:BITS"));
     assert!(refused(&["layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));

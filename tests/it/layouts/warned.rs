@@ -1,4 +1,4 @@
-//! Warnings of `config check` about buckets, and the server that holds them.
+//! Warnings of `config check` about buckets and their server.
 
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use crate::common::private::Private;
 use crate::common::{World, stderr, stdout};
 
-/// Adds counters of targets whose ids are snowflakes, with two numbers each.
+/// Adds counters of targets with snowflake ids, with two numbers each.
 async fn fill(world: &World, targets: u64) {
     let ids: Vec<u64> = (0..targets).map(|number| (1_700_000_000_000 + number * 7) << 22 | 5 << 12).collect();
     for ids in ids.chunks(1_000) {
@@ -25,8 +25,8 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     fill(&world, 10_000).await;
     sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
-    // 10,000 targets need 2^7 buckets. The estimate may be half or twice as much, which is one bit.
-    let suited = ["6", "7", "8"].map(|bits| format!("targets: {bits} bucket_bits suit them"));
+    // 10,000 targets need 2^7 buckets. The estimate can be half or twice as much, which is one bit.
+    let suited = ["6", "7", "8"].map(|bits| format!("targets, which need {bits} bucket_bits"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
     world.close().await;
 }
@@ -56,7 +56,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     let checked = command.env("TALLYD__REDIS__URL", server.url()).args(["config", "check"]).output().unwrap();
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
     // A place in a field takes two bytes, whether a metric has its code or not.
-    let long = "hash-max-listpack-value is 64: a target whose numbers have seven digits takes 92 bytes";
+    let long = "hash-max-listpack-value is 64, but a target with numbers of seven digits takes 92 bytes";
     let marked = "a mark for each of 64 partitions, about 1242 bytes";
     for (name, value, text, warns) in [
         ("TALLYD__METRICS__SHARE", "40", long, true),

@@ -1,4 +1,4 @@
-//! `tallyd map`: samples without a server, and the end of a map.
+//! `tallyd map`: samples without a server, and the removal of a map.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::common::{eventually, stderr, stdout};
 async fn samples_show_what_becomes_of_them_without_a_server() {
     let site = Site::new("map_sample", "ms").await;
     let sample = site.world.folder.path().join("sample.json");
-    // None of them is there.
+    // None of the servers exists.
     let alone = |arguments: &[&str]| {
         let mut command = site.world.command();
         for (section, url) in [
@@ -39,7 +39,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
     }
     let report: Value = serde_json::from_slice(&alone(&["--format", "json"]).stdout).unwrap();
     assert_eq!((&report["taken"], &report["events"][1]["reason"]), (&2.into(), &"unknown-type".into()));
-    // One value, over several lines.
+    // One value on several lines.
     fs::write(&sample, serde_json::to_string_pretty(&serde_json::json!({ "events": [good] })).unwrap()).unwrap();
     let output = alone(&["--name", "site"]);
     assert!(output.status.success() && stdout(&output).contains("1 of 1 events fit"), "{}", stdout(&output));
@@ -56,14 +56,14 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
         let text = stdout(&output) + &stderr(&output);
         assert!(output.status.code() == Some(code) && text.contains(said), "{:?}: {text}", output.status);
     };
-    assert_exits(&site, &remove, 78, "take it out on every host");
+    assert_exits(&site, &remove, 78, "first remove it on every host");
     let daemon = site.world.daemon();
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     site.world.set(settings(&site.exchange, "ms").split("[[map]]").next().unwrap());
     assert_exits(&site, &remove, 75, "a daemon consumes");
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
-    // A daemon without the map leaves its events alone, and says so.
+    // A daemon without the map ignores its events, and reports that.
     let output = site.world.tallyd(&["config", "check"]);
     let text = stdout(&output) + &stderr(&output);
     assert!(text.contains("the map site is in use since"), "{text}");
@@ -73,9 +73,9 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     assert_exits(&site, &[&remove[..], &["--with-messages"]].concat(), 0, "the map site is removed");
     assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 0);
     let other = site.world.broker.connect("test").await.unwrap();
-    assert!(other.depth(&site.queue()).await.is_err(), "the queue is gone");
+    assert!(other.depth(&site.queue()).await.is_err(), "the queue is deleted");
     assert_exits(&site, &remove, 64, "no map site is in use");
     site.publish(&event("LIKE", 42, 8, now_ms())).await;
-    assert_eq!(site.of_the_old_worker().await, 2, "the site goes on");
+    assert_eq!(site.of_the_old_worker().await, 2, "the site continues");
     site.close().await;
 }

@@ -1,4 +1,4 @@
-//! Maps that do not fit those in use, or the broker, are refused with a sentence.
+//! Maps that conflict with those in use or with the broker are rejected with a sentence.
 
 use super::{Site, settings};
 use crate::common::{eventually, stderr, stdout};
@@ -25,11 +25,11 @@ async fn an_exchange_that_is_missing_or_forbidden_is_named() {
     let mut site = Site::new("map_exchange", "ms").await;
     let missing = format!("{}.nowhere", prefix_of(&site));
     for (exchange, said, in_check) in [
-        (missing.as_str(), "does not exist, and tallyd never declares it", "is not there, and tallyd never makes it"),
+        (missing.as_str(), "does not exist, and tallyd never declares it", "is missing, and tallyd never declares it"),
         (
             "amq.topic",
             "has no right to bind a queue to the exchange amq.topic",
-            "give it the right to read the exchange",
+            "give the account the right to read the exchange",
         ),
     ] {
         site.world.set(&settings(exchange, "ms"));

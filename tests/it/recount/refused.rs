@@ -1,19 +1,19 @@
-//! Queries that can't be: said in words, and nothing is changed.
+//! Invalid queries: the error says why, and nothing is changed.
 
 use sqlx::AssertSqlSafe;
 
 use super::{QUERY, added, comment, count, run, settings, world};
 use crate::common::{World, stderr, stdout};
 
-/// Queries, what else their block has, and what is said of them.
+/// Queries, the rest of their block, and their error.
 fn wrong() -> Vec<(String, &'static str, &'static str)> {
     let order = "GROUP BY video_id ORDER BY video_id LIMIT :limit";
     vec![
-        (format!("SELECT video_id FROM comment WHERE video_id > :after {order}"), "", "returns 1 columns: it must be two"),
+        (format!("SELECT video_id FROM comment WHERE video_id > :after {order}"), "", "returns 1 columns: it must return two"),
         (
             format!("SELECT video_id, 1, 2 FROM comment WHERE video_id > :after {order}"),
             "",
-            "returns 3 columns: it must be two",
+            "returns 3 columns: it must return two",
         ),
         (
             format!("SELECT CAST(video_id AS CHAR), 1 FROM comment WHERE video_id > :after {order}"),
@@ -28,32 +28,32 @@ fn wrong() -> Vec<(String, &'static str, &'static str)> {
         (
             format!("SELECT video_id, AVG(id) FROM comment WHERE video_id > :after {order}"),
             "",
-            "for target 2: that is no integer",
+            "for target 2: it must be an integer",
         ),
         (
             format!("SELECT video_id, IF(video_id = 2, NULL, 1) FROM comment WHERE video_id > :after {order}"),
             "",
-            "returns NULL for target 2: COALESCE",
+            "returns NULL for target 2: use COALESCE",
         ),
         (
             "SELECT IF(video_id = 3, NULL, video_id) AS v, 1 FROM comment WHERE video_id > :after ORDER BY id LIMIT :limit".to_owned(),
             "",
-            "returns target 2 after 2: each target once",
+            "returns target 2 after 2: return each target once",
         ),
         (
             "SELECT NULLIF(1, 1), 1 FROM comment WHERE video_id > :after LIMIT :limit".to_owned(),
             "",
-            "a target whose id is NULL",
+            "a target with the id NULL",
         ),
         (
             "SELECT video_id, 1 FROM comment WHERE video_id > :after GROUP BY video_id ORDER BY video_id DESC LIMIT :limit".to_owned(),
             "",
-            "returns target 2 after 3: each target once, in order of its id",
+            "returns target 2 after 3: return each target once, in the order of the ids",
         ),
         (
             format!("SELECT video_id, :after FROM comment WHERE video_id > 0 {order}"),
             "page_targets = 2",
-            "returns target 1 where ids above 2 were asked for",
+            "returns target 1, but ids must be above 2",
         ),
         (
             "SELECT video_id, :limit FROM comment WHERE video_id > :after GROUP BY video_id ORDER BY video_id".to_owned(),
@@ -63,7 +63,7 @@ fn wrong() -> Vec<(String, &'static str, &'static str)> {
         (
             format!("SELECT video_id - 2, 1 FROM comment WHERE video_id > :after {order}"),
             "",
-            "returns the target -1: ids are 1 to",
+            "returns the target -1: ids must be 1 to",
         ),
         (format!("SELECT video_id, 1 FROM comments WHERE video_id > :after {order}"), "", "comments' doesn't exist"),
         (format!("SELECT video, 1 FROM comment WHERE video_id > :after {order}"), "", "Unknown column 'video'"),
@@ -144,7 +144,9 @@ async fn check_config_asks_mysql_how_it_would_run_the_query() {
         stderr(&checked)
     );
     let offline = world.tallyd(&["config", "check", "--offline"]);
-    assert!(offline.status.success() && stdout(&offline).contains("recount   video:comment only by hand"));
+    assert!(
+        offline.status.success() && stdout(&offline).contains("recount   video:comment only with `tallyd recount`")
+    );
     world.close().await;
 }
 

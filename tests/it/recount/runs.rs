@@ -1,4 +1,4 @@
-//! Runs that die, that meet each other, and that the daemon starts by itself.
+//! Runs that crash, that meet each other, and that the daemon starts automatically.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
         let killed = world.command().args(["recount", "--force"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
-        // Its lease runs out.
+        // Its lease expires.
         run(&world, "UPDATE job_lock SET lease_until = NOW(6)").await;
         assert!(world.tallyd(&["recount", "--force"]).status.success());
         assert_eq!(counters(&world).await, comments(&world).await, "{point}");
@@ -40,18 +40,18 @@ async fn of_two_at_once_one_is_told_to_try_later() {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     };
-    eventually("the first one stands still", stopped).await;
+    eventually("the first one has stopped", stopped).await;
     let second = world.tallyd(&["recount"]);
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
-    assert!(stderr(&second).contains("is at it"), "{}", stderr(&second));
-    // A reconcile is another job, and its fences are its own.
+    assert!(stderr(&second).contains("is already running this job"), "{}", stderr(&second));
+    // A reconcile is another job with its own fences.
     assert!(world.tallyd(&["reconcile"]).status.success());
-    // The first one's lease runs out while it is frozen; another one corrects.
+    // The first one's lease expires while it is frozen, and another one corrects.
     run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
     assert!(world.tallyd(&["recount"]).status.success());
     assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
     let ended = first.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(75), "it has been taken over");
+    assert_eq!(ended.status.code(), Some(75), "it was overtaken");
     assert_eq!(added(&world).await, BTreeMap::from([(1, 3)]), "once");
     world.close().await;
 }
@@ -80,7 +80,7 @@ async fn a_recount_that_comes_with_a_reload_is_done_and_one_that_goes_is_not() {
     eventually("it is corrected", || async { counters(&world).await == BTreeMap::from([(1, 3)]) }).await;
     world.set("[metrics]\nlike = 1\ncomment = 2\n");
     daemon.signal("HUP");
-    eventually("it is taken away", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;
+    eventually("it is subtracted", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;
     assert!(daemon.stop().success());
     let runs = "SELECT COUNT(*) FROM job_run WHERE job = 'recount'";
     let before = world.count(runs).await;
@@ -99,11 +99,7 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     comment(&world, &[(1, 3)]).await;
     let output = world.tallyd(&["recount", "video:share", "video:comment", "--format", "json"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        stderr(&output).contains("[[recount]] of video share: MySQL does not run the query"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("[[recount]] of video share: MySQL rejects the query"), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["recounts"][0]["corrected"], json!(1));
     assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
@@ -126,7 +122,8 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     world.close().await;
 }
 
-/// A daemon that stops holds events that it has not written: one of before the stop, and one that comes while it stands still.
+/// A stopping daemon holds events that it has not written: one from before the stop, and one that arrives while it is
+/// frozen.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
@@ -162,7 +159,7 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     for number in 1..=3 {
         publish(number).await;
     }
-    // Not `innodb_trx`, which the server doesn't read anew while somebody asks for it more often than every 100 ms.
+    // Not `innodb_trx`: the server doesn't refresh it while it is read more often than every 100 ms.
     let waits = "SELECT COUNT(*) FROM information_schema.processlist \
                  WHERE db = DATABASE() AND info LIKE 'UPDATE partition_owner SET batches%'";
     eventually("the first one writes", || async { world.count(waits).await == 1 }).await;

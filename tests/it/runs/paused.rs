@@ -1,11 +1,11 @@
-//! An operator pauses and throttles reconciles, also one that is running.
+//! An operator pauses and throttles reconciles, also a running one.
 
 use std::time::{Duration, Instant};
 
 use super::common::{World, eventually, stderr, stdout};
 use super::settled;
 
-/// Whether a full run has noted how far it is, and goes on.
+/// Whether a full run has noted its progress and is still running.
 async fn is_amidst(world: &World) -> bool {
     let amidst = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND checkpoint IS NOT NULL AND finished_at IS NULL";
     world.count(amidst).await > 0
@@ -23,7 +23,7 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     assert!(daemon.stop().success());
     world.set("[reconcile]\npage_targets = 10\npause_ms = 300\nfull_cron = \"* * * * * *\"");
     let daemon = world.daemon();
-    eventually("a full run is at it", || async { is_amidst(&world).await }).await;
+    eventually("a full run is active", || async { is_amidst(&world).await }).await;
     ordered(&world, &["pause", "reconcile"]);
     let stopped = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'stopped'";
     eventually("it stops", || async { world.count(stopped).await == 1 }).await;
@@ -52,16 +52,16 @@ async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
     let said = ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
     assert!(said.contains("reconcile is throttled to 1 targets a second until"), "{said}");
     let mut run = world.command().arg("reconcile").stderr(std::process::Stdio::null()).spawn().unwrap();
-    eventually("the run is at it", || async { is_amidst(&world).await }).await;
-    assert_eq!(ordered(&world, &["throttle", "reconcile", "--off"]), "reconcile is throttled no more\n");
+    eventually("the run is active", || async { is_amidst(&world).await }).await;
+    assert_eq!(ordered(&world, &["throttle", "reconcile", "--off"]), "reconcile is no longer throttled\n");
     let began = Instant::now();
     eventually("the run ends", || async { !is_amidst(&world).await }).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(run.wait().unwrap().success());
-    // A command that is paused amidst says so, and can be resumed.
+    // A command that is paused during its run says so, and can be resumed.
     ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
     let run = world.command().arg("reconcile").stderr(std::process::Stdio::piped()).spawn().unwrap();
-    eventually("the run is at it", || async { is_amidst(&world).await }).await;
+    eventually("the run is active", || async { is_amidst(&world).await }).await;
     ordered(&world, &["pause", "reconcile"]);
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));

@@ -1,4 +1,4 @@
-//! `tallyd migrate` under daemons, rivals and SIGKILL; and daemons under the steps of a version that is still to come.
+//! `tallyd migrate` with running daemons, rivals and SIGKILL; and daemons while the steps of a future version are made.
 
 use std::process::{Child, Stdio};
 
@@ -23,7 +23,7 @@ async fn forget_from(world: &World, step: i64) {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
 }
 
-/// A session that keeps everybody from the table until it ends.
+/// A session that locks the table until it ends.
 async fn keep_outbox(world: &World) -> MySqlConnection {
     let mut rival = MySqlConnection::connect(world.config.mysql.url.expose()).await.unwrap();
     sqlx::raw_sql("LOCK TABLES outbox WRITE").execute(&mut rival).await.unwrap();
@@ -50,7 +50,7 @@ async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() 
     migrate.wait().unwrap();
     rival.close().await.unwrap();
     let half = "SELECT COUNT(*) FROM _sqlx_migrations WHERE version = 2 AND NOT success";
-    assert_eq!(world.count(half).await, 1, "the step was not interrupted where it should have been");
+    assert_eq!(world.count(half).await, 1, "the step was not interrupted at its point");
 
     for arguments in [&[][..], &["config", "check"], &["reconcile"]] {
         let output = world.tallyd(arguments);
@@ -107,8 +107,8 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     world.close().await;
 }
 
-/// The steps of the version after this one are made while daemons of this one write: they add a column to every table that is written all the
-/// time, and a table.
+/// The steps of the next version are made while daemons of this one write. They add a column to every table that is
+/// written often, and a table.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {
     let world = World::new("upgrade_next", TWO).await;
@@ -130,7 +130,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     execute(&world, history).await;
     site.clicked(300).await;
 
-    // A second one joins, and the first one goes: whoever starts now finds the newer schema.
+    // A second daemon starts with the newer schema, and the first one stops.
     let second = world.daemon();
     second.logged("a newer tallyd has made 1 steps").await;
     site.clicked(300).await;
@@ -140,9 +140,9 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     site.end(&world).await;
     assert_eq!(stdout(&world.tallyd(&["migrate"])), "the schema is up to date\n");
     let check = stdout(&world.tallyd(&["config", "check"]));
-    assert!(check.contains("1 steps of a newer tallyd more, which this version can work with"), "{check}");
+    assert!(check.contains("a newer tallyd made 1 more steps, which this version supports"), "{check}");
 
-    // Were it a step that this version can't live with, none would start.
+    // If this version could not work with the step, no daemon would start.
     execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));

@@ -1,4 +1,4 @@
-//! `tallyd init` where `[redis] url` names a sentinel.
+//! `tallyd init` with a sentinel as `[redis] url`.
 
 use super::common::first_day::FirstDay;
 use super::common::stack;
@@ -19,7 +19,7 @@ async fn init_finds_what_a_sentinel_watches_and_makes_accounts_there() {
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
     day.done("migrate.toml", &["migrate"]);
     let checked = day.done("config.toml", &["config", "check"]);
-    assert!(checked.contains("is the master tally, as its sentinels say"), "{checked}");
+    assert!(checked.contains("is the master tally, according to its sentinels"), "{checked}");
     day.likes(&day.api()).await;
     day.likes_over_http().await;
     day.close().await;

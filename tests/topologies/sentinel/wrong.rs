@@ -1,4 +1,4 @@
-//! Sentinels that say something wrong, and a configuration that does.
+//! Sentinels with a wrong answer, and a wrong configuration.
 
 use std::process::Output;
 
@@ -20,8 +20,8 @@ async fn what_is_wrong_with_sentinels_is_said() {
         world.command().envs(environment.iter().copied()).args(["config", "check"]).output().unwrap()
     };
     let master = group.master().await.unwrap();
-    says(&check(&[]), 0, &format!("{} is the master tally, as its sentinels say", group.server(master)));
-    // One of three that is away decides nothing.
+    says(&check(&[]), 0, &format!("{} is the master tally, according to its sentinels", group.server(master)));
+    // One unreachable sentinel of three does not matter.
     let [one, two, _] = group.sentinels().try_into().unwrap();
     let away = format!("[\"127.0.0.1:1\", \"{one}\", \"{two}\"]");
     says(&check(&[("TALLYD__REDIS__SENTINELS", &away)]), 0, "is the master tally");

@@ -1,4 +1,4 @@
-//! `tallyd init` where all servers speak TLS alone, and RabbitMQ takes the user from the certificate.
+//! `tallyd init` if all servers require TLS, and RabbitMQ takes the user from the certificate.
 
 use std::fs;
 
@@ -30,12 +30,12 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
         ("TALLYD__REDIS__TLS_CA_FILE", file("ca.pem")),
         ("TALLYD__MYSQL__TLS_CA_FILE", file("ca.pem")),
     ];
-    // The authority is not the system's.
+    // The CA is not the system's.
     let refused = day.init(&environment, &[]);
     assert!(stderr(&refused).contains("set [amqp] tls_ca_file to a file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
-    // With another name it could be another server, whatever authority signs.
+    // With another name it could be another server, whichever CA signed it.
     servers.show_mysql(Certificate::OtherName).await;
     let refused = stderr(&day.init(&environment, &[]));
     assert!(
@@ -43,7 +43,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
         "{refused}"
     );
 
-    // MySQL's own certificate has no name: its authority is enough.
+    // MySQL's own certificate has no name, so its CA is enough.
     servers.show_mysql(Certificate::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
@@ -51,8 +51,8 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
 
     let config = day.initialized(&environment, &[]);
     assert!(!config.contains("ssl-mode"), "{config}");
-    assert_eq!(config.matches("certificate and name are checked.").count(), 3, "{config}");
-    // RabbitMQ has the account already, by its certificate.
+    assert_eq!(config.matches("certificate and name are verified.").count(), 3, "{config}");
+    // RabbitMQ already has the account, from its certificate.
     day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
     day.done("migrate.toml", &["migrate"]);
     day.done("config.toml", &["config", "check"]);
