@@ -1,4 +1,4 @@
-//! Rebuilds when a migration is added: the library only watches those that it knows.
+//! Rebuilds when a migration is added: the library watches only the files that it knows.
 
 fn main() {
     println!("cargo:rerun-if-changed=../../migrations");

@@ -1,7 +1,8 @@
-//! Which `count` events were applied: what makes each count once, however often it is delivered.
+//! The ledger of applied `count` events, so that each counts once even if it is delivered several times.
 //!
-//! An entry is the second of the event's `at` and 16 bytes of its id's hash, so that entries of one time lie together. The
-//! table has a partition for each of 32 days, which go round; one whose days are over is emptied at once (TRUNCATE PARTITION), not row by row.
+//! An entry is the second of the event's `at` and 16 bytes of its id's hash, so that entries of similar times are
+//! together. The table has a partition for each of 32 days and reuses them. An expired partition is emptied in one step
+//! (TRUNCATE PARTITION), and not row by row.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -14,21 +15,22 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store};
 
-/// Entries in one statement: some 200 KiB.
+/// Entries in one statement: about 200 KiB.
 const STATEMENT_ENTRIES: usize = 5_000;
 
-/// Entries that one SELECT asks for: MariaDB makes a join of longer lists.
+/// Entries in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_ENTRIES: usize = 256;
 
-/// Partitions of `applied_event` and of `recent_delta`, as in their migrations.
+/// The number of partitions of `applied_event` and of `recent_delta`, as in their migrations.
 pub(super) const DAYS: i64 = 32;
 
 const DAY_S: i64 = 86_400;
 
-/// Notes that events were applied; sorted by key.
+/// Notes that these events, sorted by key, were applied.
 ///
 /// # Errors
-/// MySQL's; 1062 where one of them was applied before: nothing of the transaction may be kept, and the next one must ask first.
+/// Fails with MySQL's error 1062 if one of them was applied before. Then roll the transaction back, and check the
+/// ledger first in the next one.
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
@@ -37,7 +39,7 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
     Ok(())
 }
 
-/// Which of `entries` were applied before.
+/// Returns the entries that were applied before.
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();
@@ -56,27 +58,29 @@ pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Res
     Ok(applied)
 }
 
-/// `(1764000000,x'...'),(...)`
+/// For example `(1764000000,x'...'),(...)`.
 fn listed(entries: &[Entry]) -> String {
     let mut list = String::with_capacity(entries.len() * 50);
     for Entry { second, id } in entries {
         let separator = if list.is_empty() { "" } else { "," };
-        // A String can't fail.
+        // Writing to a String cannot fail.
         let _ = write!(list, "{separator}({second},x'{:032x}')", u128::from_be_bytes(id.0));
     }
     list
 }
 
 impl Store {
-    /// Forgets the events of days that are over for longer than `keep`, at `now`, and what they added to numbers that may be set.
-    /// Says how many days of a table that were. Before that all batches learn that such events are too old, whatever their daemons'
-    /// configurations say: a batch that knows the former floor has locked its partition's row, and is waited for. Waits for
-    /// no transaction for longer than some seconds: the next call does what this one couldn't.
+    /// Deletes expired days from the ledger, and their additions to numbers that can be set. A day expires `keep` after
+    /// its end. Returns the number of deleted days of a table.
+    ///
+    /// First raises the ledger's floor, so that every batch refuses such events, with any configuration of its daemon.
+    /// A batch that still uses the former floor has locked its partition's row, and this call waits for it. It waits
+    /// only seconds for a transaction: the next call deletes the rest.
     ///
     /// # Errors
-    /// MySQL's, for instance where the account may not ALTER and DROP the tables.
+    /// Fails if MySQL fails, for example because the account has no right to ALTER and DROP the tables.
     pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
-        const ACTION: &str = "forget which events were applied";
+        const ACTION: &str = "delete old entries of the ledger";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             sqlx::query("UPDATE partition_owner SET ledger_floor = ? WHERE ledger_floor < ?")
@@ -93,8 +97,8 @@ impl Store {
                 if held.is_none() {
                     continue;
                 }
-                // It waits for whoever uses the table, and everybody waits behind it.
-                // Where it fails the connection is thrown away.
+                // The statement waits for users of the table, and later statements wait behind it. If it fails, the
+                // connection is closed, so its setting does not matter.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -108,13 +112,14 @@ impl Store {
     }
 }
 
-/// The partitions of which every day is over: not those from the first kept day, less one for clocks, to the day after tomorrow.
+/// The partitions whose days are all expired. Days from the first kept one, minus one day for clock differences, to the
+/// day after tomorrow are not expired.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
 }
 
-/// When the first day began that [`over`] keeps.
+/// The beginning of the first day that [`over`] keeps.
 fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }
@@ -124,7 +129,7 @@ pub(super) fn day(at: Micros) -> i64 {
     at.0.div_euclid(1_000_000 * DAY_S)
 }
 
-/// Where the events of that day are.
+/// The partition with the events of that day.
 pub(super) fn partition_of(day: i64) -> i64 {
     day.rem_euclid(DAYS)
 }

@@ -10,42 +10,43 @@ use tallyd_core::ranks::{Before, Placed, Ranking, place};
 use super::boards::{PeriodRow, PeriodState, begin};
 use super::{Context, Result, Store};
 
-/// Rows that one statement deletes at most: so that its transaction stays short.
+/// Rows that one statement deletes at most, so that its transaction is short.
 const TRIM_ROWS_MAX: u64 = 1_000;
 
 /// Rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// Members at their places, as statements: made while others are written.
+/// Members with their places, as statements. They can be built while others are written.
 pub struct Places(Vec<String>);
 
 impl Places {
-    /// `members` from `first_place` (1 is the best) on, of that copy.
+    /// Statements for `members`, starting at `first_place` (1 is the best), of that copy.
     pub fn new(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> Self {
         let pieces = (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS));
         Self(pieces.map(|(first, piece)| insert_places(at, copy, first, piece)).collect())
     }
 }
 
-/// What MySQL has of a period for someone who reads it.
+/// A period in MySQL, as readers see it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
-    /// Its archive is verified: a page of it.
+    /// The archive is verified. Contains a page of it.
     Page {
-        /// Members of the whole board.
+        /// The number of members of the whole board.
         members: u64,
         placed: Vec<Placed>,
     },
-    /// Its archive is deleted.
+    /// The archive is deleted.
     Pruned,
-    /// Its zset is frozen, and no copy of it is verified.
+    /// The zset is frozen, and no copy of it is verified.
     Frozen,
-    /// It was not frozen, as far as MySQL knows.
+    /// MySQL does not know that it was frozen.
     Absent,
 }
 
 impl Store {
-    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, also while late writes are copied beside it.
+    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, even while
+    /// late writes are copied to another one.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let (copy, members) = match self.board_period(at).await? {
             None => return Ok(Archived::Absent),
@@ -62,10 +63,10 @@ impl Store {
         Ok(Archived::Page { members, placed: place(ranking, before, page) })
     }
 
-    /// Writes members to their places, over whatever stood there.
+    /// Writes members to their places and replaces existing rows.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
         const ACTION: &str = "copy a page of a board";
         let mut conn = self.acquire().await?;
@@ -79,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// The last place of one copy of the period; zero where it has none.
+    /// The last place of one copy of the period, or zero if it has none.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut conn = self.acquire().await?;
@@ -97,10 +98,10 @@ impl Store {
         .await
     }
 
-    /// Deletes the places after `after` up to `last`, or some of them; gives the last place that was looked at.
+    /// Deletes places after `after` up to `last`, at most a limited number. Returns the last place that was checked.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn trim_places(&self, run: u64, at: &BoardPeriod, copy: u8, after: u64, last: u64) -> Result<u64> {
         const ACTION: &str = "delete places beyond a board's end";
         let until = last.min(after + TRIM_ROWS_MAX);
@@ -124,9 +125,9 @@ impl Store {
         .await
     }
 
-    /// How many of the first `after` places have a higher score than `score`, and how many different ones these have.
+    /// The number of places up to `after` with a score above `score`, and the number of different scores among them.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
-        const ACTION: &str = "count what is before a page";
+        const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let (higher, distinct): (i64, i64) = sqlx::query_as(
@@ -170,7 +171,7 @@ impl Store {
             .await
             .context(ACTION)?;
             let read = |row: &MySqlRow| {
-                // Unchecked: a million rows are read like this.
+                // Unchecked for speed: this reads a million rows.
                 let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
                 Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
             };
@@ -180,13 +181,13 @@ impl Store {
     }
 }
 
-/// One statement as text, for which the server prepares nothing. Texts are hexadecimal, so that nothing needs quoting; of a
-/// score the shortest digits that give back the very same number.
+/// One statement as text, which the server does not prepare. Texts are hexadecimal, so nothing needs quoting. A score
+/// has the fewest digits that give exactly the same number.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();
     for (place, BoardMember { member, score }) in (first_place..).zip(members) {
-        // A String can't fail.
+        // Writing to a String cannot fail.
         let _ = write!(sql, "({board},{period},{copy},{place},");
         push_hex(&mut sql, member);
         let _ = write!(sql, ",{score:e}),");
@@ -203,7 +204,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Millions of members are written so: digit by digit it takes a third of the time that the formatter takes.
+/// The formatter takes three times as long, and this writes millions of members.
 fn push_hex(text: &mut String, bytes: &[u8]) {
     const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     text.push_str("x'");

@@ -1,5 +1,5 @@
-//! The archive of boards: the rows of closed periods, and how far each has come. Every write is fenced: it checks in
-//! its own transaction that the job's lock still names its run.
+//! The archive of boards: the rows of closed periods, and each period's state. Every write is fenced: its transaction
+//! checks that the job's lock still names the run.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
@@ -13,56 +13,55 @@ use super::{Context, Result, Store, datetime, jobs, micros};
 /// The job whose lock fences the archive.
 pub const JOB: &str = "archive";
 
-/// How far a closed period has come.
+/// The state of a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeriodState {
-    /// Its zset is frozen; its rows may be missing, or of an earlier copy.
+    /// The zset is frozen. Rows can be missing, or belong to an earlier copy.
     Frozen,
-    /// Its rows are the whole board: verified.
+    /// The rows are the whole board, and are verified.
     Done,
-    /// Done, and gone from Redis.
+    /// Done, and deleted from Redis.
     Ended,
-    /// Its rows are being deleted, or were: its time in MySQL is over, too.
+    /// The rows are deleted or are being deleted, because their time in MySQL is over.
     Pruned,
 }
 
 /// A row of `leaderboard_period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodRow {
-    /// How far it has come.
     pub state: PeriodState,
-    /// Its rows as they were verified the last time; zeros before that.
+    /// The last verified tally of the rows, or zeros before the first verification.
     pub tally: Tally,
-    /// How many members the board had beyond those that are archived.
+    /// The number of the board's members that are not archived.
     pub left_out: u64,
-    /// When it was verified the last time.
+    /// When the rows were last verified.
     pub done_at: Option<Micros>,
-    /// When its frozen zset was made from the rows; none where it is the board itself.
+    /// When the frozen zset was restored from the rows. `None` if it is the original board.
     pub restored_at: Option<Micros>,
-    /// Which copy of its rows is verified; none before the first is.
+    /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
-    /// What Redis knew of the freeze when the rows were verified.
+    /// The freeze in Redis when the rows were verified.
     pub frozen: Freeze,
-    /// How many late members Redis had moved into the frozen zset then.
+    /// How many late members Redis had moved into the frozen zset by then.
     pub late_members: u64,
 }
 
-/// What was verified: a part of [`PeriodRow`].
+/// The result of a verification: a part of [`PeriodRow`].
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// What the rows come to.
+    /// The tally of the rows.
     pub tally: Tally,
-    /// Members beyond them.
+    /// The number of members that are not archived.
     pub left_out: u64,
     pub copy: u8,
-    /// What Redis knows of the freeze.
+    /// The freeze in Redis.
     pub frozen: Freeze,
     /// How many late members Redis has moved into the frozen zset.
     pub late_members: u64,
 }
 
 impl PeriodRow {
-    /// What the zset in Redis is named after that is restored from the archive.
+    /// The tag in the name of a zset in Redis that is restored from the archive.
     pub fn tag(&self) -> String {
         format!("a{}", self.done_at.map_or(0, |at| at.0))
     }
@@ -80,7 +79,7 @@ impl PeriodState {
 }
 
 impl Store {
-    /// The closed periods that are begun and not ended: as many as fit into the boards' `expire_after`.
+    /// The closed periods that are begun and not ended. Their number is limited by the boards' `expire_after`.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
         let mut conn = self.acquire().await?;
@@ -98,7 +97,8 @@ impl Store {
         .await
     }
 
-    /// All periods of the board that were frozen and whose archive is not deleted: each with [`Freeze::generation`] and [`Freeze::note`].
+    /// All frozen periods of the board whose archive is not deleted, each with [`Freeze::generation`] and
+    /// [`Freeze::note`].
     pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
         const ACTION: &str = "list a board's frozen periods";
         const SQL: &str =
@@ -110,13 +110,13 @@ impl Store {
         .await
     }
 
-    /// How far the period has come; none where it was never frozen.
+    /// The period's state, or `None` if it was never frozen.
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let mut conn = self.acquire().await?;
-        conn.limit("read how far a board is", |connection| read_period(connection, at)).await
+        conn.limit("read a board's state", |connection| read_period(connection, at)).await
     }
 
-    /// The latest periods of the board whose names are `like` that, which were frozen; at most `limit` of them, newest first.
+    /// The latest frozen periods of the board with names `like` the pattern, newest first, at most `limit`.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -140,12 +140,12 @@ impl Store {
         .await
     }
 
-    /// The same, for a run that will change it.
+    /// As [`Store::board_period`], for a run that will change the period.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
-        const ACTION: &str = "read how far a board is";
+        const ACTION: &str = "read a board's state";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
@@ -159,7 +159,7 @@ impl Store {
     /// Checks that the run still holds the job.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn check_archive_run(&self, run: u64) -> Result<()> {
         const ACTION: &str = "check the archiver's lock";
         let mut conn = self.acquire().await?;
@@ -170,10 +170,10 @@ impl Store {
         .await
     }
 
-    /// Notes that the period is frozen: for the first time, or again because something came late.
+    /// Notes that the period is frozen, for the first time or again after late writes.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const ACTION: &str = "note that a board is frozen";
         let mut conn = self.acquire().await?;
@@ -196,10 +196,10 @@ impl Store {
         .await
     }
 
-    /// Notes that the rows of a copy were verified: from now on they are the archive.
+    /// Notes that the rows of a copy are verified. From now on they are the archive.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_done(&self, run: u64, at: &BoardPeriod, done: Done, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
                            copy = ?, generation = ?, note = ?, late_members = ?, done_at = ? WHERE board = ? AND period = ?";
@@ -210,37 +210,37 @@ impl Store {
         self.note("note that a board is archived", run, at, query).await
     }
 
-    /// Notes that the board is gone from Redis.
+    /// Notes that the board is deleted from Redis.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'ended', ended_at = ? WHERE board = ? AND period = ?";
         self.note("note that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that an archived board is in Redis again, from now on.
+    /// Notes that an archived board is now in Redis again.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL \
                            WHERE board = ? AND period = ?";
         self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that the board's rows are no longer to be relied on: they are about to be deleted.
+    /// Notes that the board's rows are no longer reliable, because they will be deleted.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_pruned(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'pruned', pruned_at = COALESCE(pruned_at, ?) \
                            WHERE board = ? AND period = ?";
         self.note("note that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// The board's periods, of those whose names are `like` that, which are gone from Redis and were archived before `until`, and
-    /// those that are being pruned; oldest first, at most `limit` of them.
+    /// The board's periods that can be pruned, with names `like` the pattern. They were deleted from Redis and archived
+    /// before `until`, or are already being pruned. Oldest first, at most `limit`.
     pub async fn prunable_periods(
         &self,
         board: &str,
@@ -248,7 +248,7 @@ impl Store {
         until: Micros,
         limit: usize,
     ) -> Result<Vec<BoardPeriod>> {
-        const ACTION: &str = "list archives that are to be pruned";
+        const ACTION: &str = "list archives to prune";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let periods: Vec<String> = sqlx::query_scalar(
@@ -270,7 +270,7 @@ impl Store {
         .await
     }
 
-    /// Runs `query`, which lacks board and period, in a transaction of `run`.
+    /// Runs `query` in a transaction of `run`. The query lacks the board and the period.
     pub(super) async fn note(
         &self,
         action: &'static str,
@@ -288,7 +288,8 @@ impl Store {
     }
 }
 
-/// A transaction that holds the job's row to its end: nobody can take the job over before the commit.
+/// Begins a transaction that locks the job's row until its end, so that no other run can take the job over before the
+/// commit.
 pub(super) async fn begin<'c>(
     connection: &'c mut MySqlConnection,
     run: u64,
@@ -300,7 +301,7 @@ pub(super) async fn begin<'c>(
 }
 
 async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
-    const ACTION: &str = "read how far a board is";
+    const ACTION: &str = "read a board's state";
     let row = sqlx::query(
         "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members FROM leaderboard_period \
          WHERE board = ? AND period = ?",

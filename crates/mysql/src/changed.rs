@@ -1,5 +1,5 @@
-//! Which counters the next `changed` reconcile compares: first hints, of drifts that were seen and of events that were applied late, and then
-//! what changed lately.
+//! Selects the counters that the next `changed` reconcile compares. First come hints: drifts that were seen, and late
+//! events. Then come the counters that changed recently.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
@@ -8,44 +8,43 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders, target};
 
-/// Hints that are kept at most: a run compares half as many first of all.
+/// The maximum number of hints. A run first compares half as many.
 const HINTS_MAX: usize = 10_000;
 
-const KEEP: &str = "keep drifts that were seen";
+const KEEP: &str = "note hints of drifts";
 
-/// Where the last page ended.
+/// The end of the last page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedBefore {
-    /// The last row's `update_span`.
     pub span: Span,
-    /// The last row's number.
     pub number: CounterKey,
 }
 
 impl ChangedBefore {
-    /// Before the first page.
+    /// The place before the first page.
     pub const NEWEST: Self = Self {
         span: Span(u32::MAX as u64),
         number: (Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) }, Metric(u8::MAX)),
     };
 }
 
-/// Five minutes, numbered since the epoch: the column `update_span`, in which the index of what changed lately is kept.
-/// An index on `update_at` itself would move an entry with every change of a counter, and tell no more.
+/// Five minutes, numbered since the epoch: the column `update_span`. The index of recent changes uses it. An index on
+/// `update_at` would move an entry with every change of a counter, and would find the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub u64);
 
 impl Span {
     const MICROS: u64 = 5 * 60 * 1_000_000;
 
-    /// The span of that instant, as the column's expression has it; the first one for what is before the epoch.
+    /// The span of the instant, as the column's expression computes it. Instants before the epoch are in the first
+    /// span.
     pub fn of(at: Micros) -> Self {
         Self(u64::try_from(at.0).unwrap_or(0) / Self::MICROS)
     }
 }
 
 impl Store {
-    /// About how many counter rows changed since `since`: the whole span that it is in counts.
+    /// Roughly the number of counter rows that changed since `since`. The whole span of `since` counts.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut conn = self.acquire().await?;
@@ -60,11 +59,11 @@ impl Store {
         .await
     }
 
-    /// The next page of counter rows that changed since `since`, newest first: a number with several slots may come
+    /// The next page of counter rows that changed since `since`, newest first. A number with several slots can appear
     /// twice. Fewer than `limit` rows mean the end.
     ///
-    /// Newest first, because a row that changes meanwhile moves to where the pages came from: the list ends however much
-    /// changes, and begins with what changes all the time.
+    /// The order is newest first because a row that changes meanwhile moves to a page that was already read. So the
+    /// list ends even if much changes, and begins with the counters that change constantly.
     pub async fn changed_numbers(
         &self,
         since: Micros,
@@ -74,7 +73,7 @@ impl Store {
         const ACTION: &str = "list changed counters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // The span in each branch: the server goes on in the index where the last page ended.
+            // The span is in each branch, so that the server continues in the index where the last page ended.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
                  WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \
@@ -97,17 +96,16 @@ impl Store {
         .await
     }
 
-    /// Keeps numbers, each with by how much Redis is off where that is known, as many as there is room for. Says for how many there was
-    /// none.
+    /// Notes hints, each with the drift of Redis if it is known, up to the maximum number. Returns how many were not
+    /// noted.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Up to `limit` of the numbers that are kept, those that were seen first, sorted by key, with the time at which each
-    /// was seen last.
+    /// Up to `limit` hints, the oldest first, sorted by key. Each has the time when it was last noted.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
-        const ACTION: &str = "read which drifts were seen";
+        const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query("SELECT kind, target_id, metric, seen_at FROM drift_seen ORDER BY seen_at LIMIT ?")
@@ -124,9 +122,9 @@ impl Store {
         .await
     }
 
-    /// Forgets those of `seen` that were not kept again since.
+    /// Deletes the hints in `seen` that were not noted again since.
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
-        const ACTION: &str = "forget drifts that were seen";
+        const ACTION: &str = "delete hints of drifts";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
@@ -147,7 +145,7 @@ impl Store {
     }
 }
 
-/// When the last reconcile began, if any has.
+/// When the last reconcile began, or `None` if none ever did.
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
@@ -155,9 +153,9 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
     Ok(began.map(micros))
 }
 
-/// Keeps hints in a transaction of the caller's, sorted by key. Returns for how many there was no room.
+/// Notes hints, sorted by key, in the caller's transaction. Returns how many did not fit.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
-    // Those that are there already need no room, and must not be taken for ones that were seen no more.
+    // Existing hints need no space. A new time prevents their deletion by a run that has just checked them.
     for piece in in_shapes(seen) {
         let sql = format!(
             "UPDATE drift_seen SET seen_at = NOW(6) WHERE (kind, target_id, metric) IN ({})",
@@ -172,7 +170,7 @@ pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i
     let kept: i64 =
         sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.context(KEEP)?;
     let room = HINTS_MAX.saturating_sub(usize::try_from(kept).unwrap_or(HINTS_MAX));
-    // Sorted by whoever calls, so that two of them don't wait for each other.
+    // Callers sort the hints, so that two of them do not deadlock.
     let (new, beyond) = seen.split_at(room.min(seen.len()));
     for piece in in_shapes(new) {
         let sql = format!(

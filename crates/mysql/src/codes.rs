@@ -1,4 +1,4 @@
-//! Which names the codes of kinds and metrics have had here, and whether there is anything with a code.
+//! The names that codes of kinds and metrics have had, and whether a code is in use.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tallyd_core::model::{Kind, Metric};
 
 use super::{Context, Result, Store, StoreError};
 
-/// What a code is of.
+/// The type of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// `[kinds]`, table `kind_name`.
@@ -34,28 +34,28 @@ impl Of {
     }
 }
 
-/// A code that is known in MySQL.
+/// A code that MySQL knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     pub code: u8,
     pub name: String,
-    /// A configuration was without it, and nothing had it.
+    /// A configuration no longer had the code, and no row used it.
     pub removed: bool,
 }
 
-/// A row that is noted.
+/// A change to the row of a code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Noted {
     /// The code is new.
     New,
-    /// It was gone and known by this name, and is back, by this name or another one.
+    /// The code was removed with this name, and is now in use again, with any name.
     Was(String),
-    /// The code is gone, and this was its name.
+    /// The code is removed. Contains its name.
     Removed,
 }
 
 impl Store {
-    /// The codes that are known, in their order.
+    /// The known codes, in order.
     pub async fn registered(&self, of: Of) -> Result<Vec<Registered>> {
         const ACTION: &str = "read the names of codes";
         let (table, column) = of.table();
@@ -75,7 +75,7 @@ impl Store {
         .await
     }
 
-    /// Notes what became of a code. False where somebody else was first: then it must be judged again.
+    /// Notes a change of a code. Returns false if another process was faster: check the code again.
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
         const ACTION: &str = "note the name of a code";
         let (table, column) = of.table();
@@ -83,7 +83,7 @@ impl Store {
         let done = conn.limit(ACTION, |connection| async move {
             let sql = match noted {
                 Noted::New => format!("INSERT INTO {table} (name, {column}) VALUES (?, ?)"),
-                // The condition is what this rests on.
+                // The condition ensures that the row has not changed meanwhile.
                 Noted::Was(_) => {
                     format!(
                         "UPDATE {table} SET name = ?, removed_at = NULL \
@@ -102,7 +102,7 @@ impl Store {
                 Noted::Was(former) => query.bind(former),
                 Noted::Removed => query.bind(name),
             };
-            // Rows that were found: the library asks for that.
+            // The number of matching rows, because the library requests that.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected() > 0)
         });
         match done.await {
@@ -111,7 +111,7 @@ impl Store {
         }
     }
 
-    /// Gives a code another name of the same meaning. `false` where it no longer has the name `from`.
+    /// Renames a code without a change of its meaning. Returns `false` if its name is no longer `from`.
     pub async fn rename_code(&self, of: Of, code: u8, from: &str, to: &str) -> Result<bool> {
         const ACTION: &str = "rename a code";
         let (table, column) = of.table();
@@ -124,9 +124,9 @@ impl Store {
         .await
     }
 
-    /// Whether there is a like or a number of that kind.
+    /// Whether a like or a number of this kind exists.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
-        const ACTION: &str = "look for a kind";
+        const ACTION: &str = "check whether a kind is in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let found: i64 = sqlx::query_scalar(
@@ -142,14 +142,14 @@ impl Store {
         .await
     }
 
-    /// Whether there is a number of that metric; none where that isn't known within `limit`. No index begins with the metric: the
-    /// narrowest one that has it is read, those that changed last first, until one is found.
+    /// Whether a number of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
+    /// metric. So the narrowest index with the metric is read, the latest changes first, until one is found.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
-        const ACTION: &str = "look for a metric";
+        const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;
-        // No time at all would mean any time to both.
+        // For both servers, zero means no limit.
         let limit = limit.max(Duration::from_millis(1));
-        // The first comment is for MariaDB alone, the second one for MySQL.
+        // Only MariaDB reads the first comment, and only MySQL the second one.
         let sql = format!(
             "/*M! SET STATEMENT max_statement_time = {} FOR */ SELECT /*+ MAX_EXECUTION_TIME({}) */ 1 \
              FROM counter FORCE INDEX (counter_update_span) WHERE metric = {} ORDER BY update_span DESC LIMIT 1",

@@ -1,4 +1,4 @@
-//! `[mysql]`: the server, and how long it may take.
+//! `[mysql]`: the server and its time limits.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,29 +12,30 @@ use tallyd_connect::tls::Tls;
 pub struct Mysql {
     /// `mysql://user@host:3306/database`.
     pub url: ServerUrl,
-    /// The password, from the environment only.
+    /// The password. Only the environment sets it.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file that holds the password; a relative path is one of systemd's credentials.
+    /// A file with the password. A relative path names a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) that are trusted beside the system's own, and alone with
-    /// `ssl-mode=VERIFY_CA`.
+    /// A file with trusted authorities' certificates (PEM), in addition to the system's. With `ssl-mode=VERIFY_CA` only
+    /// these are trusted.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    /// A file with the client certificate (PEM), for a server that requests one.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    /// A file with the private key (PEM). A relative path names a systemd credential.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
-    /// What was read from these.
+    /// The contents of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// Milliseconds that connecting may take.
+    /// The time limit for connecting, in milliseconds.
     #[schemars(range(min = 100, max = 30_000))]
     pub connect_timeout_ms: u64,
-    /// Milliseconds that one transaction may take; then its connection is dropped and it is tried again.
+    /// The time limit of one transaction, in milliseconds. After it the connection is closed and the transaction is
+    /// retried.
     #[schemars(range(min = 1_000, max = 45_000))]
     pub transaction_timeout_ms: u64,
 }

@@ -1,4 +1,5 @@
-//! One connection of the pool: closed instead of given back where its work has not ended, or its server may be no primary any more.
+//! One connection of the pool. It is closed instead of released if its work has not ended, or if its server may no
+//! longer be the primary.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -10,26 +11,26 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
+/// The time after a server's last "not the primary" error until the address surely leads to the new primary.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// How often a transaction is run while others are in its way.
+/// How often a transaction is tried while others block it.
 pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
-    /// Work was begun and has not ended: a statement may still be running.
+    /// Work has begun and has not ended, so a statement can still be running.
     pub(super) broken: bool,
 }
 
 impl Conn {
-    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. Where it doesn't end, by the
-    /// timeout or because the caller is dropped, the connection is closed instead of given back.
+    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. If it does not end, because of the
+    /// timeout or a dropped caller, the connection is closed instead of released.
     ///
     /// # Errors
-    /// Those of `work`, and the timeout.
+    /// Returns the error of `work`, or the timeout.
     pub async fn limit<'c, T, F>(
         &'c mut self,
         action: &'static str,
@@ -47,8 +48,8 @@ impl Conn {
         ended
     }
 
-    /// Runs `work` for as long as it takes: for the long reads of a job, which ends when its lease, renewed on another
-    /// connection, is lost.
+    /// Runs `work` without a time limit, for the long reads of a job. The job ends if its lease, which is renewed on
+    /// another connection, is lost.
     pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + 'c,
@@ -62,10 +63,10 @@ impl Conn {
 }
 
 impl Store {
-    /// Runs a transaction again where another one was in its way: a deadlock, or a lock that it waited for too long.
+    /// Runs a transaction and repeats it if another one blocks it: after a deadlock or a lock timeout.
     ///
     /// # Errors
-    /// Any other error of `write`, and the tenth of these.
+    /// Returns any other error of `write`, or the tenth of these errors.
     pub(crate) async fn tried<T>(
         &self,
         action: &'static str,
@@ -90,14 +91,15 @@ impl Drop for Conn {
     }
 }
 
-/// Whether the connection may not be used again. After most errors it isn't: the server may have become read-only, or
-/// another one may have taken its address over.
+/// Whether the connection must not be used again. After most errors it must not, because the server may be read-only
+/// now, or another one may use its address.
 fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// When a server last said that it is no primary. Connections that are older are closed instead of lent, in every pool: those that only
-/// read would stay on a server that was demoted, and read what is old, for as long as it lets them.
+/// The time when a server last said that it is not the primary. Older connections are closed in every pool instead of
+/// being used. Otherwise read-only connections would stay on a demoted server and read old data for as long as it
+/// allows.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {
@@ -114,6 +116,7 @@ pub(super) fn note_no_primary() {
 
 pub(super) fn is_from_before_a_failover(age: Duration) -> bool {
     let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
-    // The address may have moved only after that: what was opened meanwhile is closed, too, but not again and again until then.
+    // The address may have moved a little later, so connections that were opened within this time are closed, too. The
+    // limit prevents closing them again and again.
     age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }

@@ -1,4 +1,4 @@
-//! Orders of operators, which last for a while and which all daemons obey.
+//! Orders of operators that last for a while. All daemons obey them.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
 
-/// A daemon reads its orders once a second, so one of its connections was used more recently.
+/// A daemon reads its orders once a second, so one of its connections was used within this time.
 const USED_WITHIN_S: u32 = 3;
 
-/// A daemon or a command that has just ended leaves connections that no longer count after five seconds.
+/// After a daemon or a command ends, its connections no longer count after five seconds.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// An order, and how long it still lasts by MySQL's clock.
+/// An order, and its remaining time by MySQL's clock.
 pub type InForce = (Order, Duration);
 
 impl Store {
-    /// The orders that are in force. Those of a newer version that this one doesn't know are left out.
+    /// The current orders. Orders of a newer version that this one does not know are skipped.
     pub async fn orders(&self) -> Result<Vec<InForce>> {
-        const ACTION: &str = "read what is paused";
+        const ACTION: &str = "read the orders";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
@@ -39,7 +39,7 @@ impl Store {
         .await
     }
 
-    /// Gives an order that lasts from now. It replaces the same command to the same task.
+    /// Gives an order that lasts from now. It replaces an order with the same command for the same task.
     pub async fn give_order(
         &self,
         task: Task,
@@ -48,7 +48,7 @@ impl Store {
         by: &str,
         reason: &str,
     ) -> Result<()> {
-        const ACTION: &str = "note what is paused";
+        const ACTION: &str = "note an order";
         let targets_per_second = match command {
             Command::Pause => None,
             Command::Throttle { targets_per_second } => Some(targets_per_second),
@@ -76,9 +76,9 @@ impl Store {
         .await
     }
 
-    /// Ends an order before its time.
+    /// Ends an order early.
     pub async fn end_order(&self, task: Task, command: Command) -> Result<()> {
-        const ACTION: &str = "end a pause";
+        const ACTION: &str = "end an order";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             sqlx::query("DELETE FROM control WHERE task = ? AND command = ?")
@@ -94,16 +94,17 @@ impl Store {
 }
 
 impl Store {
-    /// Whether no other process uses this database with this account. Behind a proxy, or on another node of a cluster, a daemon can be missed.
+    /// Whether this process is the only one that uses this database with this account. A daemon behind a proxy, or on
+    /// another node of a cluster, can be missed.
     pub async fn is_used_alone(&self) -> Result<bool> {
-        const ACTION: &str = "look for connections of daemons";
-        // The own statement is left out by its text, because a proxy gives other numbers to connections.
+        const ACTION: &str = "check for connections of daemons";
+        // This statement excludes itself by its text, because a proxy changes connection numbers.
         const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() \
                            AND user = SUBSTRING_INDEX(USER(), '@', 1) AND time < ? \
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
         for _ in 0..LOOKS {
-            // This process' other connections would count. An error means that one is closed already.
+            // This process' other connections would count. An error means that one is already closed.
             while let Some(idle) = self.pool.try_acquire() {
                 let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
             }

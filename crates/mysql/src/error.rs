@@ -1,4 +1,4 @@
-//! What can go wrong with MySQL, and what becomes of the work then.
+//! Errors of MySQL, and how to continue after each.
 
 use std::time::Duration;
 
@@ -9,56 +9,55 @@ use tallyd_connect::tls::TlsFault;
 use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 
-/// An error of MySQL, or on the way to it.
+/// An error of MySQL or of the connection to it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// MySQL said no, or nothing.
+    /// MySQL rejected the statement, or the connection failed.
     #[error("{action}")]
     Sql {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
         #[source]
         source: Whole<sqlx::Error>,
     },
-    /// Longer than `[mysql] transaction_timeout_ms`: the connection was dropped, the outcome is unknown.
+    /// It took longer than `[mysql] transaction_timeout_ms`. The connection was closed, and the outcome is unknown.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
     Timeout {
-        /// What was tried.
+        /// The action that timed out.
         action: &'static str,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
-    /// The server can't do what a faster way needs; a slower one is there.
-    #[error("the server has no such {0}")]
+    /// The server does not support the faster way. There is a slower one.
+    #[error("the server does not support the required {0}")]
     Unsupported(&'static str),
-    /// What an event asks of a number is more than 64 bits hold.
+    /// An event would change a number to a value that does not fit into 64 bits.
     #[error("{0}: a number would be out of range")]
     OutOfRange(&'static str),
-    /// The server can't be believed to be the one that is meant, or doesn't believe us.
+    /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
-    /// By how many seconds this machine's clock is ahead of MySQL's.
-    #[error("this machine's clock and MySQL's are {0} s apart: one of them is wrong")]
+    /// The difference between this machine's clock and MySQL's, in seconds. Positive if this machine's clock is ahead.
+    #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
     ClocksApart(i64),
-    /// An event is older than what the ledger remembers, which begins then.
+    /// An event is older than the beginning of the ledger, which this contains.
     #[error("an event is older than the ledger of applied events")]
     Forgotten(Micros),
-    /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
+    /// Another daemon has taken the partition over, or another run the job. The write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
-    /// What was to be read for a comparison would come from a replica: a proxy sends reads there.
-    #[error("{0}: the server is read-only: let [mysql] url lead to the primary alone")]
+    /// The server is read-only, so it can be a replica behind a proxy. Its data is not valid for a comparison.
+    #[error("{0}: the server is read-only: set [mysql] url to an address that leads only to the primary")]
     ReadOnly(&'static str),
 }
 
 impl StoreError {
-    /// The library's error while `action` was tried.
+    /// Wraps the library's error with the failed `action`.
     pub fn sql(action: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| Self::Sql { action, source: Whole(source) }
     }
 
-    /// What becomes of the work.
+    /// How to continue the work after this error.
     pub fn fate(&self) -> Fate {
         match self {
             Self::TlsFault(_) => Fate::Untrusted,
@@ -67,7 +66,7 @@ impl StoreError {
         }
     }
 
-    /// The server doesn't know the statement, or what it rests on: a slower one will do.
+    /// The server does not support the statement or a feature that it needs. A slower statement works.
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Unsupported(_) => true,
@@ -75,40 +74,44 @@ impl StoreError {
         }
     }
 
-    /// A rival was first: a deadlock, or a row that someone else has just inserted. The same transaction will do at once.
+    /// Another transaction was faster: a deadlock, or a row that it has just inserted. Retry the same transaction
+    /// immediately.
     pub fn is_contention(&self) -> bool {
-        // 3101: MySQL's group replication; Galera says 1213, at the COMMIT as anywhere.
+        // 3101 is from MySQL's group replication. Galera reports 1213, at the COMMIT or at another statement.
         self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
     }
 
-    /// The server may not be written to: a failover has made another one the primary, or it has lost the others of its cluster.
+    /// The server accepts no writes: after a failover another one is the primary, or it has lost the rest of its
+    /// cluster.
     pub fn is_of_no_primary(&self) -> bool {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
         }
-        // read_only or super_read_only; MySQL's read-only mode; offline_mode; Galera without a quorum.
+        // read_only or super_read_only, MySQL's read-only mode, offline_mode, Galera without a quorum.
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
-    /// A rival has kept a row for longer than it was waited for. The same transaction will do once that one is over.
+    /// Another transaction has locked a row for longer than the timeout. Retry the same transaction after that one has
+    /// ended.
     pub fn is_lock_timeout(&self) -> bool {
         self.number() == Some(1205)
     }
 
-    /// The server, or the way to it, may have been asked for too much at once: a statement's time, a packet, memory, locks. Errors of the
-    /// connection, of rivals and of a server that is no primary have nothing to do with that.
+    /// The request may have been too large for the server or the network: too long, or too much packet, memory or
+    /// locks. This excludes errors of the connection, of competing transactions and of a server that is not the
+    /// primary.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
     }
 
-    /// The server has ended a statement that took longer than it was given.
+    /// The server ended a statement that exceeded its time limit.
     pub fn is_out_of_time(&self) -> bool {
         // MariaDB, MySQL
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }
 
-    /// What kind of failure it was, in a word for metrics.
+    /// The type of the failure, in one word for metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -120,7 +123,7 @@ impl StoreError {
         }
     }
 
-    /// MySQL's number of the error, where it is MySQL's.
+    /// MySQL's error number, if MySQL reported the error.
     pub fn number(&self) -> Option<u16> {
         match self {
             Self::Sql { source: Whole(sqlx::Error::Database(error)), .. } => {
@@ -131,7 +134,8 @@ impl StoreError {
     }
 }
 
-/// By MySQL's number. A missing table passes: it can be made while the daemon waits, and setting events aside for it would be wrong.
+/// Decides by MySQL's error number. A missing table is temporary: it can be created while the daemon waits, and
+/// dead-lettering events for it would be wrong.
 fn fate_of(number: u16) -> Fate {
     match number {
         1048 // a column is null
@@ -149,10 +153,10 @@ fn fate_of(number: u16) -> Fate {
     }
 }
 
-/// The result of whatever asks MySQL.
+/// The result of a call to MySQL.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Says what was tried, where an error is born.
+/// Adds the failed action to an error.
 pub(super) trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }

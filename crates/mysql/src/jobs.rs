@@ -1,7 +1,7 @@
-//! Who runs a job, since when, and how the last runs ended. A job runs once over all daemons and shells.
+//! Which run holds a job, since when, and how earlier runs ended. A job runs once over all daemons and shells.
 //!
-//! The lease is a hint (a frozen holder comes back after it); what must hold is fenced: a write checks, in its own
-//! transaction, that `job_lock` still names its run.
+//! The lease is only a hint, because a frozen holder can resume after it. Writes are protected by a fence: each checks
+//! in its own transaction that `job_lock` still names its run.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -13,17 +13,18 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store, StoreError, datetime, micros};
 
-/// How long a lease lasts without being renewed.
+/// How long a lease lasts unless it is renewed.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// A lease that ends later is void: the clock was put back since. More than a lease, because the clocks of servers differ.
+/// A lease that ends later than this is void, because the clock was set back since. It is longer than a lease because
+/// the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. A failover that lost commits can give the number of a run to two processes.
+/// A random number of this process. After a failover that lost commits, two processes can have the same run number.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// A run may number so many fences, watches and repairs of its own (2^24): number = run * 2^24 + n, so that numbers grow
-/// from run to run, and each names its run.
+/// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n, so that numbers grow from run
+/// to run and contain their run.
 const NUMBERS_BITS: u32 = 24;
 
 /// The `n`th number of a run.
@@ -31,39 +32,39 @@ pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
-/// The run that a number belongs to.
+/// The run of a number.
 pub fn run_of(number: u64) -> u64 {
     number >> NUMBERS_BITS
 }
 
-/// The answer to "may I run?".
+/// The answer to a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// Yes, as this run.
+    /// The lock is acquired. Contains the number of the run.
     Taken(u64),
-    /// Not now: that one does.
+    /// Another run holds the lock.
     Held {
-        /// Who runs it: host and process.
+        /// The holder: host and process.
         owner: String,
-        /// When its lease ends unless it is renewed, in seconds.
+        /// The remaining seconds of its lease, unless it is renewed.
         lease_s: i64,
     },
 }
 
-/// What became of a run.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All was done.
+    /// Everything is done.
     Done,
-    /// It stays due.
+    /// The run failed and stays due.
     Failed,
-    /// It would have changed too much: not due before its time comes again.
+    /// The run would have changed too much. The job is not due before its next scheduled time.
     LimitExceeded,
-    /// It can't be done before a person has mended something: not due before its time comes again.
+    /// The run needs a person to correct something first. The job is not due before its next scheduled time.
     Refused,
-    /// It was told to stop, or its time was over. It stays due.
+    /// The run was stopped or reached its time limit. It stays due.
     Stopped,
-    /// It only looked. What is due stays due.
+    /// The run changed nothing. Due runs stay due.
     DryRun,
 }
 
@@ -81,16 +82,16 @@ impl Outcome {
 }
 
 impl Store {
-    /// Takes the job's lock for [`LEASE`] and notes the run's start.
+    /// Acquires the job's lock for [`LEASE`] and notes the run's start.
     pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
         let mut conn = self.acquire().await?;
-        conn.limit("take the job's lock", |connection| take(connection, job, mode, owner)).await
+        conn.limit("acquire the job's lock", |connection| take(connection, job, mode, owner)).await
     }
 
-    /// Makes the lease last from now.
+    /// Renews the lease from now.
     ///
     /// # Errors
-    /// [`StoreError::TakenOver`] when the lease ran out and another run has begun; MySQL's.
+    /// Returns [`StoreError::TakenOver`] if the lease expired and another run has begun.
     pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
         let mut conn = self.acquire().await?;
         conn.limit("renew the job's lease", |connection| async move {
@@ -105,7 +106,7 @@ impl Store {
         .await
     }
 
-    /// Notes the run's end and gives the lock back. `cut` is what a reconcile has compared up to.
+    /// Notes the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -124,20 +125,20 @@ impl Store {
                 .execute(&mut *connection)
                 .await
                 .context("note the run's end")?;
-            // Long ago by any clock: this one can be put back.
+            // Long ago by any clock, even if this one is set back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
                 .bind(*TOKEN)
                 .execute(connection)
                 .await
-                .context("give the job's lock back")?;
+                .context("release the job's lock")?;
             Ok(())
         })
         .await
     }
 
-    /// Notes that the run is alive, and gives the time that was noted.
+    /// Notes that the run is alive, and returns the noted time.
     pub async fn stamp(&self, run: u64) -> Result<Micros> {
         const ACTION: &str = "note that the run is alive";
         let mut conn = self.acquire().await?;
@@ -152,14 +153,14 @@ impl Store {
         .await
     }
 
-    /// The newest time that was noted of the run, as this server knows it: a replica may be behind.
+    /// The newest noted time of the run on this server. A replica can be behind.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
-        conn.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
+        conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has. What is later
-    /// than `now` is void: the clock was ahead then.
+    /// The instant, by Redis' clock, up to which a run of the job has compared everything in that layout. `None` if no
+    /// run has. An instant after `now` is void, because the clock was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -172,15 +173,15 @@ impl Store {
         .await
     }
 
-    /// When the last run of this mode began that was done in full, or is not to be tried again before its time. One that began in the
-    /// future says nothing: the clock was ahead then.
+    /// When the last run of this mode began that was completed, or that must not be retried before its scheduled time.
+    /// A run that began in the future does not count, because the clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
         self.time_of_run(SQL, job, mode).await
     }
 
-    /// When the last run of this mode ended that was done; none where none ever was.
+    /// When the last successful run of this mode ended. `None` if there was none.
     pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";
@@ -198,10 +199,10 @@ impl Store {
         .await
     }
 
-    /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. The last one of each outcome stays: it
-    /// says what is due, and where to go on.
+    /// Deletes runs of one mode that ended longer than `keep` ago, at most some thousand. The last one of each outcome
+    /// stays: it says what is due and where to continue.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
-        const ACTION: &str = "forget old runs";
+        const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
                            AND run NOT IN (SELECT run FROM (SELECT MAX(run) AS run FROM job_run \
                                WHERE job = ? AND mode = ? GROUP BY outcome) AS kept) LIMIT 1000";
@@ -214,11 +215,12 @@ impl Store {
     }
 }
 
-/// Holds the job's row until the transaction ends, if it still names `run`, and makes the lease last from now: first in every
-/// transaction of a job that writes what must not be written twice. By writing to it, as `partitions` says.
+/// Locks the job's row until the transaction ends, if it still names `run`, and renews the lease from now. Every
+/// transaction of a job whose writes must not happen twice begins with this. It locks by writing to the row, as
+/// explained in `partitions`.
 ///
 /// # Errors
-/// [`StoreError::TakenOver`] when another run has begun; MySQL's.
+/// Returns [`StoreError::TakenOver`] if another run has begun.
 pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
     const SQL: &str = "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND \
                        WHERE job = ? AND run = ? AND token = ?";
@@ -243,11 +245,11 @@ async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option
 }
 
 async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &str) -> Result<Lock> {
-    const ACTION: &str = "take the job's lock";
+    const ACTION: &str = "acquire the job's lock";
     const GIVE: &str =
         "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
     let mut tx = connection.begin().await.context(ACTION)?;
-    // The row first, so that two that come at once wait for each other instead of both finding none.
+    // Inserts the row first. So two simultaneous runs wait for each other, and do not both find no row.
     sqlx::query(
         "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
          ON DUPLICATE KEY UPDATE job = VALUES(job)",
@@ -290,17 +292,18 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     Ok(Lock::Taken(run))
 }
 
-/// The run that held the lock before, if it never said how it ended: its process died, or hangs, and if it ever wakes up its writes are void.
+/// Closes the run that held the lock before, if it never noted its outcome. Its process crashed or hangs. If it
+/// resumes, its writes are void.
 async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     sqlx::query(
         "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \
          WHERE run = ? AND finished_at IS NULL",
     )
-    .bind(r#"{"error":"its process ended, or could not tell MySQL that it lives"}"#)
+    .bind(r#"{"error":"its process ended, or could not renew its lease in MySQL"}"#)
     .bind(run)
     .execute(connection)
     .await
-    .context("note that a run has died")
+    .context("note that a run has crashed")
     .map(drop)
 }
 

@@ -1,9 +1,10 @@
-//! MySQL, the truth: every SQL statement of the daemon stands in this crate, one per function.
+//! MySQL, the source of truth. This crate contains every SQL statement of the daemon, one per function.
 //!
-//! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
-//! error what its fate is: pass ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or stay with one row ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements are portable
-//! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
-//! alone rests on user variables, which MySQL deprecates; there is another way beside it.
+//! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). For each
+//! error it says whether it can pass ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or concerns one row
+//! ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB 10.11
+//! and later: `VALUES(col)`, no row alias. Only `likes::upsert` needs user variables, which MySQL deprecates, and there
+//! is an alternative to it.
 
 #![warn(unreachable_pub)]
 
@@ -61,54 +62,53 @@ pub use self::text::Text;
 
 use crate::config::Mysql;
 
-/// MySQL's port, unless an address says otherwise.
+/// MySQL's default port.
 const PORT: u16 = 3_306;
 
-/// How long the connections may take to be closed.
+/// The time limit for closing the connections.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long the server is asked why there was no connection.
+/// The time limit for asking the server why there was no connection.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
-/// A connection is closed when it has been there for so long and nobody uses it. Who only reads, as API servers do, learns of a failover in no
-/// other way where nobody cuts the connection.
+/// The maximum age of a connection, after which an idle one is closed. Read-only clients, such as API servers, notice a
+/// failover only by this if their connections stay open.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
-/// Connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// How many connections this process has opened.
+/// The number of connections that this process has opened.
 pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A pool of connections. Connects when first used, so that a daemon starts with MySQL away.
+/// A pool of connections. It connects at the first use, so that a daemon can start while MySQL is unreachable.
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
     /// `host:port`.
     address: Arc<str>,
-    /// Whether there is one of ours to show.
+    /// Whether a client certificate is configured.
     has_certificate: bool,
     transaction_max: Duration,
 }
 
 impl Store {
-    /// A store of at most `connections_max` connections.
+    /// A store with at most `connections_max` connections.
     ///
     /// # Errors
-    /// The address has an option that the library doesn't know.
+    /// Fails if the address has an option that the library does not know.
     pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
         Self::with_session(config, connections_max, "")
     }
 
-    /// A store of at most `connections_max` connections, of which the server itself ends each read after `read_max`: one that nobody
-    /// waits for any more doesn't go on there.
+    /// A store with at most `connections_max` connections. The server ends each read after `read_max`, so that a read
+    /// does not continue after its caller has stopped waiting.
     ///
     /// # Errors
-    /// The address has an option that the library doesn't know.
+    /// Fails if the address has an option that the library does not know.
     pub fn of_short_reads(config: &Mysql, connections_max: u32, read_max: Duration) -> Result<Self> {
-        // The first comment is for MariaDB alone, the second one for MySQL.
+        // Only MariaDB reads the first comment, and only MySQL the second one.
         let (seconds, ms) = (read_max.as_secs_f32(), read_max.as_millis());
         let limit = format!("SET SESSION /*M! max_statement_time = {seconds} */ /*!80000 max_execution_time = {ms} */");
         Self::with_session(config, connections_max, &limit)
@@ -119,10 +119,10 @@ impl Store {
         let begin: Arc<str> = begin.into();
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max)
-            // Before the server closes them (wait_timeout, in set_session).
+            // Before the server closes them (`wait_timeout` in `set_session`).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
-            // An address may lead to another server by now, and nobody have closed what leads to the former one.
+            // The address may lead to another server now, and connections to the former one may still be open.
             .max_lifetime(CONNECTION_LIFE_MAX)
             .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
@@ -146,7 +146,7 @@ impl Store {
         })
     }
 
-    /// The stores of MySQL's replicas, by their names: `HOST:PORT` each, with one connection.
+    /// The stores of MySQL's replicas, each with its name `HOST:PORT` and one connection.
     pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
         let replica = |server: &String| {
             let url = config.url.at(server)?;
@@ -156,10 +156,10 @@ impl Store {
         servers.iter().map(replica).collect()
     }
 
-    /// A connection of its own, given back when it is dropped; one whose work did not end is closed.
+    /// Acquires a connection. Dropping it releases it, or closes it if its work has not ended.
     ///
     /// # Errors
-    /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
+    /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
     pub async fn acquire(&self) -> Result<Conn> {
         let connection = match self.pool.acquire().await {
             Err(sqlx::Error::PoolTimedOut) => Err(self.refusal().await),
@@ -169,7 +169,8 @@ impl Store {
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Why no connection was had. Where the server refuses them the pool tries again until its time is over, and does not say so.
+    /// Finds out why there was no connection. If the server refuses connections, the pool only retries until the
+    /// timeout and does not report the reason.
     async fn refusal(&self) -> sqlx::Error {
         match tokio::time::timeout(REFUSAL_MAX, self.pool.connect_options().connect()).await {
             Ok(Err(error)) => error,
@@ -177,7 +178,7 @@ impl Store {
         }
     }
 
-    /// Says what is wrong with a certificate, in place of the library.
+    /// Replaces the library's error with one that explains the problem with the certificate.
     fn explain(&self, source: sqlx::Error) -> StoreError {
         let has_certificate = self.has_certificate;
         let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
@@ -192,10 +193,10 @@ impl Store {
 
     /// MySQL's clock, and whether it can be written to.
     pub async fn clock(&self) -> Result<(Micros, bool)> {
-        const ACTION: &str = "ask MySQL for the time";
+        const ACTION: &str = "read MySQL's clock";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // A word in some versions of MariaDB, a number in all others.
+            // Some versions of MariaDB return a word, all others a number.
             let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
             let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
             let is_writable = row.try_get::<i64, _>(1).context(ACTION)? != 0;
@@ -207,9 +208,9 @@ impl Store {
         .await
     }
 
-    /// How many threads MySQL runs now: what it has to do.
+    /// The number of threads that MySQL runs now: its load.
     pub async fn threads_running(&self) -> Result<u64> {
-        const ACTION: &str = "ask MySQL how much it has to do";
+        const ACTION: &str = "read MySQL's load";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row =
@@ -220,18 +221,18 @@ impl Store {
         .await
     }
 
-    /// Closes all connections in order, but doesn't wait for ever.
+    /// Closes all connections, with a time limit.
     pub async fn close(&self) {
         if tokio::time::timeout(CLOSE_MAX, self.pool.close()).await.is_err() {
-            tracing::debug!(event = "close-failed", "MySQL does not answer: leaving its connections as they are");
+            tracing::debug!(event = "close-failed", "MySQL does not answer: its connections were not closed");
         }
     }
 }
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
-    // Strict mode, because the library does not force it: values would be cut silently. wait_timeout, because a daemon
-    // that is frozen within a transaction holds its partition's row, and the server would wait eight hours for it.
-    // autocommit, because a server may have it off, and what is outside of a transaction would be rolled back.
+    // Strict mode: the library does not set it, and values would be cut silently. `wait_timeout`: a daemon that freezes
+    // within a transaction locks its partition's row, and by default the server would wait eight hours. `autocommit`: a
+    // server can have it off, and then writes outside of a transaction would be rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -247,7 +248,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let Mysql { url, tls, .. } = config;
     let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
-    // What is slow or fails is logged by whoever asked, once.
+    // The caller logs slow and failed statements once.
     let mut options = options.disable_statement_logging();
     if let Some(Identity { certificate, key }) = &tls.identity {
         options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
@@ -255,16 +256,18 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
     let mode = match said {
         true => options.get_ssl_mode(),
-        // TLS where the server has it, whoever it is: MySQL takes a password in no other way, unless it has just seen it.
+        // Uses TLS if the server has it, without checking its identity. Otherwise MySQL accepts the password only if it
+        // has just seen it.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
-        // The library's own default verifies nothing and falls back to plain text.
+        // The library's default verifies nothing and falls back to plain text.
         false => MySqlSslMode::VerifyIdentity,
     };
     let authorities = match (mode, &tls.authorities) {
-        // The name is not checked: any certificate of these authorities passes.
+        // The name is not checked: any certificate from these authorities passes.
         (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
         (MySqlSslMode::VerifyCa, _) => {
-            let text = "ssl-mode=VERIFY_CA needs tls_ca_file, and a build in which sqlx trusts no other authorities";
+            let text =
+                "ssl-mode=VERIFY_CA needs tls_ca_file, and a build of tallyd in which sqlx trusts no other authorities";
             return Err(sqlx::Error::Configuration(text.into())).context(ACTION);
         }
         (_, own) => tls::authorities(own.as_deref()),

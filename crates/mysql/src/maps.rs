@@ -1,4 +1,4 @@
-//! Which maps are in use, and which queue each has.
+//! Which maps are in use, and the queue of each.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ pub struct NotedMap {
     pub number: u8,
     pub name: String,
     pub queue: String,
-    /// All exchanges and keys that the queue was ever bound with.
+    /// All exchanges and keys with which the queue was ever bound.
     pub bindings: BTreeSet<(String, String)>,
-    /// The daemon that came with it: host and process.
+    /// The daemon that noted it: host and process.
     pub noted_by: String,
 }
 
@@ -25,7 +25,7 @@ impl NotedMap {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Why this map can't be used beside those in use, as a sentence.
+    /// A sentence that says why this map cannot be used beside those in use, or `None`.
     pub fn conflict(&self, in_use: &[Self]) -> Option<String> {
         let Self { number, name, queue, .. } = self;
         let other = in_use.iter().find(|it| {
@@ -36,26 +36,26 @@ impl NotedMap {
             other.noted_by, other.name, other.number, other.queue
         );
         Some(format!(
-            "[[map]] {name}: its number is {number} and its queue {queue}, but {in_use}: a map keeps its name, number and queue until `tallyd map remove {}`",
+            "[[map]] {name}: its number is {number} and its queue {queue}, but {in_use}: the name, number and queue of a map are fixed until `tallyd map remove {}`",
             other.name
         ))
     }
 }
 
 impl Store {
-    /// The maps that are in use, by their numbers.
+    /// The maps in use, by their numbers.
     pub async fn noted_maps(&self) -> Result<Vec<NotedMap>> {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
 
-    /// Notes that a map is in use, unless its number or name is in use. Returns the maps that are in use after that. To be called before its
-    /// queue is bound.
+    /// Notes that a map is in use, unless its number or name is already in use. Returns the maps in use after that.
+    /// Call it before the queue is bound.
     pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
         const ACTION: &str = "note that a map is in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            // IGNORE: another daemon may have noted it.
+            // IGNORE: another daemon may have noted it already.
             let insert = "INSERT IGNORE INTO map_in_use (number, name, queue, bindings, noted_at, noted_by) \
                           VALUES (?, ?, ?, '[]', NOW(6), ?)";
             let insert = sqlx::query(insert).bind(map.number).bind(&map.name).bind(&map.queue).bind(&map.noted_by);
@@ -66,7 +66,7 @@ impl Store {
                 let known: BTreeSet<(String, String)> = serde_json::from_str(&known).unwrap_or_default();
                 let all: BTreeSet<&(String, String)> = known.union(&map.bindings).collect();
                 let update = sqlx::query("UPDATE map_in_use SET bindings = ? WHERE number = ?");
-                // Texts can't fail.
+                // Texts always have a JSON form.
                 let update = update.bind(serde_json::to_string(&all).unwrap_or_default()).bind(map.number);
                 update.execute(&mut *tx).await.context(ACTION)?;
             }
@@ -77,7 +77,7 @@ impl Store {
         .await
     }
 
-    /// Notes that the map of that name is no longer in use. `false` where it was not.
+    /// Notes that the map `name` is no longer in use. Returns `false` if it was not in use.
     pub async fn forget_map(&self, name: &str) -> Result<bool> {
         const ACTION: &str = "note that a map is no longer in use";
         let mut conn = self.acquire().await?;
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// The maps that are in use, as of the connection's transaction.
+/// The maps in use, as of the connection's transaction.
 pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
     const ACTION: &str = "read which maps are in use";
     let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");

@@ -1,8 +1,8 @@
-//! Makes the schema, step by step, under daemons that write all the while.
+//! Creates the schema in steps, while daemons write.
 //!
-//! A statement that changes a table waits for every transaction that has read it, and whoever comes later waits behind it. So it waits for
-//! seconds only, lets those behind it through, and tries again. Each step may run again, as a whole: of one that was interrupted MySQL keeps what
-//! was done (no DDL is ever rolled back), and the next run does it once more.
+//! A statement that changes a table waits for every transaction that has read it, and later statements wait behind it.
+//! So it waits only for seconds, lets the waiting statements pass, and tries again. Each step can run again as a whole.
+//! MySQL never rolls DDL back, so an interrupted step stays partly done, and the next run repeats it.
 
 use std::time::Duration;
 
@@ -18,64 +18,66 @@ use super::{Context, Result, Store, StoreError};
 /// Seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
 
-/// Seconds that a step may wait for a table, and keep everybody else from it.
+/// The seconds that a step can wait for a table and block others from it.
 const TABLE_WAIT_S: u64 = 2;
 
-/// How long those who waited behind a step have before it is tried again.
+/// The pause for statements that waited behind a step, before it is retried.
 const TABLE_REST: Duration = Duration::from_secs(3);
 
-/// How often a step is tried: five minutes in all.
+/// How often a step is tried: five minutes in total.
 const TABLE_TRIES: u32 = 60;
 
-/// A lock was not had in time.
+/// A lock was not acquired in time.
 const LOCK_TIMEOUT: u16 = 1205;
 
 /// The account has no right to the database.
 const NO_DATABASE_RIGHT: u16 = 1044;
 
-/// It has no right to the table.
+/// The account has no right to the table.
 const NO_TABLE_RIGHT: u16 = 1142;
 
-/// Why the schema could not be made.
+/// The reason why the schema was not created.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// Another `tallyd migrate` is at it.
+    /// Another `tallyd migrate` is running.
     #[error("another `tallyd migrate` has held the lock for {LOCK_WAIT_S} s")]
     Locked,
-    /// A newer version has made it.
+    /// A newer version created the schema.
     #[error("{}", Schema::TooNew.problem().unwrap_or_default())]
     TooNew,
-    /// MySQL can't be asked.
+    /// A query to MySQL failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A transaction of somebody else's has kept a table for minutes.
+    /// Another session has locked a table for minutes.
     #[error(
-        "another session has kept a table of tallyd's for minutes: end it (information_schema.innodb_trx has it), then run `tallyd migrate` again"
+        "another session has locked one of tallyd's tables for minutes: end it (see information_schema.innodb_trx), then run `tallyd migrate` again"
     )]
     TableBusy(#[source] Whole<Sqlx>),
-    /// The account is not the one for migrations.
+    /// The account has no right to change tables.
     #[error(
-        "this account may not change tables: use the one for migrations, for instance tallyd --config /etc/tallyd/migrate.toml migrate after `tallyd init`"
+        "this account has no right to change tables: use the account for migrations, for example tallyd --config /etc/tallyd/migrate.toml migrate after `tallyd init`"
     )]
     Denied(#[source] Whole<Sqlx>),
     /// A step failed.
-    #[error("make the schema")]
+    #[error("create the schema")]
     Step(#[source] Whole<Sqlx>),
 }
 
 impl Store {
-    /// Brings the schema up to this version, under a lock of ours (sqlx's own does nothing on MariaDB). Returns how
-    /// many steps were made. One of a newer version, which this one can live with, is left as it is.
+    /// Brings the schema up to this version, under a lock of tallyd's own (sqlx's lock does nothing on MariaDB).
+    /// Returns the number of steps made. A newer schema that works with this version is left unchanged.
     ///
     /// # Errors
-    /// The lock is held, a newer version has made the schema, MySQL is away, or a step failed; the steps before it stay and the next run goes on.
+    /// Fails if the lock is held, a newer version has created the schema, MySQL is unreachable, or a step failed.
+    /// Completed steps stay, and the next run continues.
     pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
         match self.schema().await? {
             Schema::Newer(_) => return Ok(0),
             Schema::TooNew => return Err(MigrateError::TooNew),
             Schema::Current | Schema::Behind(_) => {}
         }
-        // Steps may take as long as the table is large: no time limit here. The session is not given back: its settings are its own.
+        // No time limit: a step takes as long as the table is large. The session is not released to the pool, because
+        // its settings differ.
         let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();
         lock(connection).await?;
         let before = applied(connection).await?.len();
@@ -99,7 +101,7 @@ async fn lock(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
         .bind(TABLE_WAIT_S)
         .execute(connection)
         .await
-        .context("limit how long a step keeps others waiting")?;
+        .context("limit how long a step blocks others")?;
     Ok(())
 }
 
@@ -120,7 +122,7 @@ async fn make(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
         warn!(
             event = "migrate-waits",
             tries,
-            "another session keeps a table: trying again in {} s",
+            "another session has locked a table: retrying in {} s",
             TABLE_REST.as_secs()
         );
         tokio::time::sleep(TABLE_REST).await;
@@ -128,7 +130,7 @@ async fn make(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
     Ok(())
 }
 
-/// Nobody else is at it, and steps may run again.
+/// The lock ensures that no other run is active, and each step can run again.
 async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     if !has_table(connection, HISTORY).await? {
         return Ok(());
@@ -136,11 +138,11 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE NOT success")
         .execute(connection)
         .await
-        .context("forget a step that was interrupted")?;
+        .context("delete the record of an interrupted step")?;
     Ok(())
 }
 
-/// MySQL's number of what stopped a step.
+/// MySQL's number of the error that stopped a step.
 fn number(error: &Sqlx) -> Option<u16> {
     let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return None };
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

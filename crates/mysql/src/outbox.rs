@@ -1,11 +1,13 @@
-//! What the daemon adds to Redis itself: noted by the transaction that adds it to `counter`, added by src/outbox.
+//! The outbox: what the daemon must add to Redis. The transaction that adds to `counter` writes it, and src/outbox adds
+//! it to Redis.
 //!
-//! A row's number is given under the lock of the partition's row in `partition_owner`: whoever sees a row sees all rows of its partition before
-//! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
-//! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many items at most that a batch is a few of them.
+//! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader who sees a row
+//! also sees all earlier rows of its partition. The number is the last one plus one, and at least MySQL's clock in
+//! microseconds. So no number repeats if MySQL goes back (a restore, or a failover that loses commits), and no new row
+//! is below Redis' offsets. The number of items in a row is limited, so that a batch takes only a few rows.
 //!
-//! A row's body has an addition as `kind:target:metric:delta`, and after these, for Bloom filters, each user who began to like a target as
-//! `kind:target:user`.
+//! A row's body has additions as `kind:target:metric:delta`. After these it has each user who began to like a target as
+//! `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,29 +21,29 @@ use super::partitions::{self, LAST};
 use super::text::Text;
 use super::{Context, Result, Store, micros};
 
-/// Items in one row: some 30 KiB.
+/// Items in one row: about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// Additions that a reconcile reads of the outboxes for a page at most, which takes seconds: some dozen megabytes.
+/// Additions from the outboxes that a reconcile reads for a page at most. They take seconds and some dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
-/// Rows that are read at once: some megabytes.
+/// Rows in one read: some megabytes.
 const READ_ROWS: u64 = 100;
 
 /// Rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
-/// How a partition's outbox stands.
+/// The end of a partition's outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub partition: u16,
-    /// The number of its last row.
+    /// The number of the last row.
     pub last: u64,
-    /// Who writes the partition now.
+    /// The daemon that writes the partition now.
     pub owner: Option<String>,
 }
 
-/// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
+/// Appends to an outbox, in any transaction. Locks the partition's row until the transaction ends.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
     let bodies = encode(additions, &[]);
@@ -62,7 +64,8 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     text.run(connection, ACTION).await.map(drop)
 }
 
-/// Adds statements that append to the outbox of a partition whose row the transaction has locked, after its row of that number.
+/// Adds statements that append to a partition's outbox, after its row `after`. The transaction must have locked the
+/// partition's row.
 pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition], likers: &[Pair]) {
     let last = push_rows(text, partition, after, &encode(additions, likers));
     if last > after {
@@ -75,20 +78,20 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     let mut number = after;
     for body in bodies {
         number += 1;
-        // Digits, colons and spaces: nothing to quote.
+        // The body has only digits, colons and spaces, so it needs no quoting.
         let row = format!("({partition},{number},NOW(6),'{body}')");
         text.statement(&format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {row}"));
     }
     number
 }
 
-/// The bodies of as many rows as that takes.
+/// The bodies of the rows. There are as many as needed.
 fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     let mut bodies: Vec<String> = Vec::new();
     let mut items = 0;
     let mut push = |item: std::fmt::Arguments<'_>| {
         match bodies.last_mut().filter(|_| items % ROW_ITEMS > 0) {
-            // A String can't fail.
+            // Writing to a String cannot fail.
             Some(body) => drop(write!(body, " {item}")),
             None => bodies.push(item.to_string()),
         }
@@ -103,7 +106,7 @@ fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     bodies
 }
 
-/// None where it is no such text.
+/// `None` if the text is invalid.
 fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     let (mut additions, mut likers) = (Vec::new(), Vec::new());
     for item in std::str::from_utf8(body).ok()?.split(' ') {
@@ -122,14 +125,14 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// The rows after those numbers, and what was deleted before, in a transaction that sees one instant.
+/// The rows after these numbers, and how far older rows were deleted. The transaction must read one instant.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has not taken anything for long: as if they were deleted, nobody can say what it lacks.
+                // Redis has been behind for long. Handle the rest as deleted, so that what Redis lacks is unknown.
                 unread.raise(partition, last);
                 break;
             }
@@ -185,7 +188,7 @@ async fn read_rows(
 }
 
 impl Store {
-    /// How each partition's outbox stands, of those that have ever had a row; also of partitions that are no longer configured.
+    /// The end of each partition's outbox that has ever had a row, even if the partition is no longer configured.
     pub async fn outbox_ends(&self) -> Result<Vec<End>> {
         const ACTION: &str = "read how far the outbox is";
         let mut conn = self.acquire().await?;
@@ -206,15 +209,15 @@ impl Store {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
     }
 
-    /// Up to which row each partition's outbox is in Redis, at least.
+    /// The row up to which each partition's outbox is in Redis, at least.
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
     }
 
-    /// How many rows are not in Redis yet.
+    /// The number of rows that are not in Redis yet.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the outbox";
-        // What is added first: it never passes the other.
+        // Read this first, so that it is never larger than the other.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -236,16 +239,16 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// The rows of a partition after that number, in order, at most so many; each with whether it is older than `old`.
+    /// The rows of a partition after that number, in order, at most `limit`. Each says whether it is older than `old`.
     ///
     /// # Errors
-    /// MySQL's, or a row that somebody has changed.
+    /// Fails if MySQL fails, or if a row was changed by hand.
     pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
     }
 
-    /// Notes up to which rows partitions are in Redis.
+    /// Notes the rows up to which partitions are in Redis.
     pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
         const ACTION: &str = "note how far the outbox is";
         if applied.is_empty() {
@@ -265,7 +268,7 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of the partition up to this one, which are in Redis; says whether there may be more.
+    /// Deletes some rows of the partition up to this one. They must be in Redis. Returns whether more may remain.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;

@@ -1,9 +1,9 @@
-//! Who writes a partition, how far it has come, and what a reconcile wants to see of it.
+//! Which daemon writes a partition, how far it is, and what a reconcile captures there.
 //!
-//! Each batch writes its partition's row first of all: a daemon that was paused and wakes up after a takeover finds another
-//! epoch there and writes nothing. A lock alone would do on one server. Where several may be written to (Galera, group
-//! replication) they don't see each other's locks: there, of two transactions that write one row, the one that commits
-//! second fails, and one that has only locked it does not.
+//! Each batch first writes its partition's row. A daemon that was paused and resumes after a takeover finds another
+//! epoch there and writes nothing. On one server a lock would be enough. In clusters with several writable servers
+//! (Galera, group replication), servers do not see each other's locks. There, if two transactions write one row, the
+//! second commit fails. If one of them had only locked the row, it would not fail.
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -15,26 +15,26 @@ use super::jobs::run_of;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 
-/// The number that a partition's next rows follow.
+/// The number that precedes the partition's next outbox rows.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// What the owner's row says to the batch that has written it.
+/// The partition's row, as the batch that has written it reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
-    /// Grows with each takeover.
+    /// It grows with each takeover.
     pub epoch: u64,
-    /// The watch that a reconcile keeps on some targets now.
+    /// The watch that a reconcile currently keeps on some targets.
     pub watch: Option<u64>,
-    /// The number that the next rows of the partition's outbox follow.
+    /// The number that precedes the partition's next outbox rows.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
-    /// What is older may be gone from the ledger.
+    /// Entries of the ledger before this may be deleted.
     pub ledger_floor: Micros,
 }
 
-/// Locks the partition's row until the transaction ends, by writing to it, and reads it. None where nobody ever held the
-/// partition.
+/// Locks the partition's row until the transaction ends, by writing to it, and reads it. `None` if no daemon ever held
+/// the partition.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
     let mut text = Text::default();
@@ -52,7 +52,7 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     rows.first().map(read).transpose().context("read the partition's row")
 }
 
-/// Makes the partition's row where there is none, and locks it either way.
+/// Creates the partition's row if it is missing, and locks it.
 pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at, ledger_floor) \
@@ -62,11 +62,11 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     .bind(partition)
     .execute(connection)
     .await
-    .context("make the partition's row")?;
+    .context("create the partition's row")?;
     Ok(())
 }
 
-/// Makes `owner` the partition's holder, and every earlier holder's epoch void.
+/// Makes `owner` the partition's holder, which voids the epochs of earlier holders.
 pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
@@ -77,11 +77,11 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
     .bind(owner)
     .execute(connection)
     .await
-    .context("take the partition")?;
+    .context("acquire the partition")?;
     Ok(())
 }
 
-/// Notes that the holder of `epoch` has written and given back all it had.
+/// Notes that the holder of `epoch` has written all its events and released the partition.
 pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
     sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
         .bind(partition)
@@ -92,8 +92,8 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Notes for the fence's job that every event before the fence is committed with this transaction. A fence that no run with a lock sent
-/// is ignored.
+/// Notes, for the fence's job, that this transaction commits every event before the fence. Ignores a fence that no
+/// current run has sent.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
@@ -108,7 +108,7 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
     Ok(())
 }
 
-/// The numbers of that watch.
+/// The watched numbers.
 pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<CounterKey>> {
     const ACTION: &str = "read the watched targets";
     let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
@@ -122,7 +122,7 @@ pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Re
         .context(ACTION)
 }
 
-/// Logs events of watched targets, and the states that their rows had before.
+/// Logs events of watched targets, with the row states before them.
 pub async fn log_watched(
     connection: &mut MySqlConnection,
     watch: u64,
@@ -148,28 +148,28 @@ pub async fn log_watched(
     Ok(())
 }
 
-/// Who writes a partition.
+/// The daemon that writes a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub partition: u16,
-    /// Host and process; none where it was given back in order.
+    /// Host and process. `None` after a normal release.
     pub owner: Option<String>,
-    /// Grows with each takeover.
+    /// It grows with each takeover.
     pub epoch: u64,
-    /// When the last one took it.
+    /// When the last owner acquired it.
     pub taken_at: Micros,
 }
 
-/// How many partitions are in use.
+/// The number of partitions in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
     pub partitions: u16,
-    /// The daemon that came with so many: host and process.
+    /// The daemon that raised it: host and process.
     pub raised_by: String,
 }
 
 impl super::Store {
-    /// Who writes which partition, by their numbers; not those that nobody has ever written.
+    /// The owner of each partition, by number. Partitions that were never written are missing.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read who writes the partitions";
         let mut conn = self.acquire().await?;
@@ -188,13 +188,14 @@ impl super::Store {
         .await
     }
 
-    /// How many partitions are in use; none where no daemon has ever run.
+    /// The number of partitions in use, or `None` if no daemon has ever run.
     pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
         let mut conn = self.acquire().await?;
         conn.limit("read how many partitions are in use", read_noted).await
     }
 
-    /// Notes that `partitions` are in use, unless more are, and says how many are. To be called before an event can come to any of them.
+    /// Notes that `partitions` are in use, unless more already are. Returns the number in use. Call it before an event
+    /// can reach a new partition.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "note how many partitions are in use";
         let mut conn = self.acquire().await?;
@@ -202,7 +203,8 @@ impl super::Store {
             if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
                 return Ok(noted.partitions);
             }
-            // Two may come at once: the higher number stays. Columns are set from left to right.
+            // If two daemons do this at the same time, the higher number stays. MySQL assigns columns from left to
+            // right.
             sqlx::query(
                 "INSERT INTO partition_count (one, partitions, raised_at, raised_by) VALUES (1, ?, NOW(6), ?) \
                  ON DUPLICATE KEY UPDATE raised_at = IF(partitions < VALUES(partitions), VALUES(raised_at), raised_at), \
@@ -221,7 +223,7 @@ impl super::Store {
 }
 
 impl super::Store {
-    /// Notes that `to` partitions are in use and no longer `from`. `false` where another number is noted.
+    /// Notes that `to` partitions are in use instead of `from`. Returns `false` if another number is noted.
     pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
         const ACTION: &str = "note that fewer partitions are in use";
         let mut conn = self.acquire().await?;
@@ -233,7 +235,7 @@ impl super::Store {
     }
 }
 
-/// How many partitions are in use, as of the connection's transaction.
+/// The number of partitions in use, as of the connection's transaction.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

@@ -1,4 +1,4 @@
-//! Questions to MySQL that change nothing: what the account may do, and how the server is set.
+//! Checks of MySQL that change nothing: the account's rights and the server's settings.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -9,20 +9,19 @@ use super::{Context, Result, Store, StoreError};
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
 
-/// What that needs.
+/// The rights for that.
 const TO_PARTITION: [&str; 3] = ["CREATE", "ALTER", "DROP"];
 
-/// How the server is set.
+/// The server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// As it calls itself.
+    /// The server's own name for its version.
     pub version: String,
-    /// Bytes that one statement may have.
+    /// The maximum size of a statement, in bytes.
     pub packet_max: u64,
 }
 
 impl Store {
-    /// How the server is set.
     pub async fn settings(&self) -> Result<Settings> {
         const ACTION: &str = "read the server's settings";
         let mut conn = self.acquire().await?;
@@ -37,9 +36,9 @@ impl Store {
         .await
     }
 
-    /// The version of TLS that this connection speaks; `None` where it is plain text.
+    /// The TLS version of this connection, or `None` for plain text.
     pub async fn tls_version(&self) -> Result<Option<String>> {
-        const ACTION: &str = "ask for the connection's TLS";
+        const ACTION: &str = "read the connection's TLS version";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row = sqlx::query("SHOW SESSION STATUS LIKE 'Ssl_version'")
@@ -52,12 +51,12 @@ impl Store {
         .await
     }
 
-    /// The rights that the daemon needs and its account lacks: `INSERT on counter`. Each is tried with a statement that finds no row; one
-    /// that waits behind a change of its table holds no other table meanwhile. Those to change partitions are looked for among the
-    /// grants; none are said where there are roles.
+    /// The rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each is tested with a
+    /// statement that finds no row. If one waits behind a change of its table, it locks no other table. The rights to
+    /// change partitions are read from the grants. If the account has roles, these are not reported.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
-        conn.limit("try what the account may do", |connection| async move {
+        conn.limit("test the account's rights", |connection| async move {
             let mut missing = Vec::new();
             for table in tables() {
                 missing.extend(missing_of(connection, table).await?);
@@ -80,7 +79,7 @@ impl Store {
     }
 }
 
-/// All tables, by the steps that make them.
+/// All tables that the steps create.
 fn tables() -> impl Iterator<Item = &'static str> {
     let text = MIGRATIONS.iter().map(|step| step.sql.as_str());
     text.flat_map(|sql| sql.split("CREATE TABLE IF NOT EXISTS ").skip(1))
@@ -105,10 +104,10 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
         ("DELETE", format!("DELETE FROM {table} WHERE FALSE")),
     ] {
         let tried =
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("try what the account may do");
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("test the account's rights");
         match tried.as_ref().map_err(StoreError::number) {
             Err(Some(1142 | 1143)) => missing.push(format!("{right} on {table}")),
-            // Rights are looked at before all else that a server may refuse.
+            // Servers check the rights before everything else.
             Ok(_) | Err(Some(_)) => {}
             Err(None) => return tried.map(|_| missing),
         }

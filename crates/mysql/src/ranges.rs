@@ -1,7 +1,7 @@
-//! Counters in the order of their keys, page by page, and what a page's targets have at one instant.
+//! Counters in the order of their keys, page by page, and the values of a page's targets at one instant.
 //!
-//! A page is bounded by the rows that the server reads, never by those that it finds: a metric that a kind hardly has must cost no more than any
-//! other.
+//! A page is limited by the rows that the server reads, and not by the rows that match. So a metric that is rare for a
+//! kind costs no more than any other.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -13,7 +13,7 @@ use super::counters::begin_snapshot;
 use super::outbox;
 use super::{Context, Result, Store, micros};
 
-/// One number of `counter`: the sum of its slots.
+/// A number in `counter`: the sum of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub number: CounterKey,
@@ -21,46 +21,48 @@ pub struct Counted {
     pub value: i64,
     /// The newest `at` that was applied.
     pub update_at: Micros,
-    /// How many rows it has: one for each partition that wrote it.
+    /// The number of its rows: one for each partition that wrote it.
     pub rows: u32,
 }
 
-/// All numbers of the targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
+/// All numbers of one kind's targets with a counter in a range of ids. Like records of other targets can also be in the
+/// range.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub kind: Kind,
-    /// It begins above this id.
+    /// The range begins above this id.
     pub after: TargetId,
-    /// It ends with this id.
+    /// The range ends with this id.
     pub until: TargetId,
     /// The numbers when the range was listed, sorted by key.
     pub counters: Vec<Counted>,
 }
 
-/// What a range has at one instant.
+/// The values of a range at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Recount {
-    /// What `counter` says, sorted by key.
+    /// The values in `counter`, sorted by key.
     pub counters: Vec<Counted>,
-    /// Sorted by id: how many users like each target with like records.
+    /// The number of users who like each target with like records, sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// What followed the rows of the outboxes that were there before the samples, where that was asked for.
+    /// The outbox rows after those that existed before the samples. Only if the caller asked for them.
     pub since: Since,
 }
 
-/// Targets with like records and without a counter that a range may hold.
+/// The maximum number of targets with like records but without a counter in a range.
 const UNCOUNTED_MAX: usize = 10_000;
 
-/// The highest id that there may be.
+/// The highest possible id.
 pub const LAST: TargetId = TargetId(i64::MAX as u64);
 
 impl Range {
-    /// How many rows its numbers have.
+    /// The number of rows of these numbers.
     pub fn rows(&self) -> u64 {
         self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
     }
 
-    /// Ends the range before the target with which its likes are more than `max`, unless that is its first one: each like is a row to recount.
+    /// Ends the range before the target that brings the likes above `max`, but after its first target. Each like is a
+    /// row to recount.
     pub fn limit_likes(&mut self, like: Metric, max: i64) {
         let mut likes = 0_i64;
         let beyond = self.counters.iter().position(|counted| {
@@ -70,7 +72,7 @@ impl Range {
         let beyond = beyond.and_then(|place| self.counters.get(place)).map(|counted| counted.number.0);
         let Some(beyond) = beyond else { return };
         let first = self.counters.first().map(|counted| counted.number.0);
-        // A target that alone has more is recounted alone.
+        // A target with more likes is recounted alone.
         let keep = self.counters.partition_point(|counted| {
             if first == Some(beyond) { counted.number.0 <= beyond } else { counted.number.0 < beyond }
         });
@@ -82,14 +84,14 @@ impl Range {
 }
 
 impl Store {
-    /// The numbers of the next targets of `kind` after that id, from about `limit` rows. A range whose end is [`LAST`] is the last one: there may
-    /// be like records without a counter.
+    /// The numbers of the kind's next targets after that id, from about `limit` rows. A range that ends with [`LAST`]
+    /// is the last one, and can contain like records without a counter.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// As [`Store::list_range`], with the rows of the outboxes after `offsets` as of the same instant.
+    /// As [`Store::list_range`], with the outbox rows after `offsets` as of the same instant.
     pub async fn list_range_since(
         &self,
         kind: Kind,
@@ -108,8 +110,8 @@ impl Store {
         .await
     }
 
-    /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
-    /// there.
+    /// Recounts a range as of one instant, and reads the outbox rows after `applied`. `None` if the range has too many
+    /// targets without a counter.
     pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
@@ -128,7 +130,7 @@ impl Store {
         .await
     }
 
-    /// The next targets of `kind` that have like records, in order of id, after `after` and up to `until`.
+    /// The next targets of `kind` with like records, in the order of their ids, after `after` and up to `until`.
     pub async fn liked_targets(
         &self,
         kind: Kind,
@@ -139,8 +141,8 @@ impl Store {
         const ACTION: &str = "list targets with like records";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
-            // cost grows with the targets, not with the rows.
+            // The server groups by the key's first columns and jumps from target to target ("Using index for
+            // group-by"). So the cost depends on the number of targets, and not of rows.
             let ids: Vec<u64> = sqlx::query_scalar(
                 "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? AND target_id <= ? \
                  GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
@@ -171,7 +173,8 @@ pub(super) async fn list_range(
     if let Some((first, last)) = ids
         && counters.iter().map(|counted| counted.rows as usize).sum::<usize>() > limit
     {
-        // The last target may be cut: the next page has all of it. One that alone has more rows than a page is read whole.
+        // The last target may be incomplete, so the next page reads all of it. A target with more rows than a page is
+        // read as a whole.
         if first == last {
             counters = read_counters(connection, kind, (TargetId(last.0 - 1), last), usize::MAX >> 1).await?;
         } else {
@@ -183,7 +186,7 @@ pub(super) async fn list_range(
     Ok(range)
 }
 
-/// The numbers above the first id, up to the second one, from `limit` rows.
+/// The numbers above the first id and up to the second one, from `limit` rows.
 async fn read_counters(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -224,7 +227,7 @@ async fn read_likes(
     limit: usize,
 ) -> Result<Option<Vec<(TargetId, i64)>>> {
     const ACTION: &str = "recount like records";
-    // A sum of decimals and each comparison cost a tenth of the whole scan.
+    // A sum of decimals or a comparison would each cost a tenth of the whole scan.
     let mut rows = sqlx::query(
         "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
          WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",

@@ -1,6 +1,7 @@
-//! Numbers whose truth is another table: the operator's query beside `counter`, in one snapshot.
+//! Numbers whose truth is in another table: reads the operator's query and `counter` in one snapshot.
 //!
-//! The query ([`site_query`]) runs in a READ ONLY transaction, for so long at most, and its answer is not read further than was asked for.
+//! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. Only the requested rows of its answer
+//! are read.
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
@@ -15,32 +16,32 @@ use super::{Context, Result, Store};
 /// Rows of `counter` that one statement reads.
 const STATEMENT_ROWS: usize = 20_000;
 
-/// Rows of `counter` that are read for one page: seconds.
+/// Rows of `counter` that are read for one page at most. They take seconds.
 const ROWS_MAX: u64 = 1_000_000;
 
-/// A query, made for one page.
+/// A query for one page.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub statement: Statement,
     /// Ids are above this one.
     pub after: TargetId,
-    /// No more than so many are wanted.
+    /// The maximum number of rows.
     pub limit: usize,
 }
 
-/// What the query and `counter` say of a range of ids, as of one instant.
+/// The results of the query and of `counter` for a range of ids, as of one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// What the query says, in order of id.
+    /// The query's results, in the order of the ids.
     pub truths: Vec<(TargetId, i64)>,
-    /// The counters there, in order of id: each one's number, and the newest `at` that was applied to it.
+    /// The counters of the range, in the order of the ids: the number, and the newest `at` that was applied to it.
     pub counters: Vec<(TargetId, i64, Micros)>,
     /// The range's last id.
     pub until: TargetId,
 }
 
 impl Store {
-    /// Asks MySQL what the query returns, without running it; and how it would be run.
+    /// The columns of the query, without running it, and how the server would run it.
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<Plan>> {
         let mut conn = self.acquire().await?;
         let told = conn.unlimited(|connection| async move {
@@ -53,8 +54,8 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// Runs the query, and reads the counters of its page beside it: up to the last id of a full answer, else up to `until`; of too many
-    /// counters as many as targets are wanted, and then the page ends with the last of these.
+    /// Runs the query and reads the counters of the same page. The page ends with the last id of a full answer, or else
+    /// with `until`. If there are more counters than the page's limit, it ends with the last counter within the limit.
     pub async fn ask_recount(
         &self,
         (kind, metric): (Kind, Metric),
@@ -67,12 +68,12 @@ impl Store {
     }
 }
 
-/// What the query returns must be two columns of integers.
+/// Checks that the query returns two columns of integers.
 async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told<()> {
     let columns = site_query::columns(connection, &question.statement).await?;
     let [id, value] = columns.as_slice() else {
         return Err(wrong(format!(
-            "the query returns {} columns: it must be two, target id and number",
+            "the query returns {} columns: it must return two, target id and number",
             columns.len()
         )));
     };
@@ -82,11 +83,11 @@ async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told
             "the query's first column, {name}, is {kind}: it must be the target's id, an integer"
         )));
     }
-    // SUM makes a DECIMAL of integers.
+    // SUM of integers is a DECIMAL.
     if !value.is_integer() && value.kind != "DECIMAL" {
         let Column { name, kind } = value;
         return Err(wrong(format!(
-            "the query's second column, {name}, is {kind}: it must be the number, an integer; CAST(... AS SIGNED) makes it one"
+            "the query's second column, {name}, is {kind}: it must be the number, an integer: use CAST(... AS SIGNED)"
         )));
     }
     Ok(())
@@ -100,7 +101,7 @@ async fn ask(
 ) -> Told<Answer> {
     let mut tx = begin_snapshot(connection).await?;
     if question.after.0 == 0 {
-        // Of an answer without rows nothing else tells the columns.
+        // An answer without rows does not show the columns.
         describe(&mut tx, question).await?;
     }
     site_query::limit_time(&mut tx, Some(question.statement.query_max)).await?;
@@ -113,7 +114,7 @@ async fn ask(
     Ok(Answer { truths, counters, until: end })
 }
 
-/// Runs the query, and holds its answer to what was asked for.
+/// Runs the query, and checks its answer against the request.
 async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<(TargetId, i64)>> {
     let mut found: Vec<(TargetId, i64)> = Vec::new();
     let mut last = question.after;
@@ -122,9 +123,9 @@ async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<
         let (id, value) = read_row(&row)?;
         if id <= last {
             return Err(wrong(match found.last() {
-                None => format!("the query returns target {id} where ids above {last} were asked for"),
+                None => format!("the query returns target {id}, but ids must be above {last}"),
                 Some(_) => format!(
-                    "the query returns target {id} after {last}: each target once, in order of its id (GROUP BY and ORDER BY)"
+                    "the query returns target {id} after {last}: return each target once, in the order of the ids (GROUP BY and ORDER BY)"
                 ),
             }));
         }
@@ -140,19 +141,21 @@ async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<
 
 fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     let text = |place: usize| row.try_get_unchecked::<Option<&str>, _>(place).context("read the query's answer");
-    let Some(id) = text(0)? else { return Err(wrong("the query returns a target whose id is NULL")) };
+    let Some(id) = text(0)? else { return Err(wrong("the query returns a target with the id NULL")) };
     let known = id.parse().ok().filter(|id| (1..=LAST.0).contains(id)).map(TargetId);
-    let target = known.ok_or_else(|| wrong(format!("the query returns the target {id}: ids are 1 to {}", LAST.0)))?;
+    let target =
+        known.ok_or_else(|| wrong(format!("the query returns the target {id}: ids must be 1 to {}", LAST.0)))?;
     let Some(value) = text(1)? else {
-        return Err(wrong(format!("the query returns NULL for target {id}: COALESCE(..., 0) makes it a number")));
+        return Err(wrong(format!("the query returns NULL for target {id}: use COALESCE(..., 0)")));
     };
     Ok((
         target,
-        number(value).map_err(|no| wrong(format!("the query returns {no} for target {id}: that is no integer")))?,
+        number(value).map_err(|no| wrong(format!("the query returns {no} for target {id}: it must be an integer")))?,
     ))
 }
 
-/// As many counters of the metric as are wanted, up to the last id, and where they end: earlier where the kind's other metrics have many rows.
+/// The metric's counters up to the last id, at most `limit`, and where they end. They end earlier if the kind's other
+/// metrics have many rows.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

@@ -10,43 +10,43 @@ use tallyd_core::raised_again::{AllTooHigh, RaisedAgain, TooHigh};
 use super::conn::TRIES;
 use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders, target};
 
-/// A number that will be changed.
+/// A planned change of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     pub number: CounterKey,
-    /// The number, as of the cut.
+    /// The number as of the cut.
     pub before: i64,
     pub added: i64,
 }
 
-/// How Redis gets what is corrected in `counter`.
+/// How a correction of `counter` reaches Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedisFollows {
-    /// The daemon adds it, from the outbox of corrections.
+    /// The daemon adds it from the outbox of corrections.
     Outbox,
     /// The next `changed` reconcile measures these counters first.
     NextReconcile,
-    /// The run that corrects also compares Redis.
+    /// The correcting run also compares Redis.
     SameRun,
 }
 
-/// Corrections in one transaction: consumers wait for its locks.
+/// Corrections in one transaction, because consumers wait for its locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
-/// The outcome of a repair that a run noted and did not make, because somebody counts without events.
+/// The outcome of a repair that a run noted but did not make, because a writer counts without events.
 pub const HELD: &str = "held";
 
-/// Counters of one run that are compared with the next run's: some MiB. The rule needs a hundred.
+/// The number of a run's counters that are compared with the next run's: some MiB. The rule needs a hundred.
 const TOO_HIGH_MAX: u64 = 100_000;
 
-/// Rows that one statement of the pruning deletes.
+/// Rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Notes what is about to be changed in `Redis`, as repair `pass` of `run`. Only while `run` holds the job.
+    /// Notes planned changes in `Redis` as repair `pass` of `run`. Only while `run` holds the job.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, intents: &[Intent]) -> Result<()> {
         const ACTION: &str = "note repairs";
         let mut conn = self.acquire().await?;
@@ -59,9 +59,9 @@ impl Store {
         .await
     }
 
-    /// Notes what became of repairs of `pass`.
+    /// Notes the outcomes of the repairs of `pass`.
     pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
-        const ACTION: &str = "note what became of repairs";
+        const ACTION: &str = "note the outcomes of repairs";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
@@ -85,10 +85,10 @@ impl Store {
         .await
     }
 
-    /// The counters of Redis that the last two reconciles before `run` found too high. Only runs count that compared all or all that had
-    /// changed, to their end.
+    /// The counters in Redis that the last two reconciles before `run` found too high. Only completed runs count that
+    /// compared all counters or all changed ones.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
-        const ACTION: &str = "read what the last runs lowered";
+        const ACTION: &str = "read which counters the last runs lowered";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let runs: Vec<u64> = sqlx::query_scalar(
@@ -110,12 +110,12 @@ impl Store {
         .await
     }
 
-    /// Adds to counters what they lack, notes each as repair `pass`, and sees to it that Redis follows: all of it or nothing. Only while
-    /// `run` holds the job. The intents are sorted by key, at most [`CORRECTIONS_MAX`]. Returns of how many the next reconcile is not
-    /// told, because too many drifts wait for it.
+    /// Corrects counters, notes each correction as repair `pass`, and lets Redis follow: all of it or nothing. Only
+    /// while `run` holds the job. The intents are sorted by key, at most [`CORRECTIONS_MAX`]. Returns how many counters
+    /// the next reconcile will not check first, because there are too many hints.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn correct_counters(
         &self,
         (job, run, pass): (&str, u64, u64),
@@ -123,7 +123,8 @@ impl Store {
         intents: &[Intent],
     ) -> Result<u64> {
         const ACTION: &str = "correct counters";
-        // Not `tried`, whose future can't be sent to another thread for every lifetime: the jobs of the schedule are.
+        // `tried` does not work here: its future cannot be sent to another thread for every lifetime, and the
+        // schedule's jobs are.
         let mut tries = 1;
         loop {
             let mut conn = self.acquire().await?;
@@ -136,9 +137,9 @@ impl Store {
         }
     }
 
-    /// Forgets repairs that are older than `keep`.
+    /// Deletes repairs that are older than `keep`.
     pub async fn prune_repairs(&self, keep: Duration) -> Result<u64> {
-        const ACTION: &str = "forget old repairs";
+        const ACTION: &str = "delete old repairs";
         let mut pruned = 0;
         loop {
             let mut conn = self.acquire().await?;
@@ -162,8 +163,8 @@ impl Store {
 }
 
 async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
-    const ACTION: &str = "read what the last runs lowered";
-    // By the key: passes are numbered by their runs.
+    const ACTION: &str = "read which counters the last runs lowered";
+    // Reads by the key: the number of a pass contains its run.
     let rows = sqlx::query(
         "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \
          AND store = 'redis' AND added < 0 AND outcome IN ('done', ?) ORDER BY pass LIMIT ?",
@@ -196,7 +197,8 @@ async fn correct(
     let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
-        // Added, not set: additions by consumers in the meantime stay. A new row is older than every event.
+        // Adds and does not set, so that additions by consumers meanwhile stay. A new row gets a time before every
+        // event.
         let sql = format!(
             "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
@@ -214,7 +216,8 @@ async fn correct(
     Ok(untold)
 }
 
-/// Sees to it that Redis follows a correction, in its transaction. Returns of how many counters the next reconcile is not told.
+/// Lets Redis follow a correction, in the correction's transaction. Returns how many counters the next reconcile will
+/// not check first.
 async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {

@@ -1,4 +1,4 @@
-//! What statements about many rows share: how long they are, and how their values are written and read.
+//! Shared code for statements about many rows: their lengths, and how values are written and read.
 
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::Row;
@@ -9,7 +9,7 @@ pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Erro
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
-/// `DATETIME(6)`, UTC. The decoder holds that every `at` fits.
+/// `DATETIME(6)`, UTC. The decoder ensures that every `at` fits.
 pub(super) fn datetime(at: Micros) -> NaiveDateTime {
     DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
 }
@@ -18,11 +18,11 @@ pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
     Micros(datetime.and_utc().timestamp_micros())
 }
 
-/// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
-/// prepared-statement cache knows.
+/// Rows per statement, the largest first. So there are only a few different statements, and the server's
+/// prepared-statement cache has all of them.
 const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
-/// The same for IN lists of (kind, target, user): MariaDB rewrites one of 1,000 values or more into a join.
+/// The same for IN lists of (kind, target, user). MariaDB rewrites a list of 1,000 values or more into a join.
 pub(super) const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
 
 /// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
@@ -30,7 +30,7 @@ pub(super) fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
     in_shapes_of(SHAPES, rows)
 }
 
-/// Cuts `rows` into pieces whose lengths are all in `shapes`, the last of which is 1.
+/// Cuts `rows` into pieces whose lengths are all in `shapes`. The last shape is 1.
 pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;

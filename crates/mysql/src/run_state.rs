@@ -1,4 +1,4 @@
-//! What a run notes for the ones after it: how far it has come, which layouts it found, what it trusts.
+//! Notes of a run for later runs: its progress, the layouts that it found, and what it trusts.
 
 use std::time::Duration;
 
@@ -10,51 +10,48 @@ use tallyd_core::model::Micros;
 use super::jobs::LEASE_MAX;
 use super::{Context, Result, Store, datetime, micros};
 
-/// What earlier runs have noted.
+/// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest one's, whatever became of it.
+    /// The newest one, with any outcome.
     pub newest: Option<String>,
     /// How long ago that run was last alive.
     pub newest_age: Duration,
-    /// That of the last one that was done.
+    /// The checkpoint of the last completed run.
     pub done: Option<String>,
-    /// How long ago that was.
+    /// How long ago that run was last alive.
     pub done_age: Option<Duration>,
 }
 
-/// A run as it is noted.
+/// A run's row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
     pub run: u64,
     pub mode: String,
-    /// Who ran it.
+    /// The host and process of the run.
     pub owner: String,
-    /// When it began.
     pub started_at: Micros,
-    /// When it ended.
     pub finished_at: Micros,
     /// `done`, `failed`, `braked`, `refused` or `stopped`.
     pub outcome: String,
-    /// Its report, JSON.
+    /// The report as JSON.
     pub report: String,
 }
 
-/// Who runs a job.
+/// The run that holds a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
-    /// Its number: the fencing token.
+    /// The run's number, which is the fencing token.
     pub run: u64,
     pub job: String,
-    /// The run's mode.
     pub mode: String,
-    /// Who: host and process.
+    /// Host and process.
     pub owner: String,
     pub started_at: Micros,
 }
 
 impl Store {
-    /// The runs of one mode that ended then or later, the last `limit` of them, newest first; not those that only looked.
+    /// The last `limit` runs of one mode that ended at `since` or later, newest first, without dry runs.
     pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
         const ACTION: &str = "read how the last runs ended";
         let mut conn = self.acquire().await?;
@@ -87,7 +84,7 @@ impl Store {
         .await
     }
 
-    /// The runs that are under way, whoever runs them.
+    /// All active runs.
     pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
         const ACTION: &str = "read which jobs run";
         let mut conn = self.acquire().await?;
@@ -115,9 +112,9 @@ impl Store {
         .await
     }
 
-    /// How many runs of the reconcile have loaded buckets within the last hour, by their reports.
+    /// The number of reconciles in the last hour that loaded buckets, by their reports.
     pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
-        const ACTION: &str = "read how often Redis was loaded";
+        const ACTION: &str = "count how often Redis was loaded";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
                            AND report LIKE '%\"buckets_loaded\":%' AND report NOT LIKE '%\"buckets_loaded\":0,%'";
         let mut conn = self.acquire().await?;
@@ -128,14 +125,14 @@ impl Store {
         .await
     }
 
-    /// Notes how far the run has come.
+    /// Notes the run's progress.
     pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
-        self.note_of_run("note how far the run has come", sql.bind(run)).await
+        self.note_of_run("note the run's progress", sql.bind(run)).await
     }
 
-    /// How far the last run of this mode came. With `unless_done` only a run that was not done counts, and none before one
-    /// that was.
+    /// The progress of the last run of this mode. With `unless_done` only a run counts that was not completed and has
+    /// no completed run after it.
     pub async fn last_checkpoint(
         &self,
         job: &str,
@@ -143,7 +140,7 @@ impl Store {
         before: u64,
         unless_done: bool,
     ) -> Result<Option<(u64, String)>> {
-        const ACTION: &str = "read how far the last run came";
+        const ACTION: &str = "read the last run's progress";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row = sqlx::query(
@@ -166,10 +163,10 @@ impl Store {
         .await
     }
 
-    /// What earlier runs of this mode than `run` have noted as their checkpoint.
+    /// The checkpoints of this mode's runs before `run`.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
-        const ACTION: &str = "read what the last runs have noted";
-        // The lease of a run is renewed, and with it the time at which it was last alive.
+        const ACTION: &str = "read the last runs' checkpoints";
+        // Renewing a run's lease also updates the time when it was last alive.
         const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
              COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
              FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
@@ -198,14 +195,15 @@ impl Store {
         .await
     }
 
-    /// Forgets what runs of one mode have noted as their checkpoint: the next one begins as the first did.
+    /// Deletes the checkpoints of one mode's runs. The next run begins as the first one did.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());
-        self.note_of_run("forget what runs have noted", sql).await
+        self.note_of_run("delete the runs' checkpoints", sql).await
     }
 
-    /// The layouts that API servers counted in at the job's last run before `run` that changed anything; none where there was none.
+    /// The layouts that API servers counted in at the job's last run before `run` that noted them. `None` if there was
+    /// none.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;
@@ -223,7 +221,7 @@ impl Store {
         .await
     }
 
-    /// Notes the layouts of a daemon that starts.
+    /// Notes the layouts of a starting daemon.
     pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query(
             "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
@@ -233,7 +231,7 @@ impl Store {
         self.note_of_run("note the daemon's layouts", sql).await
     }
 
-    /// The layouts of the daemon that started last; none where none has.
+    /// The layouts of the daemon that started last. Empty if none has.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
         let mut conn = self.acquire().await?;

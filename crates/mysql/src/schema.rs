@@ -1,4 +1,5 @@
-//! The schema: made by `tallyd migrate` (migrate.rs), checked by whatever else starts. The daemon's own account needs no DDL rights.
+//! The schema. `tallyd migrate` (migrate.rs) creates it, and every other start checks it. The daemon's own account
+//! needs no DDL rights.
 
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
@@ -7,30 +8,30 @@ use super::{Conn, Context, Result, Store};
 
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
 
-/// Where sqlx notes which steps are done.
+/// sqlx's table of completed steps.
 pub(super) const HISTORY: &str = "_sqlx_migrations";
 
-/// What `tallyd migrate` did, or what a start found.
+/// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     /// As this version needs it.
     Current,
-    /// So many steps are missing: `tallyd migrate` makes them.
+    /// This number of steps is missing: `tallyd migrate` makes them.
     Behind(usize),
-    /// A newer version has made so many steps more, which this one can live with.
+    /// A newer version has made this number of additional steps, and this version works with them.
     Newer(usize),
-    /// A newer version has made a step that this one can't live with.
+    /// A newer version has made a step that this version does not work with.
     TooNew,
 }
 
 impl Schema {
-    /// Why this version can't work with it, and what to run. None where it can.
+    /// Why this version does not work with the schema, and what to run. `None` if it works.
     pub fn problem(self) -> Option<String> {
         match self {
             Self::Current | Self::Newer(_) => None,
             Self::Behind(steps) => Some(format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`")),
             Self::TooNew => Some(
-                "MySQL's schema was made by a newer tallyd, and this version can't work with it: run that version"
+                "MySQL's schema was made by a newer tallyd, and this version does not work with it: run the newer version"
                     .to_owned(),
             ),
         }
@@ -38,7 +39,7 @@ impl Schema {
 }
 
 impl Store {
-    /// Compares the schema with what this version needs.
+    /// Compares the schema with the one that this version needs.
     pub async fn schema(&self) -> Result<Schema> {
         let mut conn = self.acquire().await?;
         let (applied, floor) = conn
@@ -49,7 +50,7 @@ impl Store {
         Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
     }
 
-    /// The server's version, and what about its settings could lose what it has acknowledged: one sentence each.
+    /// The server's version, and a warning for each setting that can lose acknowledged data.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
         let mut conn: Conn = self.acquire().await?;
         let row = conn
@@ -72,12 +73,12 @@ impl Store {
     }
 }
 
-/// What a version that knows of the steps `known` has before it.
+/// Compares the `known` steps of a version with the `applied` ones.
 fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
     if floor.is_some_and(|floor| !known.contains(&floor)) {
-        // Also while the step that says so is under way, or where it was interrupted.
+        // Also while the step that requires this is running, or after it was interrupted.
         return Schema::TooNew;
     }
     match (missing, newer) {
@@ -88,7 +89,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     }
 }
 
-/// The steps that are done, wholly. None where `tallyd migrate` never ran.
+/// The completed steps. Empty if `tallyd migrate` never ran.
 pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
     if !has_table(connection, HISTORY).await? {
         return Ok(Vec::new());
@@ -99,7 +100,7 @@ pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>
         .context("read the schema's version")
 }
 
-/// The step that a version must know of.
+/// The step that a version must know.
 async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
     if !has_table(connection, "schema_floor").await? {
         return Ok(None);
@@ -117,7 +118,7 @@ pub(super) async fn has_table(connection: &mut MySqlConnection, name: &'static s
     .bind(name)
     .fetch_one(connection)
     .await
-    .context("look for the schema")?;
+    .context("check for the schema")?;
     Ok(tables > 0)
 }
 
@@ -139,7 +140,7 @@ mod tests {
             // The list of steps is lost.
             (&[], Some(2), Schema::Behind(2)),
             (&[], Some(3), Schema::TooNew),
-            // Two versions that went ways of their own.
+            // Two versions with different steps.
             (&[1, 3], Some(1), Schema::TooNew),
         ] {
             assert_eq!(judge(&[1, 2], applied, floor), judged, "{applied:?}, {floor:?}");

@@ -1,7 +1,8 @@
-//! Numbers that events set: the newest such event of each, and what was added to them lately.
+//! Numbers that events set: the newest set of each, and the recent additions to it.
 //!
-//! A number's row of `number_set` is locked before anything of the number is read or written, in the order of the keys. So what
-//! is read below, by statements that lock nothing and see what is committed (READ COMMITTED), stays true until the commit.
+//! A number's row of `number_set` is locked first, in the order of the keys, before anything of the number is read or
+//! written. The other reads take no locks and see only committed data (READ COMMITTED). So what they read stays true
+//! until the commit.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -20,10 +21,10 @@ use super::{Context, Result, micros, target};
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// Numbers that one SELECT asks for: MariaDB makes a join of longer lists.
+/// Numbers in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_NUMBERS: usize = 256;
 
-/// Locks numbers, sorted by key, until the transaction ends, and says what each was set to last.
+/// Locks numbers, sorted by key, until the transaction ends, and returns the last set of each.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock numbers that are set";
     let mut known = HashMap::with_capacity(numbers.len());
@@ -31,8 +32,8 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // A row that is there is locked, and written as `partitions` says. INSERT IGNORE would lock it for reading alone, which two writers
-        // can do at once: then neither could go on.
+        // An existing row is locked and written, as explained in `partitions`. INSERT IGNORE would only lock it for
+        // reading. Two writers can do that at the same time, and then they deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -53,7 +54,7 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// What numbers that [`lock`] has locked are, where each of them is set at that `at`.
+/// The current state of numbers that [`lock`] has locked, for a set at that `at`.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -62,7 +63,7 @@ pub async fn standing(
     let mut standing: HashMap<CounterKey, Standing> =
         sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
     for piece in sets.chunks(ASKED_NUMBERS) {
-        // As text: the sum of two slots may be more than 64 bits hold.
+        // As text, because the sum of two slots can be larger than 64 bits.
         let sql = format!(
             "SELECT kind, target_id, metric, CAST(SUM(value) AS CHAR), MAX(update_at) FROM counter \
              WHERE (kind, target_id, metric) IN ({}) GROUP BY kind, target_id, metric",
@@ -74,7 +75,7 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // Only where something newer than the event was applied: most events come in time.
+    // Only needed if something newer than the event was applied. Most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -90,8 +91,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Reads what was added to each number after the `at` that it is set at. All of that lies in the days from there to what was
-/// applied last.
+/// Reads the additions to each number after the `at` of its set. All of them are in the days from there to the last
+/// applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -114,7 +115,7 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
     )
 }
 
-/// Notes what numbers were set to and what was added to numbers that may be set, both sorted by key.
+/// Notes the values that were set, and the additions to numbers that can be set, both sorted by key.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -137,7 +138,7 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // The same as what was added to `counter`, also where somebody has emptied the ledger and it is added twice.
+        // Adds the same amount as to `counter`, even if the ledger was emptied by hand and it is added twice.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"
@@ -147,7 +148,7 @@ pub async fn note(
     Ok(())
 }
 
-/// `(1,42,3),(1,43,3)`
+/// For example `(1,42,3),(1,43,3)`.
 fn keys<'a>(numbers: impl Iterator<Item = &'a CounterKey>) -> String {
     list(numbers, |sql, (target, metric)| {
         let _ = write!(sql, "({},{},{})", target.kind, target.id, metric.0);

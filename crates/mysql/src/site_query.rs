@@ -1,7 +1,7 @@
-//! A site's own query, of a `[[recount]]` or an `[[import]]`: what it returns, how it would be run, and what is wrong with it.
+//! A site's own query, of a `[[recount]]` or an `[[import]]`: its columns, how the server would run it, and its errors.
 //!
-//! The text is the operator's, so what is wrong with it is told in words ([`QueryError::Query`]), apart from a server that is away. It runs
-//! for so long at most, and its answer is not read further than was asked for.
+//! The operator writes the query. So its errors are sentences ([`QueryError::Query`]), and differ from those of an
+//! unreachable server. The query runs with a time limit, and only the requested rows of its answer are read.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -11,37 +11,37 @@ use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo}
 
 use super::{Conn, Context, Result, StoreError};
 
-/// How much longer than the server an answer is waited for, until the connection is dropped.
+/// The extra time for an answer after the server's own limit. Then the connection is closed.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
-/// Why a query's answer can't be had.
+/// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    /// The query is wrong, or may not run: a sentence for whoever wrote it.
+    /// The query is wrong or not permitted. Contains a sentence for its author.
     #[error("{0}")]
     Query(String),
-    /// MySQL is away.
+    /// MySQL failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// What came of asking.
+/// The result of a query.
 pub type Told<T> = std::result::Result<T, QueryError>;
 
-/// A query, with its placeholders filled in.
+/// A query with values for its placeholders.
 #[derive(Clone, Debug)]
 pub struct Statement {
     pub sql: String,
-    /// How long it may take.
+    /// The time limit.
     pub query_max: Duration,
-    /// The key of the configuration that says how many rows it is asked for at once.
+    /// The configuration key for the number of rows per page.
     pub page_key: &'static str,
-    /// The key that has the address of the server that runs it.
+    /// The configuration key for the address of the server that runs the query.
     pub url_key: &'static str,
 }
 
 impl Statement {
-    /// Whose fault an error of this statement is.
+    /// Decides whether the query or the server caused the error.
     pub(super) fn error(&self, error: sqlx::Error) -> QueryError {
         let sqlx::Error::Database(database) = &error else {
             return StoreError::sql("run the query")(error).into();
@@ -49,23 +49,24 @@ impl Statement {
         let number = database.try_downcast_ref::<MySqlDatabaseError>().map_or(0, MySqlDatabaseError::number);
         let said = database.message();
         match number {
-            // MySQL, MariaDB.
+            // MySQL and MariaDB.
             3024 | 1969 => self.too_long(),
             1044 | 1142 | 1143 | 1227 | 1370 => wrong(format!(
-                "the account of {} may not run the query ({said}): give it the right to SELECT from that table",
+                "the account of {} may not run the query ({said}): grant it the right to SELECT from that table",
                 self.url_key
             )),
-            // A server that stops, is full of connections or read over a broken one; rivals; a connection that somebody ended.
+            // Temporary errors: a server that stops, has too many connections or a broken one, competing transactions,
+            // a killed connection.
             1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
                 StoreError::sql("run the query")(error).into()
             }
-            _ => wrong(format!("MySQL does not run the query ({said})")),
+            _ => wrong(format!("MySQL rejects the query ({said})")),
         }
     }
 
     fn too_long(&self) -> QueryError {
         wrong(format!(
-            "the query took longer than query_max = {} s: give its table an index on the target's id, make {} smaller or query_max longer",
+            "the query took longer than query_max = {} s: add an index on the target's id, reduce {} or increase query_max",
             self.query_max.as_secs(),
             self.page_key
         ))
@@ -93,13 +94,13 @@ pub struct Plan {
     table: String,
     access: String,
     key: String,
-    /// By its statistics.
+    /// By the server's statistics.
     pub rows: u64,
     extra: String,
 }
 
 impl Plan {
-    /// Why each page would take longer than the one before, if it would.
+    /// The problem that makes each page slower than the last one, if there is one.
     pub fn fault(&self) -> Option<String> {
         let Self { table, access, key, extra, .. } = self;
         if table == "-" || table.starts_with('<') {
@@ -119,7 +120,7 @@ impl Display for Plan {
     }
 }
 
-/// Parts what is wrong with the query from what is wrong with the server.
+/// Separates errors of the query from errors of the server.
 pub(super) fn part<T>(told: Told<T>) -> Result<std::result::Result<T, String>> {
     match told {
         Ok(answer) => Ok(Ok(answer)),
@@ -132,7 +133,8 @@ pub(super) fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
-/// Reads an integer as the server writes it; the text where it is none. A DECIMAL may come as 12.00.
+/// Reads an integer as the server writes it. Returns the text if it is not an integer. A DECIMAL can be written as
+/// 12.00.
 pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
@@ -141,7 +143,7 @@ pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T
     whole.parse().map_err(|_| whole)
 }
 
-/// Runs `ask` for as long as the statement may take.
+/// Runs `ask` with the statement's time limit.
 pub(super) async fn within_its_time<T>(
     conn: &mut Conn,
     statement: &Statement,
@@ -151,7 +153,7 @@ pub(super) async fn within_its_time<T>(
     let read = conn.unlimited(|connection| async move {
         match tokio::time::timeout(longest, ask(connection)).await {
             Ok(answer) => part(answer),
-            // The connection is dropped, and the query with it.
+            // Closing the connection ends the query.
             Err(_) => Err(StoreError::Timeout { action: "run the query", limit: longest }),
         }
     });
@@ -159,7 +161,7 @@ pub(super) async fn within_its_time<T>(
         Err(StoreError::Timeout { .. }) => Err(statement.too_long()),
         read => read?.map_err(QueryError::Query),
     };
-    // Perhaps the answer goes on, without an end.
+    // The rest of the answer may be endless.
     conn.broken |= read.is_err();
     read
 }
@@ -176,7 +178,7 @@ pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statem
 }
 
 pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
-    // MySQL 9 would draw a tree.
+    // Without FORMAT, MySQL 9 would return a tree.
     let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", statement.sql);
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;
     let rows = rows.map_err(|error| statement.error(error))?;
@@ -193,7 +195,7 @@ pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statem
     Ok(rows.iter().map(plan).collect())
 }
 
-/// Has the server end a statement of this session after so long, or none any longer.
+/// Sets the server's time limit for this session's statements, or removes it.
 pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -> Result<()> {
     const ACTION: &str = "limit the time of the query";
     let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());

@@ -1,5 +1,5 @@
-//! Snapshots of boards that are not archived yet: their rows, written where they changed, and how far each is. Every
-//! write is fenced as the archive's are.
+//! Snapshots of boards that are not archived yet: their rows, of which only changed ones are written, and their state.
+//! Every write is fenced like those of the archive.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -19,43 +19,44 @@ const DELETE_ROWS_MAX: usize = 1_000;
 /// A row of `leaderboard_snapshot_period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The run that began the last one.
+    /// The run that began the last snapshot.
     pub number: u64,
-    /// Of the data in Redis, as in [`tallyd_core::model::Freeze`].
+    /// The generation of the data in Redis, as in [`tallyd_core::model::Freeze`].
     pub generation: u64,
-    /// Rows when it was last complete.
+    /// The number of rows when it was last complete.
     pub members: u64,
-    /// When the last one began.
+    /// When the last snapshot began.
     pub began_at: Micros,
-    /// When the last complete one began.
+    /// When the last complete snapshot began.
     pub taken_at: Option<Micros>,
 }
 
 impl Snapshot {
-    /// Whether a mark in Redis says that the board is the one that this is of, or a newer one: Redis has it before MySQL has the number.
+    /// Whether a mark in Redis shows that the board is the one of this snapshot, or newer. Redis has the mark before
+    /// MySQL has the number.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
 
-    /// What the zset in Redis is named after that is restored from it.
+    /// The tag in the name of a zset in Redis that is restored from this snapshot.
     pub fn tag(&self) -> String {
         format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
     }
 }
 
-/// A member as a snapshot has it.
+/// A member in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// With the score of the zset.
+    /// The member with the zset's score.
     pub member: BoardMember,
-    /// What is ranked by.
+    /// The number that ranks members.
     pub primary: f64,
-    /// What decides between equals; zero where the score doesn't hold it.
+    /// The number that orders equal members. Zero if the score does not contain it.
     pub second: u64,
 }
 
 impl Store {
-    /// All snapshots that there are: of boards that are open, or not archived yet.
+    /// All snapshots: of boards that are open or not archived yet.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -76,9 +77,9 @@ impl Store {
         .await
     }
 
-    /// The period's snapshot; none where none was ever begun.
+    /// The period's snapshot, or `None` if none was begun.
     pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
-        const ACTION: &str = "read how far a snapshot is";
+        const ACTION: &str = "read a snapshot's state";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row = sqlx::query(
@@ -98,7 +99,7 @@ impl Store {
     /// Notes that `run` begins a snapshot of a board that has its mark.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, generation, began_at, board, period) \
                            VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = VALUES(number), \
@@ -106,10 +107,10 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Writes what Redis has of some members. Rows that say the same already cost no write.
+    /// Writes members as they are in Redis. Equal rows cost no write.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn save_members(&self, run: u64, at: &BoardPeriod, members: &[Saved]) -> Result<()> {
         const ACTION: &str = "save a page of a board";
         if members.is_empty() {
@@ -147,9 +148,9 @@ impl Store {
         .await
     }
 
-    /// Which of `members` are saved.
+    /// The ones of `members` that the snapshot contains.
     pub async fn saved_among(&self, at: &BoardPeriod, members: &[Saved]) -> Result<HashSet<Vec<u8>>> {
-        const ACTION: &str = "look for members of a snapshot";
+        const ACTION: &str = "find members of a snapshot";
         let names: Vec<String> = members.iter().map(|saved| hex(&saved.member.member)).collect();
         let sql = format!(
             "SELECT member FROM leaderboard_snapshot WHERE board = _utf8mb4 {} AND period = _utf8mb4 {} \
@@ -172,7 +173,7 @@ impl Store {
     /// Deletes members that the board no longer has.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn forget_members(&self, run: u64, at: &BoardPeriod, members: &[Vec<u8>]) -> Result<()> {
         const ACTION: &str = "delete members that left a board";
         let mut conn = self.acquire().await?;
@@ -192,25 +193,25 @@ impl Store {
         .await
     }
 
-    /// Notes that a snapshot was tried at `now`, and not begun.
+    /// Notes that a run tried a snapshot at `now` but did not begin it.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_tried(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?";
         self.note("note that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that the data of that generation has the board again.
+    /// Notes that the data of that generation contains the board again.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_generation(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET generation = ? WHERE board = ? AND period = ?";
         self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
-    /// The snapshot's best members, at most `limit` of them.
+    /// The snapshot's best members, at most `limit`.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read the best of a snapshot";
         let mut conn = self.acquire().await?;
@@ -233,14 +234,14 @@ impl Store {
     /// Notes that the snapshot that `run` began at `now` is complete.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn end_snapshot(&self, run: u64, at: &BoardPeriod, members: u64, now: Micros) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ? WHERE board = ? AND period = ?";
         self.note("end a snapshot", run, at, sqlx::query(SQL).bind(members).bind(datetime(now))).await
     }
 
-    /// Snapshots of periods whose archive is verified: nobody needs them any more.
+    /// Snapshots of periods with a verified archive, which are no longer needed.
     pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list snapshots of archived boards";
         let mut conn = self.acquire().await?;
@@ -258,21 +259,21 @@ impl Store {
         .await
     }
 
-    /// Notes that a snapshot is none any more: what is left of its rows is about to be deleted.
+    /// Notes that a snapshot is no longer valid, because its rows will be deleted.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn void_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?";
         self.note("void a snapshot", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes some rows of a snapshot, in the order of their members after `after`; gives the last one. None when there are no
-    /// more: then what is known of the snapshot is gone, too.
+    /// Deletes some rows of a snapshot after `after`, in the order of their members. Returns the last one. Returns
+    /// `None` if there are no more: then the snapshot's own row is also deleted.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod, after: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
         const ACTION: &str = "delete a snapshot";
         let page = self.saved_page(at, after, DELETE_ROWS_MAX).await?;
@@ -316,14 +317,14 @@ fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
     Ok(Snapshot { number, generation, members, began_at: micros(row.try_get(3)?), taken_at })
 }
 
-/// As text, like the archive's pages.
+/// As text, like the pages of the archive.
 fn upsert(at: &BoardPeriod, members: &[Saved]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql =
         "INSERT INTO leaderboard_snapshot (board, period, member, score, primary_value, second_value) VALUES "
             .to_owned();
     for Saved { member: BoardMember { member, score }, primary, second } in members {
-        // A String can't fail.
+        // Writing to a String cannot fail.
         let _ = write!(sql, "({board},{period},{},{score:e},{primary:e},{second}),", hex(member));
     }
     sql.pop();

@@ -1,4 +1,4 @@
-//! Who likes what, and how many do, for readers.
+//! Likes and counters for readers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -8,16 +8,15 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::{Context, Result, Store};
 
-/// What a row of `like_record` says.
+/// A row of `like_record`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastClick {
-    /// When the user clicked.
     pub at: Micros,
     /// Whether it was a like.
     pub liked: bool,
 }
 
-/// As lua/like.lua takes it, and remembers clicks itself: `1764000000000000+`.
+/// The format of lua/like.lua, which also stores clicks like this: `1764000000000000+`.
 impl fmt::Display for LastClick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.at, if self.liked { '+' } else { '-' })
@@ -25,7 +24,7 @@ impl fmt::Display for LastClick {
 }
 
 impl Store {
-    /// The user's last click on each of `targets` that has one, read by primary key: one query for each kind.
+    /// The user's last click on each of `targets` with one, read by primary key: one query per kind.
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read what a user likes";
         let kinds = by_kind(targets);
@@ -33,7 +32,7 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
-                // Numbers alone: as text any number of ids is one statement that the server need not prepare.
+                // Only numbers: as text, any number of ids is one statement that the server does not need to prepare.
                 let sql = format!(
                     "SELECT target_id, is_del = 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) FROM like_record \
                      WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",
@@ -50,7 +49,7 @@ impl Store {
         .await
     }
 
-    /// The numbers of `targets` that are not zero, read by primary key: one query for each kind.
+    /// The numbers of `targets` that are not zero, read by primary key: one query per kind.
     pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
         const ACTION: &str = "read counters";
         let kinds = by_kind(targets);
@@ -73,7 +72,7 @@ impl Store {
         .await
     }
 
-    /// Users who like the target, by id, at most `limit` of those after `after`.
+    /// Users who like the target, in the order of their ids, at most `limit` after `after`.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read who likes a target";
         let mut conn = self.acquire().await?;
@@ -95,13 +94,13 @@ impl Store {
     }
 }
 
-/// The ids of each kind, with commas between them.
+/// The ids of each kind, separated by commas.
 fn by_kind(targets: &[Target]) -> BTreeMap<Kind, String> {
     let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
     for target in targets {
         let ids = kinds.entry(target.kind).or_default();
         let separator = if ids.is_empty() { "" } else { "," };
-        // A String can't fail.
+        // Writing to a String cannot fail.
         let _ = write!(ids, "{separator}{}", target.id.0);
     }
     kinds

@@ -1,6 +1,6 @@
-//! Statements as text. What a batch writes is made of integers and times alone, so that nothing needs quoting, and as text
-//! any number of rows is one statement and several statements are one packet: a small batch costs as many round trips as
-//! a large one, and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
+//! Statements as text. A batch writes only integers and times, so nothing needs quoting. As text, any number of rows is
+//! one statement, and several statements are one packet. So a small batch costs as many round trips as a large one, and
+//! the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
 
 use std::fmt::Write;
 
@@ -10,21 +10,22 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
 
-/// A statement begins another packet once the last one is so large, and adds no more than as much: far below any `max_allowed_packet`.
+/// When a packet has this size, the next statement begins a new one. A statement adds at most as much. So a packet is
+/// far below any `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
-/// Statements for MySQL, in as few packets as they fit into.
+/// Statements for MySQL, in as few packets as possible.
 #[derive(Default)]
 pub struct Text {
     full: Vec<String>,
     sql: String,
-    /// The second of the last time, and how it is written: rows of a batch share few of them.
+    /// The second of the last time, and its text: rows of a batch share few seconds.
     second: Option<i64>,
     written: String,
 }
 
 impl Text {
-    /// Adds a part of a statement, which ends the rows before it.
+    /// Adds a part of a statement and ends the rows before it.
     pub(super) fn push(&mut self, sql: &str) {
         if self.sql.ends_with(',') {
             self.sql.pop();
@@ -33,7 +34,7 @@ impl Text {
         self.sql.push_str(sql);
     }
 
-    /// Adds a statement to those that are there.
+    /// Adds a statement.
     pub(super) fn statement(&mut self, sql: &str) {
         if self.sql.len() >= PACKET_BYTES {
             self.full.push(std::mem::take(&mut self.sql));
@@ -46,7 +47,7 @@ impl Text {
     pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
         self.sql.push('(');
         for number in numbers {
-            // A String can't fail.
+            // Writing to a String cannot fail.
             let _ = write!(self.sql, "{number},");
         }
         let second = at.0.div_euclid(1_000_000);
@@ -56,7 +57,7 @@ impl Text {
         let _ = write!(self.sql, "'{}.{:06}'),", self.written, at.0.rem_euclid(1_000_000));
     }
 
-    /// Runs the statements until one fails, and gives the rows of all of them.
+    /// Runs the statements until one fails. Returns the rows of all of them.
     pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
         let mut rows = Vec::new();
         self.full.push(self.sql);

@@ -1,4 +1,4 @@
-//! The watch that a reconcile keeps on targets that are never quiet: begun, ended, and what the consumers have logged.
+//! A reconcile's watch on targets that are never quiet: its start, its end, and what the consumers have logged.
 
 use std::collections::HashMap;
 
@@ -14,22 +14,22 @@ use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
-/// A change of a watched number that is not likes, as it is logged.
+/// A logged change of a watched number other than likes.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
-    /// The event's id, and what was added; none where the number was set.
+    /// The event's id and the added amount. `None` if the event set the number.
     pub delta: Option<(EventId, i64)>,
 }
 
-/// Rows that one statement forgets.
+/// Rows that one statement deletes.
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
-    /// What the watch has logged so far and the counters of `numbers`, all as of one instant. `None` where a partition has not been
-    /// watched all the time: one of `partitions`, or one that came into use meanwhile.
+    /// The watch's log so far and the counters of `numbers`, all as of one instant. `None` if a partition was not
+    /// watched all the time: one of `partitions`, or one that was added meanwhile.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
@@ -51,9 +51,8 @@ impl Store {
         .await
     }
 
-    /// Starts to log every event of `numbers` in every partition, as `watch`, a number never used before, until
-    /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
-    /// stays.
+    /// Starts to log every event of `numbers` in every partition, until [`Store::unwatch`] or for `seconds`. `watch`
+    /// must be a new number. When this returns, every batch that begins later logs. A later run's watch stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -71,8 +70,8 @@ impl Store {
                 query.execute(&mut *tx).await.context(ACTION)?;
             }
             tx.commit().await.context(ACTION)?;
-            // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
-            // that nobody ever held gets its row here.
+            // One by one, because each waits for the partition's open batch, which locks its row. So none waits for all
+            // of them. Creates the row of a partition that no daemon ever held.
             for partition in partitions.numbers() {
                 sqlx::query(
                     "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
@@ -93,10 +92,10 @@ impl Store {
         .await
     }
 
-    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them, some rows at a time.
+    /// Ends the watches of `run` and of earlier runs, and deletes their logs in pieces.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
-        // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
+        // Numbers grow from run to run, so a run that was taken over cannot end its successor's watch.
         let next = jobs::number_of(run + 1, 0);
         for sql in [
             "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",
@@ -137,7 +136,7 @@ pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[
     Ok(())
 }
 
-/// Whether each partition has been watched all the time.
+/// Whether each partition was watched all the time.
 async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &Partitions) -> Result<bool> {
     let watching: Vec<u16> =
         sqlx::query_scalar("SELECT `partition` FROM partition_owner WHERE watch = ? AND watch_until > NOW(6)")
@@ -145,7 +144,7 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &P
             .fetch_all(&mut *connection)
             .await
             .context("check the watch")?;
-    // A partition that was added meanwhile, whose events nobody logged.
+    // A partition that was added meanwhile has no log.
     let numbered = 0..read_noted(connection).await?.map_or(0, |noted| noted.partitions);
     let maps = read_maps(connection).await?;
     let added = numbered.chain(maps.iter().map(NotedMap::partition)).any(|number| !partitions.has(number));

@@ -78,7 +78,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     let output = migrate.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stdout(&output), "the schema is up to date after 5 steps\n");
-    assert!(stderr(&output).contains("another session keeps a table"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("another session has locked a table"), "{}", stderr(&output));
     world.close().await;
 }
 

@@ -1,4 +1,4 @@
-//! Members of boards in MySQL: archives, where another name takes the member's place, and snapshots, which lose the row.
+//! Members of boards in MySQL. In archives another name replaces the member. In snapshots the row is deleted.
 
 use sqlx::{Connection, MySqlConnection, Row};
 use tallyd_core::model::BoardPeriod;
@@ -6,7 +6,7 @@ use tallyd_core::model::BoardPeriod;
 use crate::boards::begin;
 use crate::{Context, Result, Store, boards, jobs};
 
-/// Where a member stands in a copy of an archive.
+/// A member's place in a copy of an archive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     pub copy: u8,
@@ -15,24 +15,24 @@ pub struct Place {
     pub score: f64,
 }
 
-/// Another name for a member of a verified archive.
+/// A new name for a member of a verified archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved<'a> {
-    /// Where the member stands.
+    /// The member's place.
     pub from: Place,
-    /// Where the new name belongs: equal scores are ordered by the bytes of the members, as in Redis.
+    /// The new name's place. As in Redis, equal scores are ordered by the bytes of the members.
     pub to: u64,
     pub member: &'a [u8],
-    /// Its new name.
+    /// The new name.
     pub by: &'a [u8],
-    /// The period's checksum, as it was verified with the member.
+    /// The period's checksum with the member.
     pub former: u64,
     /// The checksum with the new name.
     pub new: u64,
 }
 
 impl Store {
-    /// The board's periods that MySQL knows.
+    /// The board's periods in MySQL.
     pub async fn known_periods(&self, board: &str) -> Result<Vec<String>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -44,7 +44,8 @@ impl Store {
         .await
     }
 
-    /// Where the period's archive has the member, in each copy. The whole archive is read, because there is no index by member.
+    /// The member's place in each copy of the period's archive. This reads the whole archive, because there is no index
+    /// by member.
     pub async fn places_of(&self, at: &BoardPeriod, member: &[u8]) -> Result<Vec<Place>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -62,7 +63,7 @@ impl Store {
         .await
     }
 
-    /// The names that stand for erased members in any copy of the period's archive.
+    /// The placeholders for erased members in all copies of the period's archive.
     pub async fn placeholders_of(&self, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -76,7 +77,7 @@ impl Store {
 
     /// The place that `by` would have in a copy instead of the member at `from`.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
-        const ACTION: &str = "look for a place among equals";
+        const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
                            FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ? AND score = ?";
         let mut conn = self.acquire().await?;
@@ -87,19 +88,19 @@ impl Store {
         .await
     }
 
-    /// Puts another name in a member's place, with the new checksum: both or neither. Among equal scores the others move up or down by one.
-    /// Returns `false` where the archive is not what was read.
+    /// Replaces a member's name and updates the checksum, both or neither. Members with equal scores move up or down by
+    /// one. Returns `false` if the archive has changed since it was read.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn move_member(&self, run: u64, at: &BoardPeriod, moved: Moved<'_>) -> Result<bool> {
-        const ACTION: &str = "take a member out of an archived board";
+        const ACTION: &str = "replace a member of an archived board";
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
             let found = move_in(&mut tx, at, moved).await?;
             if found {
-                // Last, because many rows can move: who renews the lease waits for this row.
+                // This comes last: many rows can move, and meanwhile a renewal of the lease would wait for this row.
                 jobs::hold(&mut tx, boards::JOB, run).await?;
                 tx.commit().await.context(ACTION)?;
             }
@@ -108,20 +109,20 @@ impl Store {
         .await
     }
 
-    /// Puts another name in the member's place in copies that nobody has verified: the next archive writes over them.
+    /// Replaces the member's name in copies that are not verified. The next archive overwrites them.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rename_unverified(&self, run: u64, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_archive SET member = ? WHERE copy = ? AND place = ? AND board = ? AND period = ?";
         let query = sqlx::query(SQL).bind(by).bind(place.copy).bind(place.place);
-        self.note("take a member out of a copy", run, at, query).await
+        self.note("replace a member of a copy", run, at, query).await
     }
 
-    /// Whether the period's snapshot has the member.
+    /// Whether the period's snapshot contains the member.
     pub async fn is_saved(&self, at: &BoardPeriod, member: &[u8]) -> Result<bool> {
-        const ACTION: &str = "look for a member of a snapshot";
+        const ACTION: &str = "find a member of a snapshot";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let sql = "SELECT COUNT(*) FROM leaderboard_snapshot WHERE board = ? AND period = ? AND member = ?";
@@ -132,10 +133,10 @@ impl Store {
         .await
     }
 
-    /// Deletes a member from the period's snapshot, which then has one member less.
+    /// Deletes a member from the period's snapshot and reduces its number of members.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_saved(&self, run: u64, at: &BoardPeriod, member: &[u8]) -> Result<()> {
         const ACTION: &str = "delete a member of a snapshot";
         let mut conn = self.acquire().await?;
@@ -155,7 +156,7 @@ impl Store {
 }
 
 async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Moved<'_>) -> Result<bool> {
-    const ACTION: &str = "take a member out of an archived board";
+    const ACTION: &str = "replace a member of an archived board";
     let Moved { from: Place { copy, place, score }, to, member, by, former, new } = moved;
     let sql = "UPDATE leaderboard_period SET checksum = ? WHERE board = ? AND period = ? AND copy = ? AND checksum = ?";
     let query = sqlx::query(sql).bind(new).bind(&at.board).bind(&at.period).bind(copy).bind(former);
@@ -168,7 +169,7 @@ async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Move
     if query.execute(&mut *connection).await.context(ACTION)?.rows_affected() == 0 {
         return Ok(false);
     }
-    // In the order in which no two rows are at one place.
+    // In the order in which two rows never have the same place.
     let (sql, first, last) = if to > place {
         (
             "UPDATE leaderboard_archive SET place = place - 1 WHERE board = ? AND period = ? AND copy = ? \

@@ -1,5 +1,4 @@
-//! Everything that MySQL has of a user or a target, found and deleted. Every deletion is fenced: it holds the job's lock in its own
-//! transaction.
+//! Finds and deletes all data about a user or a target. Every deletion is fenced: its transaction holds the job's lock.
 
 mod boards;
 mod numbers;
@@ -30,9 +29,9 @@ pub struct LikeRow {
 }
 
 impl Store {
-    /// The name of an index of `like_record` that begins with the user, where the site has one.
+    /// The name of an index of `like_record` that begins with the user, if the site has one.
     pub async fn index_by_user(&self) -> Result<Option<String>> {
-        const ACTION: &str = "look for an index by user";
+        const ACTION: &str = "find an index by user";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let sql = "SELECT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() \
@@ -42,7 +41,7 @@ impl Store {
         .await
     }
 
-    /// The next rows of a user after that target, by the index of that name.
+    /// The user's next rows after that target, read with the named index.
     pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a user";
         let index = index.replace('`', "``");
@@ -59,9 +58,9 @@ impl Store {
         .await
     }
 
-    /// The rows of a user at these targets: point reads of the primary key.
+    /// The user's rows at these targets: point reads of the primary key.
     pub async fn likes_among(&self, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
-        const ACTION: &str = "look for the likes of a user";
+        const ACTION: &str = "find the likes of a user";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut found = Vec::new();
@@ -81,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// The next rows of a target after that user.
+    /// The target's next rows after that user.
     pub async fn likes_of_target(&self, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a target";
         let mut conn = self.acquire().await?;
@@ -102,15 +101,16 @@ impl Store {
         .await
     }
 
-    /// Deletes those of these rows that are unlikes, sorted by key; returns how many. A row that is a like by now stays.
+    /// Deletes the rows that are unlikes. `pairs` are sorted by key. Returns the number of deleted rows. A row that is
+    /// now a like stays.
     ///
     /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
+    /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_unlikes(&self, run: u64, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "delete like records";
         let mut erased = 0;
         for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
-            // Not as a list of rows: for a list of one MariaDB would read, and lock, the whole table.
+            // Not as a list of rows: for a list with one row MariaDB would read, and lock, the whole table.
             let one = "(kind = ? AND target_id = ? AND user_id = ?)";
             let sql = format!("DELETE FROM like_record WHERE is_del = 1 AND ({})", vec![one; piece.len()].join(" OR "));
             erased += self
@@ -124,7 +124,8 @@ impl Store {
         Ok(erased)
     }
 
-    /// Runs one statement in a transaction of the run, again where another one was in the way; returns how many rows it changed.
+    /// Runs one statement in a transaction of the run, and repeats it if another one blocks it. Returns the number of
+    /// changed rows.
     async fn erase(
         &self,
         action: &'static str,

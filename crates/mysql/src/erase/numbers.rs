@@ -1,4 +1,4 @@
-//! The rows that say what a target's numbers are, were, or should have been.
+//! The rows with a target's current, former or correct numbers.
 
 use sqlx::{AssertSqlSafe, Row};
 use tallyd_core::model::Target;
@@ -12,11 +12,11 @@ const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_se
 const DELETED_ROWS: u64 = 1_000;
 
 impl Store {
-    /// How many rows each table has of the target's numbers. Those that a reconcile logs while it runs are in none of them.
+    /// The number of rows in each table with the target's numbers. Rows that a running reconcile logs are not included.
     pub async fn count_numbers(&self, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "count the rows of a target";
         let mut conn = self.acquire().await?;
-        // `repair` has no index by target: some hundred thousand rows are read.
+        // `repair` has no index by target, so this reads several hundred thousand rows.
         conn.unlimited(|connection| async move {
             let mut counts = Vec::new();
             for table in BY_TARGET.into_iter().chain(["repair"]) {
@@ -30,10 +30,10 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows of the target's numbers; returns how many of each table.
+    /// Deletes the rows of the target's numbers. Returns the number of deleted rows per table.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn erase_numbers(&self, run: u64, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "delete the rows of a target";
         let mut counts = Vec::new();
@@ -50,7 +50,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// Read without locks first, because there is no index by target: so reconciles that note repairs wait for no scan.
+    /// Finds the rows without locks first, because there is no index by target. So reconciles that note repairs do not
+    /// wait for a scan.
     async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
         const ACTION: &str = "delete the repairs of a target";
         let mut conn = self.acquire().await?;

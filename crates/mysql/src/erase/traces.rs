@@ -1,4 +1,5 @@
-//! Rows that name a user or a target beside others: of the outbox, of dead letters, of runs. They are changed, not deleted.
+//! Rows with data of a user or a target beside other data: of the outbox, of dead letters, of runs. They are changed,
+//! not deleted.
 
 use sqlx::{Connection, Row};
 use tallyd_core::erase::Subject;
@@ -6,31 +7,30 @@ use tallyd_core::model::Target;
 
 use crate::{Context, Result, Store};
 
-/// Rows of an outbox that are read at once.
+/// Rows of an outbox in one read.
 const OUTBOX_PAGE: u64 = 100;
 
-/// A row of an outbox whose body names the subject, as it seems.
+/// An outbox row whose body may contain the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRow {
     pub partition: u16,
-    /// The row's number.
     pub number: u64,
     pub body: String,
 }
 
-/// A run whose report or checkpoint names a target, as it seems.
+/// A run whose report or checkpoint may contain a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
     pub run: u64,
-    /// JSON; empty where there is none.
+    /// JSON, or empty if there is none.
     pub report: String,
-    /// Likewise.
+    /// JSON, or empty if there is none.
     pub checkpoint: String,
 }
 
 impl Store {
-    /// Some rows of a partition's outbox after that number that may name the subject, and the number up to which all were read; `None` at
-    /// the end.
+    /// The next rows of a partition's outbox that may contain the subject, and the number of the last row that was
+    /// read. `None` at the end.
     pub async fn outbox_naming(
         &self,
         partition: u16,
@@ -68,10 +68,11 @@ impl Store {
         .await
     }
 
-    /// Gives a row of an outbox another body, or deletes it where that is empty. Only a row that Redis has.
+    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Only changes rows that are
+    /// already in Redis.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rewrite_outbox(&self, run: u64, NamedRow { partition, number, body }: &NamedRow) -> Result<u64> {
         const ACTION: &str = "rewrite a row of the outbox";
         const APPLIED: &str = "number <= (SELECT applied FROM outbox_state WHERE `partition` = ?)";
@@ -85,8 +86,8 @@ impl Store {
             .await
     }
 
-    /// Gives a dead letter another body; returns whether it was there with the former one. Where another letter has that body already it is
-    /// deleted, and the other one is open if either was.
+    /// Replaces the body of a dead letter. Returns whether the letter still had the `former` body. If another letter
+    /// already has the new body, this one is deleted, and the other one becomes open if either was open.
     pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
         const ACTION: &str = "rewrite a dead letter";
         let mut conn = self.acquire().await?;
@@ -122,7 +123,8 @@ impl Store {
         .await
     }
 
-    /// How many rows a running reconcile has logged that name the subject: it needs them, and deletes them when it ends.
+    /// The number of rows about the subject that a running reconcile has logged. The reconcile needs them, and deletes
+    /// them at its end.
     pub async fn watched_of(&self, subject: &Subject) -> Result<u64> {
         const ACTION: &str = "count what a reconcile has logged";
         let mut conn = self.acquire().await?;
@@ -145,8 +147,8 @@ impl Store {
         .await
     }
 
-    /// Runs other than `run` whose report or checkpoint may name a target, given as `video:42` and by its id. Old ones are forgotten, so
-    /// few are read.
+    /// Runs other than `run` whose report or checkpoint may contain a target, by its name (`video:42`) or id. Few runs
+    /// are read, because old ones are deleted.
     pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
         let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));
@@ -171,10 +173,10 @@ impl Store {
         .await
     }
 
-    /// Gives a run another report and checkpoint, where it has them.
+    /// Replaces a run's report and checkpoint, if it has them.
     ///
     /// # Errors
-    /// MySQL's; [`crate::StoreError::TakenOver`].
+    /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn rewrite_run(&self, by: u64, NamedRun { run, report, checkpoint }: &NamedRun) -> Result<u64> {
         let sql = "UPDATE job_run SET report = IF(report IS NULL, NULL, ?), \
                    checkpoint = IF(checkpoint IS NULL, NULL, ?) WHERE run = ?";

@@ -1,4 +1,4 @@
-//! What can never be applied, as it is kept.
+//! Dead letters: messages that can never be applied, as MySQL keeps them.
 
 mod select;
 
@@ -10,27 +10,26 @@ pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 
-/// What can never be applied, as it comes.
+/// A message that can never be applied, before it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The message's body.
     pub body: Vec<u8>,
     /// Its headers as JSON.
     pub headers: String,
-    /// The reason's code.
     pub reason: &'static str,
-    /// The reason as a sentence.
+    /// A sentence for the reason.
     pub error: String,
-    /// Where it came from.
+    /// The queue that it came from.
     pub queue: String,
     /// When it was refused.
     pub first_seen: Micros,
 }
 
-/// Bytes of dead letters that one statement holds at most, beside its last one: far below any `max_allowed_packet`.
+/// The maximum size of dead letters in one statement, without its last one: far below any `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
-/// Keeps dead letters. A redelivered one is kept once; one that was replayed and refused again is open again.
+/// Stores dead letters. A redelivered one is stored once. One that was replayed and refused again becomes open again.
 pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
@@ -47,19 +46,19 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
                  refusals = dead_letter.refusals + 1",
                 placeholders(part.len(), 6)
             );
-            // Parts of large letters have any length: their statements are not worth remembering.
+            // Parts of large letters have any length, so their statements are not worth caching.
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
             for letter in part {
                 query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
                 query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
             }
-            query.execute(&mut *connection).await.context("keep dead letters")?;
+            query.execute(&mut *connection).await.context("store dead letters")?;
         }
     }
     Ok(())
 }
 
-/// How many open dead letters came from that queue, but no more than `most`; read from an index.
+/// The number of open dead letters from that queue, at most `most`. Read from an index.
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
@@ -67,7 +66,7 @@ pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -
 }
 
 impl Store {
-    /// How many open dead letters have each queue and reason, read from an index.
+    /// The number of open dead letters for each queue and reason. Read from an index.
     pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
         let mut conn = self.acquire().await?;
@@ -79,9 +78,9 @@ impl Store {
         .await
     }
 
-    /// Whether this account may keep dead letters, and the server is one to write to: fails where not, and changes nothing.
+    /// Checks that this account can store dead letters on a writable server. Changes nothing, and fails if not.
     pub async fn may_keep_dead_letters(&self) -> Result<()> {
-        const ACTION: &str = "look if dead letters can be kept";
+        const ACTION: &str = "check that dead letters can be stored";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let sql = "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) \
@@ -92,9 +91,9 @@ impl Store {
         .await
     }
 
-    /// Keeps dead letters in a transaction of their own.
+    /// Stores dead letters in a separate transaction.
     pub async fn keep_dead_letters(&self, letters: &[DeadLetter]) -> Result<()> {
-        const ACTION: &str = "keep dead letters";
+        const ACTION: &str = "store dead letters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;

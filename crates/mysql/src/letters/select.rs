@@ -1,4 +1,4 @@
-//! Dead letters as an operator chooses them: to look at, to send again, to delete.
+//! Dead letters that an operator selects to list, replay or delete.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
@@ -8,65 +8,62 @@ use tallyd_core::model::Micros;
 
 use crate::{Context, Result, Store, datetime, micros};
 
-/// A dead letter as it is kept.
+/// A dead letter in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub id: u64,
-    /// The message's body; in a list the first [`HEAD_BYTES`] of it.
+    /// The message's body. In a list only the first [`HEAD_BYTES`] of it.
     pub body: Vec<u8>,
-    /// How long the body is.
+    /// The length of the body.
     pub bytes: u64,
-    /// Its headers as JSON; empty in a list.
+    /// Its headers as JSON. Empty in a list.
     pub headers: String,
-    /// Its header `traceparent`, unchecked.
+    /// Its header `traceparent`, not validated.
     pub traceparent: Option<String>,
-    /// The reason's code.
     pub reason: String,
-    /// The reason as a sentence.
+    /// A sentence for the reason.
     pub error: String,
-    /// Where it came from.
+    /// The queue that it came from.
     pub queue: String,
     /// When it was first refused.
     pub first_seen: Micros,
-    /// When it was sent again; none while it is open.
+    /// When it was replayed, or `None` while it is open.
     pub replayed_at: Option<Micros>,
     /// How often it was refused.
     pub refusals: u32,
 }
 
-/// Which dead letters are meant: those that are all of this.
+/// Selects the dead letters that match all of these conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The reason's code.
     pub reason: Option<String>,
-    /// First seen then or later.
+    /// First seen at this time or later.
     pub since: Option<Micros>,
-    /// First seen before.
+    /// First seen before this time.
     pub before: Option<Micros>,
-    /// Sent again, or open.
+    /// Replayed (true) or open (false).
     pub replayed: Option<bool>,
 }
 
-/// How many dead letters have a reason.
+/// The number of dead letters with a reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Total {
-    /// The reason's code.
     pub reason: String,
-    /// Those that are open.
+    /// The number of open ones.
     pub open: u64,
-    /// Those that were sent again.
+    /// The number of replayed ones.
     pub replayed: u64,
-    /// When the first of them was first seen.
+    /// When the first one was first seen.
     pub oldest: Micros,
-    /// When the last one was.
+    /// When the last one was first seen.
     pub newest: Micros,
 }
 
-/// So much of a body is in a list.
+/// How many bytes of a body are in a list.
 pub const HEAD_BYTES: u32 = 200;
 
-/// [`Selection`] as SQL, with the parameters of `selected`. Few dead letters are the rule: they are looked at in the order of their
-/// ids, and no index is kept for this.
+/// [`Selection`] as SQL, with the parameters of `selected`. There are usually few dead letters. So they are read in the
+/// order of their ids, without an index for this.
 const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
                         AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
 
@@ -74,7 +71,7 @@ const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, repla
                        IF(JSON_VALID(headers), JSON_UNQUOTE(JSON_EXTRACT(headers, '$.traceparent')), NULL)";
 
 impl Store {
-    /// The newest dead letters, the newest first, with the beginnings of their bodies.
+    /// The newest dead letters, newest first, with the beginnings of their bodies.
     pub async fn dead_letters(&self, selection: &Selection, limit: u64) -> Result<Vec<Letter>> {
         const ACTION: &str = "list dead letters";
         let sql = format!(
@@ -88,7 +85,7 @@ impl Store {
         .await
     }
 
-    /// These dead letters, whole, in the order of their ids; those that are not there are left out.
+    /// These dead letters with whole bodies, in the order of their ids. Missing ones are skipped.
     pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
         const ACTION: &str = "read dead letters";
         if ids.is_empty() {
@@ -106,7 +103,7 @@ impl Store {
         .await
     }
 
-    /// How many dead letters there are, by reason.
+    /// The number of dead letters, by reason.
     pub async fn dead_letter_totals(&self, selection: &Selection) -> Result<Vec<Total>> {
         const ACTION: &str = "count dead letters";
         let sql = format!(
@@ -131,9 +128,9 @@ impl Store {
         .await
     }
 
-    /// The id of the newest dead letter; 0 where there is none.
+    /// The id of the newest dead letter, or 0 if there is none.
     pub async fn newest_dead_letter(&self) -> Result<u64> {
-        const ACTION: &str = "look for the newest dead letter";
+        const ACTION: &str = "find the newest dead letter";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let newest: Option<u64> =
@@ -143,14 +140,14 @@ impl Store {
         .await
     }
 
-    /// Ids of a selection, after one and up to another one, in their order, each with the length of its body.
+    /// The ids of a selection within a range, in order, each with the length of its body.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
         (after, until): (u64, u64),
         limit: u64,
     ) -> Result<Vec<(u64, u64)>> {
-        const ACTION: &str = "look for dead letters";
+        const ACTION: &str = "find dead letters";
         let sql = format!(
             "SELECT id, LENGTH(body) FROM dead_letter WHERE {SELECTED} AND id > ? AND id <= ? ORDER BY id LIMIT ?"
         );
@@ -162,9 +159,9 @@ impl Store {
         .await
     }
 
-    /// Those of these ids that are there, in their order, each with the length of its body.
+    /// The existing ones of these ids, in order, each with the length of its body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
-        const ACTION: &str = "look for dead letters";
+        const ACTION: &str = "find dead letters";
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -178,16 +175,16 @@ impl Store {
         .await
     }
 
-    /// Notes that dead letters, each given with how often it had been refused when it was read, were sent again. Returns of how
-    /// many that could be noted: one that has been refused since stays open.
+    /// Notes that dead letters were replayed. Each comes with its number of refusals when it was read. Returns how many
+    /// were noted: a letter that was refused since then stays open.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
-        const ACTION: &str = "note what was sent again";
+        const ACTION: &str = "note replayed dead letters";
         if letters.is_empty() {
             return Ok(0);
         }
         let ids: Vec<u64> = letters.iter().map(|(id, _)| *id).collect();
         let pairs: Vec<String> = letters.iter().map(|(id, refusals)| format!("({id}, {refusals})")).collect();
-        // The first condition is the one that finds them.
+        // The first condition lets MySQL find the rows by key.
         let sql = format!(
             "UPDATE dead_letter SET replayed_at = ? WHERE id IN ({}) AND (id, refusals) IN ({})",
             comma_separated(&ids),
@@ -196,13 +193,13 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
-            // Rows that were found, whether they changed or not.
+            // The number of matching rows, changed or not.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
         })
         .await
     }
 
-    /// Deletes those of these dead letters that are in the selection still. Returns how many.
+    /// Deletes these dead letters if they are still in the selection. Returns how many.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {
@@ -218,7 +215,6 @@ impl Store {
     }
 }
 
-/// Binds the parameters of [`SELECTED`].
 fn selected<'q>(query: Query<'q, MySql, MySqlArguments>, of: &Selection) -> Query<'q, MySql, MySqlArguments> {
     let (since, before) = (of.since.map(datetime), of.before.map(datetime));
     let query = query.bind(of.reason.clone()).bind(of.reason.clone()).bind(since).bind(since).bind(before).bind(before);

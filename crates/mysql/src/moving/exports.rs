@@ -1,4 +1,4 @@
-//! What an export reads of `like_record`, and writes to the site's own server.
+//! Reads `like_record` for an export, and writes to the site's server.
 
 use std::error::Error;
 
@@ -8,7 +8,7 @@ use tallyd_core::model::{Kind, Micros, TargetId, UserId};
 use crate::site_query::QueryError;
 use crate::{Context, Result, Store, StoreError, datetime, micros};
 
-/// A row of `like_record`, of a kind that the caller knows.
+/// A row of `like_record`. The caller knows its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {
     pub target: TargetId,
@@ -17,13 +17,14 @@ pub struct LikeRow {
     pub at: Micros,
 }
 
-/// A time as a server reads it, in UTC.
+/// A time in SQL, in UTC.
 pub fn time_literal(at: Micros) -> String {
     format!("'{}'", datetime(at).format("%Y-%m-%d %H:%M:%S%.6f"))
 }
 
 impl Store {
-    /// The next rows of these targets, sorted by id, that were written at `since` or later, in order of their keys: those after the key `after`.
+    /// The next rows of these targets that were written at `since` or later, in the order of their keys, after the key
+    /// `after`. The targets are sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,
@@ -37,7 +38,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let mut conn = self.acquire().await?;
-        // A target with millions of rows takes seconds: there is no index by time.
+        // A target with millions of rows takes seconds, because there is no index by time.
         conn.unlimited(|connection| async move {
             let sql = format!(
                 "SELECT target_id, user_id, is_del, update_at FROM like_record WHERE kind = ? AND target_id IN ({}) \
@@ -64,10 +65,11 @@ impl Store {
         .await
     }
 
-    /// Runs statements of the site's own, one after the other, in one transaction.
+    /// Runs the site's own statements one after the other, in one transaction.
     ///
     /// # Errors
-    /// [`QueryError::Query`] with what the server says of a statement; it is away.
+    /// Returns [`QueryError::Query`] with the server's text if a statement is wrong. Also fails if the server is
+    /// unreachable.
     pub async fn write_site(&self, statements: &[String]) -> std::result::Result<(), QueryError> {
         const ACTION: &str = "write to the site's table";
         let written = self.tried(ACTION, async |connection| {
@@ -85,9 +87,10 @@ impl Store {
     }
 }
 
-/// Whether the same statement will fail again, whoever runs it when.
+/// Whether the same statement will always fail.
 fn is_of_statement(error: &StoreError) -> bool {
-    // A server that stops, is full of connections or no primary, rivals, a connection that somebody ended.
+    // Temporary errors: a server that stops, has too many connections or is not the primary, competing transactions, a
+    // killed connection.
     let passing = |number| matches!(number, 1040 | 1053 | 1077..=1079 | 1152..=1161 | 1205 | 1213 | 1290 | 1317 | 1836 | 1927 | 2006 | 2013 | 3032 | 3101);
     error.number().is_some_and(|number| !passing(number))
 }

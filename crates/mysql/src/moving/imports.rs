@@ -1,7 +1,7 @@
-//! What an import writes. Each transaction checks the job's lock first, and notes how far the run has come.
+//! The writes of an import. Each transaction first checks the job's lock, and notes the run's progress.
 //!
-//! Counters get what an import adds in a slot of its own, with the earliest time that there is: a reconcile of what changed lately has nothing
-//! to do with imports, and Redis is loaded once all is imported.
+//! An import adds to counters in its own slot, with the earliest possible time. So reconciles of recent changes skip
+//! imported counters. Redis is loaded after the import.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, before, differences};
@@ -15,19 +15,19 @@ use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, mi
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = CommandName::Import.name();
 
-/// Rows of one plain INSERT. Where one of them is there already all of these are read before they are written.
+/// Rows of one plain INSERT. If one of them already exists, all of them are read before they are written.
 const INSERT_ROWS: usize = 1_000;
 
-/// What became of rows.
+/// The results of writing rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// There was no row.
+    /// New rows.
     pub added: u64,
-    /// There was an older row.
+    /// Rows that replaced an older row.
     pub changed: u64,
-    /// A newer row, or the same one, was there and stays.
+    /// Rows that were skipped because the existing row is newer or equal.
     pub kept: u64,
-    /// By how much all counters grew.
+    /// The change of all counters together.
     pub likes: i64,
 }
 
@@ -35,15 +35,15 @@ pub struct Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liked {
     pub key: Key,
-    /// Its version.
+    /// The row's version.
     pub at: Micros,
 }
 
 impl Store {
-    /// Writes rows, sorted by key, where they are newer than what is there, and adds to their counters.
+    /// Writes rows, sorted by key, if they are newer than the existing ones, and adds to their counters.
     ///
     /// # Errors
-    /// MySQL's; [`StoreError::TakenOver`].
+    /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
     pub async fn write_import(
         &self,
         run: u64,
@@ -68,12 +68,13 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Makes unlikes of rows, sorted by key, that still are what they were; their counters lose as much. Returns how many these were.
+    /// Turns unchanged rows, sorted by key, into unlikes, and subtracts them from their counters. Returns the number of
+    /// these rows.
     ///
     /// # Errors
-    /// MySQL's; [`StoreError::TakenOver`].
+    /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
     pub async fn take_out(&self, run: u64, metric: Metric, rows: &[(Pair, Micros)], checkpoint: &str) -> Result<u64> {
-        const ACTION: &str = "take out imported rows";
+        const ACTION: &str = "remove imported rows";
         let pairs: Vec<Pair> = rows.iter().map(|(pair, _)| *pair).collect();
         let write = async |connection: &mut MySqlConnection| {
             let mut tx = connection.begin().await.context(ACTION)?;
@@ -92,10 +93,12 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets the import's part of numbers, sorted by target, so that each number is what the site says. Returns how many had to change.
+    /// Sets the import's part of numbers, sorted by target, so that each number equals the site's. Returns how many
+    /// changed.
     ///
     /// # Errors
-    /// MySQL's; [`StoreError::TakenOver`]; a number would be out of range.
+    /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a number would be out of
+    /// range.
     pub async fn level_numbers(
         &self,
         run: u64,
@@ -134,7 +137,7 @@ impl Store {
         rows.await?.iter().map(read_liked).collect()
     }
 
-    /// How many users like the target, by its rows.
+    /// The number of users who like the target, by its rows.
     pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
         const ACTION: &str = "count like records";
         let mut conn = self.acquire().await?;
@@ -145,7 +148,7 @@ impl Store {
         .await
     }
 
-    /// What `counter` says of these, sorted; 0 where there is no row.
+    /// The values in `counter` of these sorted targets. 0 if there is no row.
     pub async fn numbers_of(&self, (kind, metric): (Kind, Metric), targets: &[TargetId]) -> Result<Vec<i64>> {
         let keys: Vec<CounterKey> = targets.iter().map(|id| (Target { kind, id: *id }, metric)).collect();
         let mut conn = self.acquire().await?;
@@ -154,8 +157,8 @@ impl Store {
     }
 }
 
-/// The rows after the first key, up to the second one, and what is bound: a few ranges of the primary key, so that no row is read twice for
-/// two pages of one target.
+/// A condition for the rows after the first key and up to the second one, and its parameters. It consists of a few
+/// ranges of the primary key, so that two pages of one target read no row twice.
 pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
     const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
     const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
@@ -166,7 +169,7 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
     }
 }
 
-/// Writes rows, and says what each of them met. Nearly none of them is there in a first import.
+/// Writes rows, and returns the former state of each. In a first import nearly all rows are new.
 async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
@@ -178,7 +181,7 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     text.push("");
     match text.run(connection, "insert like records").await {
         Ok(_) => return Ok(vec![Before::Absent; rows.len()]),
-        // The statement is rolled back, and nothing else of the transaction.
+        // Only this statement is rolled back, and not the transaction.
         Err(error) if error.number() == Some(1062) => {}
         Err(error) => return Err(error),
     }

@@ -1,4 +1,4 @@
-//! What brings a running site over: reading its own tables, and writing what they hold.
+//! Moving a running site to tallyd: reads the site's tables, and writes their contents.
 
 pub mod exports;
 pub mod imports;

@@ -1,4 +1,5 @@
-//! The site's table, read by its own query page by page: plain reads at READ COMMITTED, which lock nothing there.
+//! Reads the site's table with the site's query, page by page. These are plain reads at READ COMMITTED, which take no
+//! locks.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -13,64 +14,64 @@ use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use crate::{Context, Store, micros};
 
-/// Where the values stand in an answer, and how its times are written.
+/// The columns of a query's answer about likes, and the format of its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LikeColumns {
     target: usize,
     user: usize,
     deleted: Option<usize>,
     at: Option<(usize, Option<Unit>)>,
-    /// The expressions that make sums of a page.
+    /// The expressions for the count and checksum of a page.
     pub(super) sums: String,
 }
 
 impl LikeColumns {
-    /// Whether the table says when a row was written.
+    /// Whether the table has the time of each row.
     pub fn has_times(&self) -> bool {
         self.at.is_some()
     }
 
-    /// Whether the table says that a row is deleted.
+    /// Whether the table says if a row is deleted.
     pub fn has_deleted(&self) -> bool {
         self.deleted.is_some()
     }
 }
 
-/// Where the values stand in an answer about numbers.
+/// The columns of a query's answer about numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberColumns {
     target: usize,
     value: usize,
 }
 
-/// What a page is asked for.
+/// The limits of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Rows come after this one.
+    /// Rows must come after this one.
     pub after: Key,
-    /// No more than so many.
+    /// The maximum number of rows.
     pub limit: usize,
-    /// No row is younger: an event with a right clock would lose against it.
+    /// The maximum time of a row. An event with a correct clock would lose against a later one.
     pub latest: Micros,
 }
 
 /// A page of the site's rows.
 #[derive(Clone, Debug, Default)]
 pub struct SitePage<T> {
-    /// In order, each once.
+    /// In order, without duplicates.
     pub rows: Vec<T>,
-    /// How many rows the answer had.
+    /// The number of rows in the answer.
     pub answered: usize,
-    /// Rows that came again, and were left out.
+    /// Duplicate rows, which were skipped.
     pub repeated: u64,
-    /// Rows that came too late, and were left out.
+    /// Rows out of order, which were skipped.
     pub unordered: u64,
-    /// A sentence about the first of these.
+    /// A sentence about the first of the duplicate or unordered rows.
     pub fault: Option<String>,
 }
 
 impl Store {
-    /// What the query returns for likes, by its columns' names; and how it would be run.
+    /// The columns of a query for likes, by name, and how the server would run the query.
     pub async fn like_columns(&self, statement: &Statement, unit: Option<Unit>) -> Told<(LikeColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         Ok((like_columns(&columns, unit)?, plan))
@@ -96,7 +97,7 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// The likes that follow, in order.
+    /// The next likes, in order.
     pub async fn site_likes(
         &self,
         statement: &Statement,
@@ -107,7 +108,7 @@ impl Store {
         self.site_page(statement, bounds, |like| like.key, read).await
     }
 
-    /// The numbers that follow, in order of their targets.
+    /// The next numbers, in the order of their targets.
     pub async fn site_numbers(
         &self,
         statement: &Statement,
@@ -164,24 +165,28 @@ fn disorder((target, user): Key, (next_target, next_user): Key) -> String {
     let (last, next) = (row(target, user), row(next_target, next_user));
     if (target, user) == (next_target, next_user) {
         return format!(
-            "the query returns the row of {next} again: each row once, and only rows after :after_target and :after_user"
+            "the query returns the row of {next} again: return each row once, and only rows after :after_target and :after_user"
         );
     }
     format!(
-        "the query returns the row of {next} after that of {last}: rows come in the order of the numbers, with ORDER BY target, user; \
-         of text ids write CAST(... AS UNSIGNED)"
+        "the query returns the row of {next} after that of {last}: order rows by number, with ORDER BY target, user; \
+         if ids are text, write CAST(... AS UNSIGNED)"
     )
 }
 
 fn lacks(columns: &[Column], name: &str) -> QueryError {
     let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-    wrong(format!("the query has no column {name}: it returns {}; write ... AS {name}", names.join(", ")))
+    wrong(format!("the query has no column {name}: it returns {}; add ... AS {name}", names.join(", ")))
 }
 
-/// Where the column of that name stands.
+/// The place of the column `name`.
 fn place(columns: &[Column], name: &str, known: &[&str]) -> Told<Option<usize>> {
     if let Some(other) = columns.iter().find(|column| !known.contains(&column.name.to_ascii_lowercase().as_str())) {
-        return Err(wrong(format!("the query returns the column {}: there are {}", other.name, known.join(", "))));
+        return Err(wrong(format!(
+            "the query returns the unknown column {}: allowed are {}",
+            other.name,
+            known.join(", ")
+        )));
     }
     let mut found = columns.iter().enumerate().filter(|(_, column)| column.name.eq_ignore_ascii_case(name));
     let place = found.next().map(|(place, _)| place);
@@ -194,7 +199,7 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     let at = place(columns, "at", &known)?;
     let at = match (at, at.and_then(|place| columns.get(place)), unit) {
         (Some(place), Some(column), unit) => Some((place, time_of(column, unit)?)),
-        (_, _, Some(_)) => return Err(wrong("unit is for the column at, and the query returns none")),
+        (_, _, Some(_)) => return Err(wrong("unit is for the column at, but the query does not return this column")),
         _ => None,
     };
     let (target, user, deleted) = (required("target")?, required("user")?, place(columns, "deleted", &known)?);
@@ -203,14 +208,14 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     Ok(LikeColumns { target, user, deleted, at, sums })
 }
 
-/// In which unit the times of a column are, unless they are written as dates.
+/// The unit of the times in a column, or `None` if they are dates.
 fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
     let is_date = matches!(column.kind.as_str(), "DATETIME" | "TIMESTAMP");
     match unit {
         None if is_date => Ok(None),
         Some(unit) if column.is_integer() => Ok(Some(unit)),
         None if column.is_integer() => {
-            Err(wrong("the query's column at is an integer: say what it counts, with unit = \"s\", \"ms\" or \"us\""))
+            Err(wrong("the query's column at is an integer: set unit = \"s\", \"ms\" or \"us\""))
         }
         Some(_) if is_date => {
             Err(wrong(format!("the query's column at is {}, which has no unit: leave unit out", column.kind)))
@@ -230,7 +235,7 @@ fn shown(value: Option<&[u8]>) -> String {
     value.map_or_else(|| "NULL".to_owned(), |bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// An id as we would write it: not 042, not +42.
+/// Accepts an id only as tallyd writes it: not 042, not +42.
 fn read_id(value: Option<&[u8]>) -> Option<u64> {
     let text = std::str::from_utf8(value?).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
     text.parse().ok().filter(|id| (1..=LAST.0).contains(id) && !text.starts_with('0'))
@@ -241,7 +246,7 @@ fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Told<Site
     let named = || format!("the row of target {} and user {}", shown(target), shown(user));
     let (Some(target_id), Some(user_id)) = (read_id(target), read_id(user)) else {
         return Err(wrong(format!(
-            "the query returns {}: ids are whole numbers from 1 to {}, in decimals; others can't be imported",
+            "the query returns {}: ids must be whole numbers from 1 to {}, in decimal; other ids can't be imported",
             named(),
             LAST.0
         )));
@@ -250,7 +255,11 @@ fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Told<Site
         None | Some(Some(b"0" | b"\0")) => true,
         Some(Some(b"1" | b"\x01")) => false,
         Some(other) => {
-            return Err(wrong(format!("the query returns deleted = {} for {}: it is 0 or 1", shown(other), named())));
+            return Err(wrong(format!(
+                "the query returns deleted = {} for {}: it must be 0 or 1",
+                shown(other),
+                named()
+            )));
         }
     };
     let at = match columns.at {
@@ -261,14 +270,14 @@ fn read_like(row: &MySqlRow, columns: &LikeColumns, latest: Micros) -> Told<Site
             let at = at.filter(|at| *at >= EARLIEST);
             let at = at.ok_or_else(|| {
                 wrong(format!(
-                    "the query returns at = {} for {}: it is a time from 1970-01-02 on",
+                    "the query returns at = {} for {}: it must be a time from 1970-01-02 on",
                     shown(text),
                     named()
                 ))
             })?;
             if at > latest {
                 return Err(wrong(format!(
-                    "the query returns at = {} for {}, which is in the future: times are read as UTC, others are written with CONVERT_TZ",
+                    "the query returns at = {} for {}, which is in the future: times are read as UTC, convert other times with CONVERT_TZ",
                     shown(text),
                     named()
                 )));
@@ -290,7 +299,7 @@ fn read_number(row: &MySqlRow, columns: NumberColumns) -> Told<(TargetId, i64)> 
     let (target, value) = (bytes(row, columns.target)?, bytes(row, columns.value)?);
     let Some(id) = read_id(target) else {
         return Err(wrong(format!(
-            "the query returns the target {}: ids are whole numbers from 1 to {}, in decimals; others can't be imported",
+            "the query returns the target {}: ids must be whole numbers from 1 to {}, in decimal; other ids can't be imported",
             shown(target),
             LAST.0
         )));
@@ -299,7 +308,7 @@ fn read_number(row: &MySqlRow, columns: NumberColumns) -> Told<(TargetId, i64)> 
     match number::<i64>(text) {
         Ok(number) if number >= 0 => Ok((TargetId(id), number)),
         _ => Err(wrong(format!(
-            "the query returns the value {} for target {id}: it is a whole number from 0 on",
+            "the query returns the value {} for target {id}: it must be a whole number of at least 0",
             shown(value)
         ))),
     }

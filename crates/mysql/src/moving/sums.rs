@@ -1,12 +1,15 @@
-//! Counts and checksums of a range of rows, made at the servers, so that two sides are compared without reading their rows.
+//! Counts and checksums of a range of rows. The servers compute them, so that two sides can be compared without reading
+//! their rows.
 //!
-//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`, 64 bits, and the range's is the XOR of all. CRC32 alone is
-//! linear: the rows (1,10) and (2,11) have the same XOR as (1,11) and (2,10), and about one in 30,000 of such swaps even the same sum. A
-//! product of two different ones carries from bit to bit, so it is not linear: the XOR of such a swap is as good as random in each part of its
-//! bits. A row that comes twice cancels itself in an XOR, but it is counted, and `like_record` has no row twice. A sum of the products would do
-//! as well, and takes MariaDB twice as long, because it adds up decimals.
+//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
+//! range is the XOR of all parts. CRC32 alone is linear. For example, the rows (1,10) and (2,11) have the same XOR as
+//! (1,11) and (2,10). About one in 30,000 of such swaps even has the same sum. A product of two different CRCs carries
+//! from bit to bit, so it is not linear. The XOR of such a swap is then as good as random in every part of its bits. A
+//! duplicate row cancels itself in an XOR, but the count includes it, and `like_record` has no duplicates. A sum of the
+//! products would work as well, but takes MariaDB twice as long, because it adds decimals.
 //!
-//! It is made of the text of the ids, as the site writes them: an id such as 042 is never the same as ours, and is then read as a row.
+//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches tallyd's own, and
+//! its row is then read.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
@@ -19,22 +22,22 @@ use super::source::{LikeColumns, too_many};
 use crate::site_query::{self, Column, QueryError, Statement, Told};
 use crate::{Context, Result, Store};
 
-/// A page of the site's rows, as a whole.
+/// The sums of a page of the site's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SiteSums {
-    /// How many rows the answer had.
+    /// The number of rows in the answer.
     pub answered: usize,
-    /// Count and checksum of the rows that say "likes".
+    /// The count and checksum of the rows that say "likes".
     pub sums: Sums,
-    /// The largest key. `None` where a row can't be read: an id is no number, or `deleted` neither 0 nor 1.
+    /// The largest key. `None` if a row is invalid: an id is not a number, or `deleted` is neither 0 nor 1.
     pub last: Option<Key>,
 }
 
-/// The larger id of a key counts so much more than the smaller one.
+/// The weight of a key's target id, so that one number can hold both ids.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// The likes that follow, as a whole: the query of at most `limit` rows runs within another one.
+    /// The sums of the next likes. The site's query, with at most `limit` rows, runs within another query.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
         // The query's last line can be a comment.
@@ -48,7 +51,7 @@ impl Store {
         site_query::within_its_time(&mut conn, statement, ask).await
     }
 
-    /// The rows that say "likes" after the first key and up to the second one, as a whole.
+    /// The sums of the rows that say "likes" after the first key and up to the second one.
     pub async fn liked_sums(&self, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
         let (of_range, bounds) = of_range(after, until);
         let checksum = checksum("target_id", "user_id");
@@ -73,13 +76,13 @@ fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
 
-/// The expressions that count a page's rows and make their checksum. They depend on the types of the columns: MySQL would compare text with
-/// numbers by its first digits.
+/// The expressions for the count and checksum of a page. They depend on the types of the columns, because MySQL
+/// compares text with numbers by its first digits.
 pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
     let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
     let id = |column, name: &str| match is_integer(column) {
         true => (format!("page.{name}"), format!("page.{name}")),
-        // Also of text in UTF-16, which has other bytes.
+        // Also works for text in UTF-16, which has other bytes.
         false => (format!("CONVERT(page.{name} USING ascii)"), format!("CAST(page.{name} AS DECIMAL(30))")),
     };
     let ((target, target_number), (user, user_number)) = (id(target, "target"), id(user, "user"));
@@ -113,7 +116,7 @@ fn key(number: u128) -> Option<Key> {
     Some((TargetId(target.filter(is_id)?), UserId(user.filter(is_id)?)))
 }
 
-/// A number of any size; `None` where it is none that we have.
+/// A number of any size. `None` if it does not fit the type.
 fn integer<T: std::str::FromStr>(row: &MySqlRow, place: usize) -> Result<Option<T>> {
     let text: Option<&str> = row.try_get_unchecked(place).context("read sums of rows")?;
     Ok(text.and_then(|text| site_query::number(text).ok()))
