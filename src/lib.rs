@@ -1,22 +1,27 @@
-//! tallyd keeps a product's like counts true.
+//! tallyd keeps a product's like counts correct.
 //!
-//! The data's way:
+//! The data flow:
 //!
 //! ```text
 //! API server --publish--> exchange --> partitions --> consumer --one transaction--> like_record + counter + outbox --> ack
 //!                                                         \--> dead_letter, in the same transaction
-//! outbox:      each difference that a transaction noted -> Redis counters, boards, filters
-//!              (counters with `writer = "api"`: API servers, with lua/like.lua, before they publish)
+//! outbox:      each difference that a transaction wrote -> Redis counters, boards, filters
+//!              (counters with `writer = "api"`: API servers write them, with lua/like.lua, before they publish)
 //! reconciler:  sample Redis (the cut) -> fence through every partition -> read MySQL as of the cut -> add the drift
-//! recounter:   what a query says of another table beside counter -> fence -> the same again -> add the drift
+//! recounter:   compare counter with a query on another table -> fence -> compare again -> add the drift
 //! archiver:    closed period -> freeze the zset -> copy to leaderboard_archive -> verify -> only then expire
-//! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by the outbox or lua/like.lua
+//! filters:     likers from MySQL -> a Bloom filter for each target with many likes, updated by the outbox or lua/like.lua
 //! ```
 //!
-//! In reading order: the crate `tallyd_core` has the words; [`consumer`], `outbox`, and the
-//! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
-//! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side, on which `gateway`, a
-//! process of its own, stands. ARCHITECTURE.md tells the whole.
+//! Reading order:
+//!
+//! 1. The crate `tallyd_core` has the terms as types.
+//! 2. [`consumer`], `outbox` and the [`jobs`] are the tasks, which never call each other.
+//! 3. `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` access the servers; [`servers`] connects to them.
+//! 4. [`app`] builds and supervises the tasks.
+//!
+//! The crate `tallyd_client` is the API servers' side. `gateway`, a separate process, uses it. ARCHITECTURE.md describes
+//! the whole.
 
 #![warn(unreachable_pub)]
 

@@ -1,4 +1,4 @@
-//! Arguments to exit code, nothing else.
+//! Runs the command line and returns its exit code.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Which partitions are in use, over all daemons: by what they have noted in MySQL before the first event could come.
+//! The partitions in use across all daemons. Each daemon records them in MySQL before the first event can arrive.
 
 use anyhow::Result;
 
@@ -9,18 +9,18 @@ use tallyd_mysql::maps::NotedMap;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, MapQueue};
 
-/// The partitions that are in use.
+/// The partitions in use.
 pub(crate) struct InUse {
-    /// All of them, and those that this configuration will bring into use.
+    /// All of them, including those that this configuration adds.
     pub partitions: Partitions,
-    /// The maps that are noted.
+    /// The maps recorded in MySQL.
     pub maps: Vec<NotedMap>,
-    /// How many others are noted; `None` where no daemon has ever run.
+    /// The number of partitions recorded in MySQL; `None` if no daemon has ever run.
     pub noted: Option<Noted>,
 }
 
 impl InUse {
-    /// Reads what is noted.
+    /// Reads what is recorded in MySQL.
     pub(crate) async fn read(store: &Store, broker: &Broker) -> Result<Self> {
         let noted = store.noted_partitions().await?;
         let count = noted.as_ref().map_or(0, |noted| noted.partitions).max(broker.partitions());
@@ -32,13 +32,13 @@ impl InUse {
     }
 }
 
-/// The queue of a map, and where its messages come from.
+/// The queue of a map, with its exchange and binding keys.
 pub(crate) fn queue_of(map: &Map, broker: &Broker) -> MapQueue {
     let (exchange, binding_keys) = (map.exchange.clone(), map.binding_keys.clone());
     MapQueue { queue: broker.map_queue(&map.name), exchange, binding_keys }
 }
 
-/// What is noted of a map before its queue is bound.
+/// The record of a map. It is written before the map's queue is bound.
 pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     NotedMap {
         number: map.number,
@@ -49,10 +49,10 @@ pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     }
 }
 
-/// Checks that no map has a name, number or queue of another one that is in use.
+/// Checks that no map uses the name, number or queue of a different map in use.
 ///
 /// # Errors
-/// [`ConfigError`] with a sentence each; MySQL fails.
+/// [`ConfigError`] with a sentence for each conflict. Also fails if MySQL fails.
 pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) -> Result<()> {
     let in_use = store.noted_maps().await?;
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);

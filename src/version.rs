@@ -1,8 +1,8 @@
-//! The build's version. `build.rs` looks for the revision.
+//! The build's version. `build.rs` finds the revision.
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit, with `-dirty` behind it where sources had changed; `unknown` in a build for tests.
+/// The commit, with the suffix `-dirty` if sources were modified; `unknown` in a build for tests.
 pub(crate) const REVISION: &str = env!("TALLYD_BUILD_REVISION");
 
 pub(crate) const RUSTC: &str = env!("TALLYD_BUILD_RUSTC");

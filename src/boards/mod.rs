@@ -1,6 +1,6 @@
-//! Boards as an operator sees them: which periods there are and how far each is, and the first places of one.
+//! Boards for operators: their periods with the state of each, and the first places of a board.
 //!
-//! A board is read from Redis while it is open, and from MySQL once it is archived What is shown is in `view`.
+//! A board is read from Redis while it is open, and from MySQL once it is archived. `view` has the output types.
 
 mod view;
 
@@ -22,28 +22,28 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// Periods of a board that are listed from MySQL at most.
+/// Maximum number of listed periods of a board from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// Periods before the current one that are searched in Redis, if MySQL doesn't know them yet.
+/// How many periods before the current one are searched in Redis, if MySQL does not have them yet.
 const UNARCHIVED_LOOKED: usize = 20;
 
-/// A board can't be shown.
+/// A board cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotShown {
     /// The configuration has no such board.
     #[error("no board is called \"{name}\": the configuration has {known}")]
     UnknownBoard {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names of the configuration.
+        /// The names in the configuration.
         known: String,
     },
-    /// Not a period.
+    /// The text is not a period.
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// The board has several lengths of period, and none was named.
-    #[error("{name} has boards by {periods}: name a period, for instance 2026-11-21, 2026-W47, 2026-11 or total")]
+    /// The board has periods of several lengths, and the request names none.
+    #[error("{name} has boards by {periods}: name a period, for example 2026-11-21, 2026-W47, 2026-11 or total")]
     NoPeriod {
         name: String,
         /// The lengths of its periods.
@@ -53,30 +53,29 @@ pub(crate) enum NotShown {
     #[error("{name} has no board by {kind}")]
     NoSuchPeriod {
         name: String,
-        /// The length that was asked for.
+        /// The requested length.
         kind: PeriodKind,
     },
     /// Its archive is deleted.
-    #[error("{0}: its archive is deleted, archive_keep is over")]
+    #[error("{0}: its archive was deleted, because archive_keep is over")]
     Pruned(BoardPeriod),
-    /// Redis lost it while it was archived.
+    /// Redis lost the board while it was archived.
     #[error("{0}: Redis lost its frozen zset before it was archived")]
     Lost(BoardPeriod),
 }
 
-/// The configured boards and where they are.
+/// The configured boards and the servers that have them.
 pub(crate) struct Boards<'a> {
-    /// As configured.
     pub boards: &'a [Board],
     pub store: &'a Store,
     pub cache: &'a Cache,
 }
 
-/// The snapshots that there are.
+/// All snapshots, by period.
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
-    /// Each board's current period, then those that MySQL knows, newest first.
+    /// Each board's current period, then earlier ones, newest first.
     pub(crate) async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
@@ -90,7 +89,7 @@ impl Boards<'_> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
-    /// The same of one board.
+    /// Like [`Self::list`], for one board.
     pub(crate) async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
@@ -102,7 +101,7 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// A period that is not archived.
+    /// A period that is not archived, from Redis.
     async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
@@ -123,7 +122,7 @@ impl Boards<'_> {
         })
     }
 
-    /// Those before the current period, newest first.
+    /// The periods before the current one, newest first.
     async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let calendar = board.calendar(jiff::tz::db())?;
@@ -151,8 +150,8 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// The first `count` places of a board; of its current period where none is named. Where the configuration has the
-    /// board for several lengths of period, one must be.
+    /// The first `count` places of a board, by default of its current period. If the configuration has the board for
+    /// several lengths of period, `period` is required.
     pub(crate) async fn top(
         &self,
         name: &str,
@@ -173,7 +172,7 @@ impl Boards<'_> {
         Ok(Top { board: at.board, period: at.period, from, entries })
     }
 
-    /// From the server that has it.
+    /// Reads the board from the server that has it.
     async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(Source, Vec<Placed>)> {
         let is_frozen = match self.store.read_archived(at, 0, count, ranking).await? {
             Archived::Page { placed, .. } => return Ok((Source::MySql, placed)),

@@ -1,4 +1,4 @@
-//! What an operator is shown of boards. Pure.
+//! The output types of boards, for operators. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use tallyd_mysql::boards::PeriodState;
 use tallyd_redis::ranks::Placed;
 use tallyd_redis::score::Rule;
 
-/// How far a period is.
+/// The state of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     /// Writers still add to it.
     Open,
-    /// Redis has lost it since its snapshot.
+    /// Redis has lost it since its last snapshot.
     Lost,
-    /// It is over and waits for the archive.
+    /// It is over and waits to be archived.
     Closed,
     /// It is being archived.
     Frozen,
-    /// It is archived, and in Redis for a while.
+    /// It is archived, and stays in Redis for some time.
     Done,
-    /// It is archived, and gone from Redis.
+    /// It is archived, and no longer in Redis.
     Ended,
     /// Its archive is deleted.
     Pruned,
@@ -61,13 +61,12 @@ impl From<PeriodState> for State {
 pub(crate) struct Listed {
     pub board: String,
     pub period: String,
-    /// How far it is.
     pub state: State,
-    /// Its members: in Redis until it is archived, in MySQL after that.
+    /// Its number of members: in Redis until it is archived, in MySQL after that.
     pub members: u64,
     /// Seconds until it ends; `None` if it has ended, or never will.
     pub ends_in_s: Option<u64>,
-    /// Seconds since it ended; `None` while it is open, and for a period that is too old to know.
+    /// Seconds since it ended; `None` while it is open, and if it ended too long ago.
     pub ended_s_ago: Option<u64>,
     /// Seconds since its last snapshot; `None` without one, and once it is archived.
     pub saved_s_ago: Option<u64>,
@@ -102,13 +101,13 @@ pub(crate) struct Top {
 pub(crate) struct Row {
     /// From 1.
     pub place: u64,
-    /// As text; bytes that are not UTF-8 are replaced.
+    /// The member as text. Bytes that are not UTF-8 are replaced.
     pub member: String,
-    /// As the zset has it.
+    /// The score in the zset.
     pub score: f64,
-    /// The number that is ranked by, if the board's `tie` packs two numbers into its scores.
+    /// The number that decides the rank, if the board's `tie` packs two numbers into its scores.
     pub primary: Option<u64>,
-    /// The number that decides between equals, in the same case.
+    /// The number that decides between equal members, in the same case.
     pub second: Option<u64>,
 }
 
@@ -129,7 +128,7 @@ impl Top {
     /// As comma-separated values with a header.
     ///
     /// # Errors
-    /// A row can't be written, which doesn't happen in memory.
+    /// Fails if a row cannot be written. This does not happen in memory.
     pub(crate) fn to_csv(&self) -> Result<String> {
         let mut csv = csv::Writer::from_writer(Vec::new());
         for row in &self.entries {

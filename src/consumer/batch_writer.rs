@@ -58,7 +58,7 @@ pub(super) struct BatchWriter {
 /// The result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
-    /// Rows that were written for its events.
+    /// The number of distinct rows of its events.
     pub rows: usize,
     /// Events that can never be applied.
     pub refused: usize,

@@ -37,7 +37,7 @@ pub(super) struct LikeRows {
 
 /// The result of writing a batch's likes.
 pub(super) struct Written {
-    /// How many rows were written for its events.
+    /// The number of distinct rows of its events.
     pub rows: usize,
     /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,

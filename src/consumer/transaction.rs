@@ -117,8 +117,8 @@ fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Diffe
     differences
 }
 
-/// Adds to counters. What the daemon adds to Redis is also appended to the partition's outbox, after its row `last`.
-/// Returns whether anything was appended.
+/// Adds to counters. Also appends additions for Redis to the partition's outbox, after its row `last`. Returns whether
+/// anything was appended.
 async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),

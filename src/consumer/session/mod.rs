@@ -150,7 +150,7 @@ struct Session<'a> {
     /// not be reopened at full speed.
     outage: &'a mut Outage,
     began: Instant,
-    /// A batch was written, MySQL refused one, or nothing failed for some time.
+    /// A batch was written or failed in MySQL, or nothing failed for some time.
     is_proven: bool,
     /// Messages since the prefetch was last checked.
     seen: u16,

@@ -1,4 +1,4 @@
-//! The periods that a run looks at, by board: what is closed and in Redis, and what MySQL knows as not finished.
+//! The periods that a run checks, by board: closed periods in Redis, and unfinished periods in MySQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,8 @@ use tallyd_redis::boards::BoardKeys;
 
 #[derive(Default)]
 pub(super) struct Candidates {
-    /// By board, newest first. A board without any is there, too: what is noted of it must be there before its first period is frozen.
+    /// By board, newest first. A board without periods is included: it must be claimed before its first period is
+    /// frozen.
     pub boards: BTreeMap<String, Vec<Candidate>>,
     pub open: Vec<PeriodReport>,
 }
@@ -44,8 +45,8 @@ impl Candidates {
     }
 }
 
-/// What MySQL knows of: periods that were frozen and have not ended, and those that were saved, because nothing else tells of a board that Redis
-/// has lost.
+/// Periods from MySQL: those that were frozen and have not ended, and those with a snapshot. If Redis has lost a board,
+/// nothing else shows that it existed.
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);
@@ -63,6 +64,6 @@ async fn with_keys<T>(cache: &Cache, found: Vec<T>, at: impl Fn(&T) -> &BoardPer
 }
 
 fn report_open(Open { candidate, closes }: &Open) -> PeriodReport {
-    let until = if *closes >= Micros::MAX { "for ever".to_owned() } else { format!("until {}", instant(*closes)) };
+    let until = if *closes >= Micros::MAX { "never closes".to_owned() } else { format!("until {}", instant(*closes)) };
     PeriodReport::new(&candidate.at, Outcome::Open).because(until)
 }

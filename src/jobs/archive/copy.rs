@@ -1,4 +1,4 @@
-//! From the frozen zset to rows, and the proof that they are equal. Only a few pages are held in memory.
+//! Copies the frozen zset to rows, and proves that they are equal. Only a few pages are in memory.
 
 use tokio::task::JoinHandle;
 
@@ -14,7 +14,7 @@ use tallyd_redis::Cache;
 /// Pages that one transaction writes: each commit waits for the disk.
 const COMMIT_PAGES: usize = 10;
 
-/// After this many members no other page is added to them: a transaction holds the job's lock.
+/// With this many members no further page is added: a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
 
 pub(super) struct Copier<'a> {
@@ -25,7 +25,7 @@ pub(super) struct Copier<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
     pub tally: Tally,
-    /// Members beyond them, which are not archived.
+    /// Members after the top ones, which are not archived.
     pub left_out: u64,
 }
 
@@ -34,8 +34,8 @@ impl<'a> Copier<'a> {
         Self { run, page_members }
     }
 
-    /// Writes the frozen zset to the places of a copy, the highest score first, up to place `top`, over what is there. The next pages are read
-    /// while some are written, and those that were are read back from both stores.
+    /// Writes the frozen zset to the places of a copy, highest score first, up to place `top`. Overwrites existing
+    /// rows. While pages are written, the next ones are read, and the previous ones are read back from both stores.
     pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);
@@ -48,7 +48,7 @@ impl<'a> Copier<'a> {
         while pages.members > 0 {
             self.run.check_stop()?;
             let after = copied + pages.members;
-            // In tasks of their own: parsing answers and writing statements is work, too.
+            // These are separate tasks, because parsing answers and writing statements takes CPU time, too.
             let reading = tokio::spawn(pair.clone().read_pages(after, wanted));
             self.run.store.copy_places(self.run.number, pages.places).await?;
             let next = joined(reading).await?;
@@ -64,7 +64,7 @@ impl<'a> Copier<'a> {
         if let Some(last) = verifying {
             tally.add(joined(last).await?);
         }
-        // There is no empty zset: rows must not be trimmed because Redis has lost it.
+        // A zset is never empty. So the rows must not be trimmed if Redis has lost it.
         if copied == 0 || copied < wanted {
             return Err(Halt::Kept(Reason::FrozenGone));
         }
@@ -82,7 +82,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that both stores end where the copy did: all before that was verified as it was written.
+    /// Checks that both stores end where the copy did. Everything before that was verified as it was written.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
@@ -97,7 +97,7 @@ impl<'a> Copier<'a> {
     }
 
     pub(super) async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
-        // Its end, too, if there must be none beyond.
+        // If nothing was left out, this also checks that no rows follow.
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
         self.run.show(at, "verified", row.tally.members);
         let tally = tokio::select! {
@@ -149,8 +149,9 @@ impl Pair {
         Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
     }
 
-    /// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal members and scores in
-    /// equal order are equal counts and equal checksums; the sums are kept, so that later changes are seen.
+    /// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal
+    /// members and scores in equal order give equal counts and equal checksums. The sums are kept, so that later
+    /// changes are detected.
     async fn verify(self, from: u64, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();
@@ -176,7 +177,7 @@ impl Pair {
     }
 }
 
-/// The result of a task. Only a panic has none, and is passed on.
+/// The result of a task. A panic becomes an error.
 async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
     task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }

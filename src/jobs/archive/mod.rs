@@ -1,57 +1,64 @@
-//! One run of the archiver: closed boards are frozen, copied to MySQL, verified, and only then leave Redis.
+//! One run of the archiver: closed boards are frozen, copied to MySQL and verified. Only then are they removed from
+//! Redis.
 //!
 //! # The way
 //!
 //! ```text
-//! candidates   periods that are closed, from Redis; periods that are not finished, from MySQL
+//! candidates   closed periods, from Redis; unfinished periods, from MySQL
 //! steps        claim the board, then for each period: decide (plan)
-//!   archive    freeze (RENAME, which Redis notes in the same script) -> note "frozen" in MySQL -> merge late writes -> copy in rank order
-//!              beside the verified copy, and read back what is written -> trim -> verify the end -> note "done" and the copy -> EXPIRE, as
+//!   archive    freeze (RENAME; the same script records it in Redis) -> record "frozen" in MySQL -> merge late writes -> copy in rank order
+//!              beside the verified copy, and read back what is written -> trim -> verify the end -> record "done" and the copy -> EXPIRE, as
 //!              a safety net -> delete the other copy
-//!   raise      raise the live zset to the archive (rollback_recovery) -> note "frozen" -> freeze -> as above
-//!   end        verify again -> UNLINK -> note "ended"
-//! prune        delete archives and snapshots that are over
+//!   raise      raise the live zset to the archive (rollback_recovery) -> record "frozen" -> freeze -> as above
+//!   end        verify again -> UNLINK -> record "ended"
+//! prune        delete archives and snapshots whose time is over
 //! ```
 //!
-//! A run has no input but the truth: it looks at every closed period and does what is missing. So the next run is the retry of this one, at
-//! whatever step it died. Two rules always hold. A zset leaves Redis only after its rows are committed and were read back equal, place by place.
-//! Memory holds at most 15,000 members, however large the board is.
+//! A run has no input but the truth: it checks every closed period and does what is missing. So if a run dies at any
+//! step, the next run does its work. Two rules always hold. A zset leaves Redis only after its rows are committed and
+//! were read back equal, place by place. At most 15,000 members are in memory, however large the board is.
 //!
 //! # The races
 //!
-//! *A is a late writer; B is a run; C is another run.* Writers know nothing of the archiver: they add to the live key, which Redis creates again
-//! after a freeze.
+//! *A is a late writer; B is a run; C is another run.* Writers do not know the archiver: they add to the live key,
+//! which Redis creates again after a freeze.
 //!
 //! * A before B's freeze: the write is part of the frozen zset.
-//! * A after B's freeze: the live key comes back, and holds late writes only. B moves them into the frozen zset page by page. One script adds and
-//!   removes each member, so a script that runs twice, or after its timeout, adds nothing twice.
+//! * A after B's freeze: the live key is created again and holds only late writes. B moves them into the frozen zset
+//!   page by page. One script adds and removes each member, so a script that runs twice, or after its timeout, adds
+//!   nothing twice.
 //! * A during the merge: the member is moved, or waits for the next run.
-//! * A after "done": the next run keeps the zset (PERSIST), notes "frozen" again, merges, and copies beside the archive. Readers have the old copy
-//!   until the new one is verified.
-//! * A just before UNLINK: the script that unlinks checks for the live key, and leaves the zset.
-//! * A after the frozen zset is gone: late writes alone must not be taken for the board. A live key is frozen only if MySQL has no row of the
-//!   period, or Redis has gone back (below). Otherwise it stays, and every report names it with its reason.
-//! * A subtracts from a member that only the frozen zset has: `board.lua` removes what falls to zero, so the archive keeps the higher score. This
-//!   is known, and only possible after `archive_grace`.
-//! * B dies between any two steps ([`FAULT_POINTS`]): after the RENAME the frozen key without a row is the board. The copy begins again and writes
-//!   the same places. Each run sets the EXPIRE of a zset that is done.
-//! * B and C at once: the job's lock admits one. If B's lease runs out while its process is paused, C takes over, and B wakes up later. MySQL
-//!   refuses each of B's writes, because each holds the lock's row and finds C's number there. Redis does not know that lock. So a run claims a
-//!   board before it reads how far the board is, and every script that changes a closed period refuses another run's claim. The claim has a random
-//!   number, because MySQL can assign C's number twice after a failover. If B claims after C, C's scripts are refused and C's run fails; B's next
-//!   read of MySQL finds it overtaken; the next run does everything.
-//! * Redis is flushed: the claim is gone too, so scripts in flight do nothing. A board that is gone before it was verified is reported, never
-//!   "done", and nothing is frozen in its place. After "done" nothing is lost, and it is noted as ended. During a second copy (of late writes) the
-//!   first archive is complete, and the late writes are reported as lost.
-//! * A replica that lacks the last seconds takes over, or a server starts from an old dump: it lacks a step that is then done again. If it has a
-//!   live zset that MySQL says was frozen, and Redis' older notes don't, that is the board as it was and not late writes. Added to its archive it
-//!   would count twice, so it is raised instead (`rollback_recovery`). A mark that is undone looks like a lost board, and is reported.
-//! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as usual. A row that says "done" can be older than the
-//!   archive of late writes. Redis counts what it moved into a frozen zset; if that is more than MySQL has noted, the board is archived again. A
-//!   zset that has ended since the backup is gone, with its late writes.
-//! * A clock is wrong: a period is over by MySQL's clock. If the host's or Redis' clock differs by minutes, the run does nothing.
-//! * Something else changes the frozen zset, or the rows, between copy and end: the pages differ. The zset is kept without an expiry, and the report
-//!   names the first place that differs. The other boards go on.
+//! * A after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and copies beside the
+//!   archive. Readers have the old copy until the new one is verified.
+//! * A just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
+//! * A after the frozen zset is removed: late writes alone are not the board. A live key is frozen only if MySQL has no
+//!   row of the period, or Redis has gone back (below). Otherwise it stays, and every report names it with the reason.
+//! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
+//!   the archive keeps the higher score. This is known, and only possible after `archive_grace`.
+//! * B dies between any two steps ([`FAULT_POINTS`]): after the RENAME the frozen key without a row is the board. The
+//!   copy begins again and writes the same places. Each run sets the EXPIRE of a zset that is done.
+//! * B and C run concurrently: the job's lock admits one. If B's lease expires while its process is paused, C takes
+//!   over, and B resumes later. MySQL refuses each of B's writes, because each locks the lock's row and finds C's
+//!   number there. Redis does not know that lock. So a run claims a board before it reads the board's progress, and
+//!   every script that changes a closed period refuses another run's claim. The claim has a random number, because
+//!   MySQL can assign C's number twice after a failover. If B claims after C, C's scripts are refused and C's run
+//!   fails. B's next read of MySQL finds that B was overtaken. The next run does everything.
+//! * Redis is flushed: the claim is lost too, so scripts in flight do nothing. A board that is lost before it was
+//!   verified is reported, never "done", and nothing is frozen in its place. After "done" nothing is lost, and the
+//!   period is recorded as ended. During a second copy (of late writes) the first archive is complete, and the late
+//!   writes are reported as lost.
+//! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the lacking step is done
+//!   again. Such a Redis can have a live zset that MySQL has as frozen, while Redis' older records do not. Such a zset is
+//!   the board in its former state, and not late writes. Adding it to its archive would count it twice, so it is raised
+//!   instead (`rollback_recovery`). A mark that was undone looks like a lost board, and is reported.
+//! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as usual. A row that says "done"
+//!   can be older than the archive of late writes. Redis counts what it moved into a frozen zset. If that is more than
+//!   MySQL has recorded, the board is archived again. A zset that has ended since the backup is lost, with its late
+//!   writes.
+//! * A clock is wrong: a period is over by MySQL's clock. If the host's or Redis' clock differs by minutes, the run
+//!   does nothing.
+//! * Something else changes the frozen zset, or the rows, between copy and end: the pages differ. The zset is kept
+//!   without an expiry, and the report names the first place that differs. The run continues with the other boards.
 
 mod candidates;
 mod copy;
@@ -94,16 +101,15 @@ pub const FAULT_POINTS: [&str; 13] = [
     "archive:ended",
 ];
 
-/// The same where Redis has a board as it was before it was frozen.
+/// The same for a board that Redis has in its state before the freeze.
 pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
-/// The same where an archive or a snapshot is deleted.
+/// The same for the deletion of an archive or a snapshot.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
-/// Archives of one board that one run deletes at most; the next runs delete the others.
+/// Maximum number of archives of one board that one run deletes. The next runs delete the others.
 const PRUNED_MAX: usize = 100;
 
-/// The archiver and what it works with.
 #[derive(Clone)]
 pub struct Archiver {
     store: Store,
@@ -117,7 +123,7 @@ impl Archiver {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Does what is due now. While the clocks differ it does nothing, and says so.
+    /// Does what is due now. While the clocks differ it does nothing, and reports that.
     pub async fn run_now(&self, run: u64, scope: &Scope, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         match clock::start(&self.store, &self.cache).await? {
             Start::At(now) => self.run(run, scope, now, to, stop).await,
@@ -125,7 +131,7 @@ impl Archiver {
         }
     }
 
-    /// Does what is due at `now`, as the run that holds the lock of [`JOB`]. A dry run says what that would be; it
+    /// Does what is due at `now`, as the run that holds the lock of [`JOB`]. A dry run reports what that would be. It
     /// changes nothing, and needs neither lock nor run.
     pub async fn run(
         &self,
@@ -169,15 +175,15 @@ impl Archiver {
         let copier = Copier::new(run, self.page_members);
         match prune(run, &copier, &self.boards, scope, &mut report).await {
             Err(Halt::Stopped) => report.stopped = true,
-            Err(Halt::Kept(reason)) => anyhow::bail!("delete what is over: {reason}"),
-            Err(Halt::Failed(error)) => return Err(error.context("delete what is over")),
+            Err(Halt::Kept(reason)) => anyhow::bail!("delete old archives and snapshots: {reason}"),
+            Err(Halt::Failed(error)) => return Err(error.context("delete old archives and snapshots")),
             Ok(()) => {}
         }
         Ok(report)
     }
 }
 
-/// Deletes what is over. A dry run only says which archives are.
+/// Deletes archives and snapshots whose time is over. A dry run only reports the archives.
 async fn prune(
     run: &BoardRun<'_>,
     copier: &Copier<'_>,
@@ -187,7 +193,7 @@ async fn prune(
 ) -> Step<()> {
     for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
         let keep = board.archive_keep.0;
-        // Zero keeps archives forever, but deletes the rest of one that a run has begun to delete.
+        // Zero keeps archives forever. But the rest of an archive is deleted if a run has begun to delete it.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         let like = scope.period.as_deref().unwrap_or(board.period.like());
         for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
@@ -209,7 +215,7 @@ async fn prune(
     Ok(())
 }
 
-/// Deletes one archive. It is noted first that the rest is no archive.
+/// Deletes one archive. The row is changed first, so that the remaining rows do not count as an archive.
 async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.note_pruned(run.number, at, run.now).await?;
     fault::point("archive:pruning");
@@ -217,7 +223,10 @@ async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod
         copier.trim(at, copy, 0).await?;
     }
     let BoardPeriod { board, period } = at;
-    info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
+    info!(
+        event = "board-pruned",
+        board, period, "{board} {period}: its archive was deleted, because archive_keep is over"
+    );
     Ok(())
 }
 

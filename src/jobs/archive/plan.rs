@@ -1,4 +1,4 @@
-//! What is to be done about a closed period, from what is known of it. Pure: the whole table of cases in one place.
+//! Decides what to do with a closed period. Pure: all cases are in one place.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ pub(super) struct Facts {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Nothing: there is no such board, or all is done.
+    /// There is no such board, or everything is done.
     Nothing,
-    /// Freeze, merge, copy, verify; or go on with it.
+    /// Freeze, merge, copy and verify, or continue with that.
     Archive { expire_after: Duration },
-    /// Redis has it as it was before it was frozen: raise that to what the archive has, and archive it once more.
+    /// Redis has the board in its state before the freeze: raise it to the archive, and archive it again.
     Raise { row: PeriodRow, expire_after: Duration },
     /// It is archived and stays in Redis for that time.
     Wait { left: Duration },
-    /// It is archived and its time in Redis is over.
+    /// It is archived, and its time in Redis is over.
     End { row: PeriodRow },
-    /// It is archived and gone from Redis already.
+    /// It is archived and no longer in Redis.
     NoteEnded,
-    /// Only a person can do something.
+    /// Only an operator can resolve it.
     Keep(Reason),
 }
 
@@ -44,9 +44,9 @@ pub(super) fn decide(facts: Facts) -> Plan {
     }
 }
 
-/// Of a period that was never frozen, as far as MySQL knows.
+/// Decides for a period that was never frozen, as far as MySQL knows.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
-    // The rest of a board must not be taken for it. A frozen one was complete when it was frozen.
+    // A part of a board must not be archived as the board. A frozen one was complete when it was frozen.
     if !frozen && backup == Backup::Lost {
         return Plan::Keep(Reason::LostLive);
     }
@@ -60,21 +60,21 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
-        // The live zset is no late write: a server has taken over, or was started, with what it knew before the freeze.
+        // The live zset is not a late write: a server took over, or was started, with its state from before the freeze.
         (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
             Plan::Raise { row, expire_after }
         }
-        // Its rows are verified, so nothing more is lost with it than late writes.
+        // Its rows are verified, so at most late writes are lost with it.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
-        // A live zset alone is what came late, never the board: it is not frozen a second time.
+        // A live zset alone has only late writes, never the board: it is not frozen a second time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
             Plan::Keep(if backup == Backup::None { Reason::Lost } else { Reason::LostWithBackup })
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
         (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
-        // MySQL went back to before what came late was archived.
+        // MySQL went back to a state before the late writes were archived.
         (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
             Plan::Archive { expire_after }
         }
@@ -91,7 +91,7 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// What a person must know of an archived zset that is gone from Redis; `None` if nothing is lost or left.
+/// The problem with an archived zset that is no longer in Redis; `None` if nothing is lost or left.
 pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {
@@ -119,7 +119,7 @@ mod tests {
 
     const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
 
-    /// Of a first archive, whose copy is verified from "done" on.
+    /// A first archive, whose copy is verified from "done" on.
     fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
@@ -128,7 +128,7 @@ mod tests {
 
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
-    /// Of a period of which nothing is known.
+    /// A period without any data.
     const FACTS: Facts = Facts {
         keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
         row: None,
@@ -156,7 +156,7 @@ mod tests {
                 );
             }
         }
-        // It was archived after run 7 had put it back.
+        // It was archived after run 7 had restored it.
         let frozen = Freeze { note: Some(7), ..FROZEN };
         let ended = PeriodRow { frozen, ..row(Ended) };
         let late = || Plan::Keep(Reason::Late);
@@ -173,7 +173,7 @@ mod tests {
             let facts = Facts { keys: keys(Freeze { generation, note }), row: Some(ended), ..FACTS };
             assert_eq!(decide(facts), expected, "{generation} {note:?}");
         }
-        // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
+        // No zset is there, or only the frozen one; its archive is deleted; the time that it should stay is unknown.
         for (live, frozen, state, expire_after, expected) in [
             (false, false, Done, Some(STAY), Plan::NoteEnded),
             (true, true, Done, Some(STAY), ARCHIVE),

@@ -1,14 +1,15 @@
-//! Archives a board again that Redis has as it was before it was frozen: a replica that was behind has taken over, or a server was started from an
-//! old dump.
+//! Archives a board again if Redis has it in its state before the freeze: a replica that lagged has taken over, or a
+//! server was started from an old dump.
 //!
-//! Redis notes a freeze in the script that does it, beside the run that first claimed the board: the generation of the data. MySQL notes both
-//! when the rows are verified. If Redis' freeze is older than MySQL's, Redis has gone back in time. Its live zset is then the board as it was, plus
-//! what was added since, and nothing tells the two apart. So each member gets the larger of what Redis has and what MySQL has, in the archive and
-//! in a snapshot: nothing counts twice. Lost is what Redis itself has lost and, if the period was archived with late writes, what changed since
-//! Redis went back. Then the period is archived as if for the first time. The raised zset counts its pages, so that it is not frozen on another
-//! server that takes over in between.
+//! Redis records a freeze in the script that does it, beside the run that first claimed the board: the generation of
+//! the data. MySQL records both when the rows are verified. If Redis' freeze is older than MySQL's, Redis has gone back
+//! in time. Its live zset is then the former board plus later additions, and the two cannot be distinguished. So each
+//! member gets the maximum of its scores in Redis and in MySQL, in the archive and in a snapshot: nothing counts twice.
+//! The losses are: what Redis itself has lost and, if the period was archived with late writes, what changed since
+//! Redis went back. Then the period is archived as if for the first time. The raised zset counts its pages, so that it
+//! is not frozen on another server that takes over meanwhile.
 //!
-//! After a flush the generation is newer, and a live zset of a period that MySQL has as frozen holds late writes only.
+//! After a flush the generation is newer, and a live zset of a period that MySQL has as frozen holds only late writes.
 
 use tracing::warn;
 
@@ -18,8 +19,8 @@ use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
 
-/// Gives the live zset what MySQL has more, and notes that the archive is to be made once more. The zset can be frozen then; returns the number
-/// of pages that it was raised by.
+/// Raises the live zset to MySQL's scores, and records that the archive must be made again. Then the zset can be
+/// frozen. Returns the number of pages that it was raised by.
 pub(super) async fn raise_to_archive(
     run: &BoardRun<'_>,
     at: &BoardPeriod,
@@ -50,9 +51,9 @@ pub(super) async fn raise_to_archive(
         period,
         archived,
         raised,
-        "{board} {period}: Redis has it as it was before it was archived; {raised} members were raised to what MySQL has, and it is archived once more"
+        "{board} {period}: Redis went back to a state before the archive: {raised} members were raised to the scores in MySQL, and the board is archived again"
     );
-    // Before it is frozen: from then on it would be taken for what was archived.
+    // Recorded before the freeze. After the freeze the zset would be treated as already archived.
     run.store.note_frozen(run.number, at, generation, run.now).await?;
     fault::point("archive:noted-again");
     Ok(pages)
@@ -61,7 +62,7 @@ pub(super) async fn raise_to_archive(
 #[derive(Default)]
 struct Raised {
     pages: u64,
-    /// That it had less of.
+    /// Members whose score was lower in Redis.
     members: u64,
 }
 

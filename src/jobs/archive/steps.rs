@@ -1,7 +1,7 @@
-//! What one period needs, step by step. Each step can run again: the next run begins wherever this one ended.
+//! The steps for one period. Each step can run again: the next run continues where this one ended.
 //!
-//! Claim the board; then keep a frozen zset or freeze the live one, note that it is frozen, merge late writes, copy, trim, verify the end, note
-//! that it is done, let the zset expire.
+//! First claim the board, then keep a frozen zset or freeze the live one, and record that it is frozen. Then merge late
+//! writes, copy, trim and verify the end. At last record that the period is done, and let the zset expire.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
-/// How long after its time a zset expires that no run has ended.
+/// How long after its time a zset expires, if no run has ended it.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Steps<'a> {
@@ -39,7 +39,7 @@ impl<'a> Steps<'a> {
         Self { run, copier: Copier::new(run, page_members), page_members }
     }
 
-    /// Comes before the board is read, so that an overtaken run can change nothing after that.
+    /// Must run before the board is read, so that an overtaken run can change nothing after that.
     pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
@@ -65,7 +65,10 @@ impl<'a> Steps<'a> {
             }
             Err(Halt::Kept(reason)) => {
                 let reason = reason.to_string();
-                warn!(event = "board-kept", board, period, reason, seconds, "{board} {period} is kept: {reason}");
+                warn!(
+                    event = "board-kept",
+                    board, period, reason, seconds, "{board} {period} was not changed: {reason}"
+                );
             }
             Ok(_) | Err(Halt::Stopped | Halt::Failed(_)) => {}
         }
@@ -87,7 +90,7 @@ impl<'a> Steps<'a> {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
             Plan::Keep(reason) => Err(Halt::Kept(reason)),
             Plan::Archive { expire_after } if keys.frozen => {
-                // Its EXPIRE would take away what is not archived yet.
+                // Its EXPIRE would remove data that is not archived yet.
                 self.run.present(cache.keep_frozen(at, number).await?)?;
                 let frozen = Frozen { freeze: keys.freeze, late_members: keys.late_members };
                 self.archive(candidate, row, frozen, expire_after).await
@@ -110,11 +113,11 @@ impl<'a> Steps<'a> {
                 store.note_ended(number, at, now).await?;
                 match plan::left_over(row, keys.live) {
                     Some(reason) => Err(Halt::Kept(reason)),
-                    None => Ok(report(Outcome::Ended).because("it was gone from Redis already")),
+                    None => Ok(report(Outcome::Ended).because("Redis no longer had it")),
                 }
             }
             Plan::Wait { left } => {
-                // Each time: the run that noted "done" can have died before this.
+                // This is repeated each time: the run that recorded "done" can have died before this step.
                 self.let_expire(at, row.and_then(|row| row.copy), left).await?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))))
             }
@@ -127,7 +130,7 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset, which was raised by that number of `pages` if any.
+    /// Freezes the live zset, which was raised by that number of `pages`, if any.
     async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
         let note = freeze.note.unwrap_or(0);
         let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -154,7 +157,7 @@ impl<'a> Steps<'a> {
         }
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
-        // Beside what is verified, which stays the archive until this is.
+        // Written beside the verified copy, which stays the archive until this one is verified.
         let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);
         let copied = self.copier.copy(at, copy, *top).await?;
         fault::point("archive:copied");
@@ -162,7 +165,7 @@ impl<'a> Steps<'a> {
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // A zset that was made from the rows lacks what was left out of them.
+        // A zset that was restored from the rows lacks the members that were left out of them.
         let restored = row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
         let tally = copied.tally;
@@ -179,7 +182,7 @@ impl<'a> Steps<'a> {
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves what came late into the frozen zset, until a page is not full: what comes still later is the next run's.
+    /// Moves late writes into the frozen zset, until a page is not full. The next run moves still later writes.
     async fn merge_late(&self, at: &BoardPeriod, rule: Rule) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;
@@ -209,7 +212,7 @@ impl<'a> Steps<'a> {
         self.copier.trim(at, copy ^ 1, 0).await
     }
 
-    /// Ends an archived zset, if it and the rows are still what was verified.
+    /// Ends an archived zset, if it and the rows are still equal to the verified data.
     async fn end(&self, at: &BoardPeriod, row: PeriodRow) -> Step<PeriodReport> {
         let verified = match self.copier.verify_again(at, row).await {
             Ok(tally) if tally == row.tally => Ok(tally),
@@ -218,7 +221,7 @@ impl<'a> Steps<'a> {
         };
         let verified = match verified {
             Err(Halt::Kept(reason)) => {
-                // Or the safety net would end what is no longer proved.
+                // Otherwise the zset would expire, although it is no longer proven equal.
                 self.run.taken(self.run.cache.keep_frozen(at, self.run.number).await?)?;
                 return Err(Halt::Kept(Reason::ArchivedBefore(Box::new(reason))));
             }
@@ -259,7 +262,7 @@ impl<'a> Steps<'a> {
             }
             Plan::Wait { left } => report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))),
             Plan::End { .. } => report(Outcome::WouldEnd),
-            Plan::NoteEnded => report(Outcome::WouldEnd).because("it is gone from Redis already"),
+            Plan::NoteEnded => report(Outcome::WouldEnd).because("Redis no longer has it"),
             Plan::Raise { .. } => {
                 let (live, _) = cache.count_board(at).await?;
                 PeriodReport { members: live, ..report(Outcome::WouldArchive) }.because(Reason::WentBack)

@@ -1,4 +1,4 @@
-//! What MySQL has of a board beside its archive: the rows of a snapshot, and whether Redis still has the board that they are of.
+//! MySQL's data of a board beside its archive: the rows of a snapshot, and whether Redis still has the same board.
 
 use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
@@ -13,10 +13,10 @@ use super::{BoardRun, Step};
 /// Members of one page: a script accepts at most some thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// How many of a snapshot's best members tell whether Redis has the board.
+/// How many of a snapshot's best members are compared to decide whether Redis has the board.
 const TOLD_BY: u64 = 200;
 
-/// Whether MySQL has a period a second time, and whether Redis has lost it since.
+/// Whether MySQL has a snapshot of a period, and whether Redis has lost the period since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
     None,
@@ -36,23 +36,25 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
 }
 
-/// Whether the live zset, beside its mark, is the board that was saved. If Redis evicted only the zset, and it has grown again, it is not: its
-/// best members together have less than half of what they had.
+/// Whether the live zset is the saved board, in addition to its mark. If Redis evicted only the zset, and it has grown
+/// again, it is a different one: its best members together have less than half of their saved scores.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;
-    // The part that decides between equals falls with every change if it is a time.
+    // The part that decides between equals is left out: if it is a time, it decreases with every change.
     let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
     let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
     Ok(live * 2.0 >= saved)
 }
 
-/// Whether Redis has gone back to before a freeze that MySQL knows of. After a loss of all data its generation is a newer one.
+/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. After a loss of all data its
+/// generation is newer.
 pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }
 
-/// Deletes one snapshot, of a board that was claimed. It is noted first that the rest is no snapshot.
+/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that the remaining rows do not count as
+/// one.
 pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;

@@ -1,4 +1,4 @@
-//! What time it is for boards. A period is over by MySQL's clock; while the clocks differ, nothing is over.
+//! The time for boards. A period is over by MySQL's clock. While the clocks differ, no period is over.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// How far clocks may be apart: time servers keep them within a second.
+/// How far clocks can be apart: time servers keep them within a second.
 const APART_MAX: Duration = Duration::from_secs(120);
 
 pub(in crate::jobs) struct Reading {
     pub now: Micros,
-    /// What is wrong if the clocks differ, since nobody can tell which one is right.
+    /// The error text if the clocks differ: tallyd cannot tell which one is right.
     pub problem: Option<String>,
 }
 
 pub(in crate::jobs) enum Start {
     At(Micros),
-    /// The clocks differ: the run does nothing, and says so.
+    /// The clocks differ: the run does nothing, and reports that.
     ClocksDiffer(Report),
 }
 
@@ -46,15 +46,15 @@ pub(in crate::jobs) async fn read(store: &Store, cache: &Cache) -> Result<Readin
     Ok(Reading { now: mysql, problem: apart([before, clock::now()], mysql, redis) })
 }
 
-/// What is said if the clocks differ. The host's clock is read before and after the others.
+/// The error text if the clocks differ. The host's clock is read before and after the others.
 fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<String> {
     let latest = after.max(mysql).max(redis).0 - (after.0 - before.0).max(0);
     let apart = (latest - before.min(mysql).min(redis).0).max(0).unsigned_abs();
     let apart = Duration::from_micros(apart);
     (apart > APART_MAX).then(|| {
         format!(
-            "the clocks of this host, MySQL and Redis differ by {}: {}, {} and {}; no board is archived, saved or deleted until \
-             they agree: synchronize them",
+            "the clocks of this host, MySQL and Redis differ by {}: {}, {} and {}. No board is archived, saved or deleted until \
+             they agree: synchronize the clocks",
             spoken(apart),
             instant(before),
             instant(mysql),

@@ -1,7 +1,8 @@
-//! A run over boards: what the archive and the snapshots share. They run under one lock, that of the job [`JOB`], and never call each other.
+//! A run over boards: shared by the archive and the snapshots. They run under one lock, that of the job [`JOB`], and
+//! never call each other.
 //!
-//! Redis does not know that lock. So a run claims a board before it changes anything of it, and every script finds the claim to be its run's, or
-//! refuses.
+//! Redis does not know that lock. So a run claims a board before it changes any of its data, and every script refuses
+//! to run without its own run's claim.
 
 pub(super) mod backup;
 pub(super) mod clock;
@@ -24,123 +25,122 @@ use tallyd_redis::boards::{BoardKeys, Changed};
 use tallyd_redis::{Cache, CacheError};
 
 pub(super) struct BoardRun<'a> {
-    // What it needs.
     pub store: &'a Store,
     pub cache: &'a Cache,
     pub stop: &'a CancellationToken,
-    // What it is told.
     /// The fencing token, in MySQL and in the boards' claims.
     pub number: u64,
     pub now: Micros,
-    // What it shows.
     progress: watch::Sender<Progress>,
 }
 
-/// Why a period was left before its end.
+/// Why the run stopped working on a period.
 pub(super) enum Halt {
     Stopped,
-    /// This period alone can't go on.
+    /// This period cannot continue. The run can.
     Kept(Reason),
-    /// The run can't go on: a server doesn't answer, or another run took over.
+    /// The run cannot continue: a server does not answer, or another run took over.
     Failed(anyhow::Error),
 }
 
 pub(super) type Step<T> = Result<T, Halt>;
 
-/// Why a period is kept as it is: a sentence for an operator, with what to do.
+/// Why a period is not changed: a sentence for an operator, with what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Reason {
-    // What a run finds.
+    // Found by a run.
     #[error(
-        "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a part of it; what the live \
-         zset holds, if there is one, came late: delete its row of leaderboard_period to have that archived as the whole board"
+        "Redis lost its frozen zset before the copy was verified: leaderboard_archive can hold a part of it. A live \
+         zset, if there is one, holds only late writes: to archive these as the whole board, delete its row of leaderboard_period"
     )]
     Lost,
     #[error(
-        "Redis lost its frozen zset before the copy was verified, but there is a snapshot: `tallyd board restore` puts that \
-         in its place"
+        "Redis lost its frozen zset before the copy was verified, but there is a snapshot: run `tallyd board restore` to restore the \
+         snapshot"
     )]
     LostWithBackup,
     #[error(
-        "Redis has lost it since its snapshot, wholly or in part, and what the live zset holds, if there is one, is not the \
-         board: `tallyd board restore` puts the snapshot back with what was added since; or, if what Redis has is right, \
-         `tallyd board snapshot NAME PERIOD --force` takes that"
+        "Redis has lost the board, wholly or in part, since its last snapshot. A live zset, if there is one, is not the whole \
+         board: run `tallyd board restore` to restore the snapshot with later additions. If the data in Redis is right, run \
+         `tallyd board snapshot NAME PERIOD --force`"
     )]
     LostLive,
     #[error(
-        "Redis lost its frozen zset before late writes were archived: these are lost, and leaderboard_archive is whole as it \
-         was before"
+        "Redis lost its frozen zset before late writes were archived: the late writes are lost, and leaderboard_archive is complete \
+         without them"
     )]
     LostLate,
     #[error("{}; {}", Self::LostLate, Self::Late)]
     LostLateAndLate,
     #[error(
-        "it was written to after its zset had ended: what came late is in the live zset and not in leaderboard_archive; \
-         `tallyd board restore` puts the archive back, and the next run merges it"
+        "a client wrote to the period after its zset had ended: these writes are in the live zset and not in leaderboard_archive: \
+         run `tallyd board restore` to restore the archive, and the next run merges them"
     )]
     Late,
-    #[error("it was written to after its archive had been pruned: the live zset holds that, and can be unlinked")]
+    #[error(
+        "a client wrote to the period after its archive was pruned: these writes are in the live zset, which you can unlink"
+    )]
     LatePruned,
     #[error(
-        "Redis went back in time, and its frozen zset is there again after it had ended: leaderboard_archive is whole and \
-         stays as it is, the zset can be unlinked, and a live one beside it"
+        "Redis went back in time, and has the frozen zset of an ended period again: leaderboard_archive is complete and \
+         stays unchanged, and you can unlink the frozen zset and a live one"
     )]
     CameBack,
     #[error(
-        "Redis has it as it was before it was frozen: `tallyd archive` raises that to its archive, and archives it once more"
+        "Redis went back to a state before the freeze: run `tallyd archive` to raise the board to its archive and archive it again"
     )]
     WentBack,
-    #[error("another server has taken over while it was raised to its archive: the next run does that")]
+    #[error("another Redis server took over while the board was raised to its archive: the next run repeats that")]
     WentBackAgain,
     #[error(
-        "the configuration has no such board any more, so it can't say how long its zset stays: put the board back, or delete \
+        "the configuration no longer has this board, so the time that its zset stays is unknown: add the board again, or delete \
          its row of leaderboard_period"
     )]
     Unknown,
 
-    // What happens on the way.
-    #[error("its zset is gone from Redis since it was looked for")]
+    // Found while a run works on the period.
+    #[error("its zset disappeared from Redis after the run had found it")]
     ZsetGone,
-    #[error("its frozen zset went away while it was read: Redis lost it")]
+    #[error("its frozen zset disappeared while it was read: Redis lost it")]
     FrozenGone,
-    #[error("its frozen zset had {before} members while it was copied, and has {now} now")]
+    #[error("its frozen zset had {before} members while it was copied, and has {now} members now")]
     Changed { before: u64, now: u64 },
     #[error("Redis and leaderboard_archive differ at place {0}")]
     Differs(u64),
-    #[error("Redis and leaderboard_archive are equal, but not what was verified")]
+    #[error("Redis and leaderboard_archive are equal, but both differ from the verified copy")]
     NotAsVerified,
-    #[error("{0}; it was archived before: delete its row of leaderboard_period to have it archived anew")]
+    #[error("{0}; it was archived before: to archive it again, delete its row of leaderboard_period")]
     ArchivedBefore(Box<Self>),
-    #[error("it was written to just now: the next run merges that")]
+    #[error("a client has just written to it: the next run merges that write")]
     WrittenJustNow,
-    #[error("the score at place {0} is infinite, which MySQL can't hold")]
+    #[error("the score at place {0} is infinite, which MySQL cannot store")]
     InfiniteAt(u64),
-    #[error("the score of {0} is infinite, which MySQL can't hold")]
+    #[error("the score of {0} is infinite, which MySQL cannot store")]
     InfiniteOf(String),
-    /// What a server says of this period's rows or keys.
+    /// A server's error about this period's rows or keys.
     #[error("{0}")]
     Server(String),
 
     // Why no snapshot is taken.
-    #[error("it is frozen or archived: only what is neither is saved")]
+    #[error("it is frozen or archived, and tallyd takes no snapshot of such a period")]
     NotOpen,
-    #[error("a restore was interrupted, and has what was added since: `tallyd board restore` ends it")]
+    #[error("an interrupted restore holds the later additions: run `tallyd board restore` to finish it")]
     RestoreInterrupted,
 
     // Why nothing is restored.
-    #[error("its archive was pruned, by archive_keep")]
+    #[error("its archive was deleted, because archive_keep is over")]
     Pruned,
-    #[error("its frozen zset is in Redis, and its archive is whole")]
+    #[error("its frozen zset is in Redis, and its archive is complete")]
     Archived,
-    #[error("it is frozen, and not archived yet: `tallyd archive` goes on with it")]
+    #[error("it is frozen, and not archived yet: run `tallyd archive` to continue")]
     Frozen,
     #[error("MySQL has neither a complete snapshot nor an archive of it")]
     NothingSaved,
-    #[error("Redis has it, with {live} members, and has not lost it since its last snapshot, of {saved}")]
+    #[error("Redis has not lost it since its last snapshot: Redis has {live} members, the snapshot {saved}")]
     NotLost { live: u64, saved: u64 },
-    #[error("{filled} members were added, and Redis has {members}: try again")]
+    #[error("{filled} members were added, but Redis has {members}: try again")]
     NotFilled { filled: u64, members: u64 },
-    #[error("MySQL has {filled} members of it, and should have {total}")]
+    #[error("MySQL has {filled} members of it, but should have {total}")]
     Incomplete { filled: u64, total: u64 },
 }
 
@@ -158,7 +158,7 @@ impl<'a> BoardRun<'a> {
     pub(super) async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             done = work => Ok(done),
-            () = follow(to, self.progress.subscribe()) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, self.progress.subscribe()) => anyhow::bail!("the output of the run is closed, so the run stops"),
         }
     }
 
@@ -170,7 +170,7 @@ impl<'a> BoardRun<'a> {
         self.progress.send_modify(|progress| progress.done = done);
     }
 
-    /// Lets this run alone change the board's closed periods from now on; returns the generation of its data.
+    /// Reserves changes of the board's closed periods for this run from now on. Returns the generation of its data.
     pub(super) async fn claim(&self, board: &str) -> Result<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
@@ -184,12 +184,12 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten())
     }
 
-    /// Keeps the period if the zset is gone that the step is about.
+    /// Like [`Self::taken`], but keeps the period if the step's zset is missing.
     pub(super) fn present(&self, changed: Changed) -> Step<u64> {
         self.taken(changed)?.ok_or(Halt::Kept(Reason::ZsetGone))
     }
 
-    /// Ends the run if the claim is gone. `None` if the zset is gone that the step is about.
+    /// Fails the run if its claim is lost. Returns `None` if the step's zset is missing.
     pub(super) fn taken(&self, changed: Changed) -> Step<Option<u64>> {
         match changed {
             Changed::Done(times) | Changed::Put(times) => Ok(Some(times)),

@@ -1,4 +1,4 @@
-//! Which periods of the boards are closed and which are open, by the configuration and the time. Pure.
+//! Decides which periods of the boards are closed and which are open, by the configuration and the time. Pure.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -17,7 +17,7 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// Only that period: `2026-W46`. It can lie further back than a run looks otherwise.
+    /// Only that period: `2026-W46`. It can be older than the periods that a run normally checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }
@@ -28,25 +28,25 @@ pub enum ScopeError {
     UnknownBoard { name: String, known: String },
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// All time is no period that is closed one day.
+    /// The period `total` never closes.
     #[error("total never ends, and is not archived")]
     NeverEnds,
-    #[error("{period} is a {kind}, and no board that is asked for has a zset for each {kind}")]
+    #[error("{period} is a {kind}, and no requested board has periods of that length")]
     NoSuchBoard { period: String, kind: String },
-    #[error("{at} is not closed: it ends at {end}, and late writes are waited for until {closes}")]
+    #[error("{at} is not closed: it ends at {end}, and the archiver waits for late writes until {closes}")]
     Open { at: BoardPeriod, end: String, closes: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::jobs) struct Candidate {
     pub at: BoardPeriod,
-    /// `None` if the configuration doesn't have the board.
+    /// `None` if the configuration does not have the board.
     pub expire_after: Option<Duration>,
     pub rule: Rule,
     pub top: u64,
 }
 
-/// The periods in scope that are closed and those that are not, newest first for each board.
+/// The closed and the open periods in scope, newest first for each board.
 #[derive(Debug, Default)]
 pub(in crate::jobs) struct Periods {
     pub closed: Vec<Candidate>,
@@ -60,7 +60,7 @@ pub(in crate::jobs) struct Open {
 }
 
 impl Scope {
-    /// The mode of such a run: only one in [`MODE`] counts as the run that is due.
+    /// The mode of such a run: only a run in [`MODE`] counts as the one that is due.
     pub fn mode(&self) -> &'static str {
         match (self.dry_run, &self.board, &self.period) {
             (true, ..) => "dry-run",
@@ -105,7 +105,7 @@ impl Scope {
         }
     }
 
-    /// A period that MySQL knows; `None` if it is out of scope.
+    /// A period from MySQL; `None` if it is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;
@@ -157,7 +157,7 @@ fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Re
     Ok(candidate)
 }
 
-/// The period that now lies in, and those before it whose grace has not passed, with the instants at which they close.
+/// The current period, and earlier ones whose grace time has not passed, each with the time at which it closes.
 fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
     iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
         .map(|period| (period, closes(board, period, calendar)))
@@ -169,7 +169,7 @@ fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
     period.end(calendar).after(board.archive_grace.0)
 }
 
-/// An instant for a person: `2026-11-23T00:10:00Z`.
+/// A time for a person: `2026-11-23T00:10:00Z`.
 pub(in crate::jobs) fn instant(at: Micros) -> String {
     Timestamp::from_second(at.0.div_euclid(1_000_000)).unwrap_or(Timestamp::MAX).to_string()
 }
@@ -226,11 +226,11 @@ mod tests {
         let now = "2026-11-15T16:59:59Z";
         for (scope, expected) in [
             (scope(Some("like"), None), "no board is called \"like\": the configuration has likes, posts"),
-            (scope(None, Some("2026-W60")), "\"2026-W60\" is no period"),
+            (scope(None, Some("2026-W60")), "\"2026-W60\" is not a period"),
             (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no board"),
             (
                 scope(Some("likes"), Some("2026-W46")),
-                "likes 2026-W46 is not closed: it ends at 2026-11-15T16:00:00Z, and late writes are waited for until \
+                "likes 2026-W46 is not closed: it ends at 2026-11-15T16:00:00Z, and the archiver waits for late writes until \
                  2026-11-15T17:00:00Z",
             ),
         ] {

@@ -1,4 +1,4 @@
-//! What a run says at its end, and on the way there.
+//! The result and the progress of a run.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -24,27 +24,27 @@ pub struct PeriodReport {
     pub period: String,
     pub outcome: Outcome,
     pub members: u64,
-    /// Members that are not archived, by `archive_top`.
+    /// Members that are not archived, because of `archive_top`.
     pub left_out: u64,
     /// Late members, or members added since a loss, that were merged in this run.
     pub late_members: u64,
-    /// How long it took, in milliseconds; zero where nothing was done.
+    /// How long it took, in milliseconds; zero if nothing was done.
     pub took_ms: u64,
-    /// Why, or until when: a sentence.
+    /// The reason, or the time until which it waits.
     pub reason: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Copied and verified; it stays in Redis for a while.
+    /// Copied and verified. It stays in Redis for some time.
     Archived,
-    /// Verified and gone from Redis.
+    /// Verified and removed from Redis.
     Ended,
     Waiting,
     Saved,
     Restored,
-    /// Redis no longer has it, as it should be: its snapshot is deleted.
+    /// Redis no longer has it, as expected: its snapshot is deleted.
     Forgotten,
     Pruned,
     Kept,
@@ -89,7 +89,7 @@ impl PeriodReport {
         Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
     }
 
-    /// After so long, where something was done.
+    /// Sets the time that it took, if something was done.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
@@ -141,7 +141,7 @@ impl fmt::Display for Report {
         outcomes.dedup();
         let counts: Vec<String> =
             outcomes.iter().map(|outcome| format!("{} {}", self.count(*outcome), outcome.text())).collect();
-        f.write_str(if counts.is_empty() { "no boards to look at" } else { "boards: " })?;
+        f.write_str(if counts.is_empty() { "no boards to process" } else { "boards: " })?;
         f.write_str(&counts.join(", "))?;
         if self.stopped {
             write!(f, "{separator}stopped before the end")?;
@@ -174,7 +174,7 @@ impl fmt::Display for PeriodReport {
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
     now: Option<(BoardPeriod, Instant)>,
-    /// What becomes of its members: copied, verified.
+    /// The current action on its members: copied, verified.
     verb: &'static str,
     pub done: u64,
     total: u64,
@@ -245,7 +245,7 @@ mod tests {
             "likes 2026-W46: kept (place 3 differs)\nlikes 2026-W46: archived, 1000 members\n\
              likes 2026-W46: archived\nboards: 2 archived, 1 kept"
         );
-        assert_eq!(Report::default().to_string(), "no boards to look at");
+        assert_eq!(Report::default().to_string(), "no boards to process");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Filters built beside the former ones, and put in their place.
+//! Builds filters beside the former ones, and then replaces those.
 
 use anyhow::{Context, Result};
 use tracing::debug;
@@ -13,14 +13,14 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
-/// Bytes of a bit string that are in memory at once. A filter that is larger is made part by part, and its likers are read as often:
-/// this one holds 2.8 million of them, the largest there is takes 32 parts.
+/// Bytes of a bit string that are in memory together. A larger filter is built part by part, and its likers are read
+/// once per part. One part holds 2.8 million likers; the largest possible filter has 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
 
 impl Run<'_> {
-    /// Builds the filters of `targets`, each for so many users; with what takes a while once for all of them.
+    /// Builds the filters of `targets`, each for its number of users. The slow steps are done once for all of them.
     pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
         if targets.is_empty() || self.stop.is_cancelled() {
             return Ok(());
@@ -44,7 +44,7 @@ impl Run<'_> {
                     self.report.users += users;
                 }
                 None if self.stop.is_cancelled() => return Ok(()),
-                // A flush, or what was built was evicted.
+                // Redis was flushed, or the unfinished filter was evicted.
                 None => self.report.left += 1,
             }
         }
@@ -67,13 +67,13 @@ impl Run<'_> {
         };
         self.fences_sent += 1;
         let number = number_of(self.number, self.fences_sent);
-        let stopped = || Err(JobError::NotNow("told to stop".to_owned()).into());
+        let stopped = || Err(JobError::NotNow("the run was stopped".to_owned()).into());
         let passed = self.stop.run_until_cancelled(fences.pass(number)).await.unwrap_or_else(stopped);
         self.publisher = Some(fences.publisher);
         passed
     }
 
-    /// Builds one, and says how many users are in it. `None` where Redis no longer had what was begun, or at a stop.
+    /// Builds one filter. Returns its number of users, or `None` if Redis no longer had what was begun, or at a stop.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.number);
         let shape = Shape::of(expected, on.wish.false_positive);
@@ -110,10 +110,11 @@ impl Run<'_> {
         Ok(Some(users))
     }
 
-    /// Reads who likes a target into a part of its filter; says how many rows there were, and how many Redis remembered. `None` at a stop.
+    /// Reads who likes a target into a part of its filter. Returns the number of rows and of remembered clicks, or
+    /// `None` at a stop.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
-        // First what Redis remembers: what it forgets meanwhile is in MySQL by then.
+        // Remembered clicks are read first: clicks that Redis forgets meanwhile are in MySQL by then.
         let mut others = 0;
         let remembered = |user| {
             others += 1;
@@ -132,7 +133,7 @@ impl Run<'_> {
                 Some(UserId(last)) if users.len() as u64 == LIKERS_PAGE => after = *last,
                 _ => return Ok(Some((rows, others))),
             }
-            // Setting bits is work, not waiting: other tasks need the thread, too.
+            // Setting bits is CPU work without waiting: other tasks need the thread, too.
             tokio::task::yield_now().await;
         }
     }

@@ -1,65 +1,75 @@
-//! One run of the job that keeps Bloom filters: who may like a target, for targets with many likes.
+//! One run of the job that keeps Bloom filters. A filter says who can like a target; it exists for targets with many
+//! likes.
 //!
 //! # The way
 //!
 //! ```text
 //! targets that changed since the last run, or all --.
-//! what their filters are like, from Redis ----------+-> decide (plan.rs)
+//! the state of their filters, from Redis -----------+-> decide (plan.rs)
 //!   build:  begin (from now on likes are noted beside it) -> fence -> clicks that Redis remembers -> likers from MySQL
-//!           -> write the bits beside the former filter -> put it in its place -> fold
+//!           -> write the bits beside the former filter -> replace the former filter -> fold
 //!   fold:   users who are noted beside a filter -> its bits -> no longer noted
-//!   drop:   too few likes by now, or Redis may have lost some of it
+//!   drop:   the target has too few likes now, or Redis can have lost a part
 //! ```
 //!
-//! A run has no input but the truth, and the next run is the retry of this one, wherever it died. What must hold: **a filter
-//! never says "no" of a user who likes the target.** A wrong "perhaps" costs a query; a wrong "no" has a like counted twice. Memory holds
-//! 16 MiB of a filter, however large it is.
+//! A run has no input but the truth. If it dies at any point, the next run does its work. One rule always holds: **a
+//! filter never says "no" about a user who likes the target.** A wrong "perhaps" costs a query; a wrong "no" counts a
+//! like twice. At most 16 MiB of a filter are in memory, however large it is.
 //!
 //! # Why nothing is lost
 //!
-//! Scripts count a like (lua/like.lua), begin and swap: each like is before or after each of them. All keys of a
+//! Scripts count a like (lua/like.lua), begin and swap. So each like is before or after each of them. All keys of a
 //! target are in one slot.
 //!
-//! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event; or it was
-//!   published later, and Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer hash before
-//!   the older one: the hashes take turns in that direction, so a click that moves meanwhile is met once or twice, and one
-//!   that is forgotten meanwhile is old, and in MySQL by then. A filter of several parts reads both for each part.
-//! * *A like after "begin" and before the swap* is noted beside the filter (`added`), and in the former one's bits where it fits.
-//!   Nobody takes it out of there before its bits are in the new one: fold refuses while anything is being built.
-//! * *A like after the swap* is in the new filter's bits, or noted: whoever has computed the bits for another shape, or can't
-//!   compute them, is noted.
-//! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its commit. Committed before
-//!   the likers are read, it is read with them. Committed later, it is noted after "begin". A "no" can come too early by the outbox's lag.
-//! * Whoever asks looks for remembered clicks, then for the noted, then at the bits; lua/filter_has.lua and lua/like.lua do that within
-//!   one script. An unlike leaves bits behind, and so does one that is taken back: that is a "perhaps".
+//! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event. If it was
+//!   published later, Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer
+//!   hash before the older one. Clicks move from the newer to the older hash, so a click that moves meanwhile is read
+//!   once or twice. A click that is forgotten meanwhile is old, and in MySQL by then. For a filter of several parts,
+//!   clicks and likers are read for each part.
+//! * *A like after "begin" and before the swap* is noted beside the filter (`added`), and set in the former filter's
+//!   bits if it fits. It is not removed from there before its bits are in the new filter: fold refuses while a build is
+//!   running.
+//! * *A like after the swap* is in the new filter's bits, or noted. A client that computed the bits for another shape,
+//!   or cannot compute them, notes the user instead.
+//! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its
+//!   commit. If it is committed before the likers are read, it is read with them. If it is committed later, it is noted
+//!   after "begin". A reader can get a wrong "no" for as long as the outbox lags.
+//! * A reader checks the remembered clicks, then the noted users, then the bits; lua/filter_has.lua and lua/like.lua do
+//!   that within one script. An unlike leaves its bits set, and so does a like that is taken back: both only cause a
+//!   "perhaps".
 //!
 //! # The races
 //!
 //! *A, a run that builds; B, another run.*
 //!
-//! * A dies anywhere ([`FAULT_POINTS`]): the former filter goes on, and everybody who likes the target is noted, too, because
-//!   `building` stands in the config. B finds it and builds; its begin throws away what A has written. After the swap the
-//!   noted are folded by any later run.
-//! * A is frozen and wakes up after B began: B's number is higher, and stands in the config: A's begin, pieces and swap do
-//!   nothing. After B's swap none stands there: A's pieces and swap do nothing; A's begin has likes noted that need not be, until the
-//!   next run. A's fold names the shape that it has computed for, and sets bits of users who do like the target.
-//! * Anything comes twice, or late after a timeout: a piece names where it belongs, and is refused elsewhere; a begin throws away what was
-//!   written, so that the next piece is refused; a swap finds nothing in `next`.
-//! * A click changes nothing (result 0), and its event is published all the same: perhaps MySQL hears of the like only by it. So like.lua notes
-//!   whoever likes a target, whether that counts or not.
-//! * Redis is flushed: config and `next` are gone with the rest, what is on its way does nothing, and the next run builds. Its fence is
-//!   behind every event of before the flush.
-//! * Redis evicts a part. The bits: the string is shorter than the config says. The noted: they are fewer than the config says. The
-//!   config: then there is no filter. Nobody is told "no" by such a filter, and the next run drops it and builds anew.
-//! * A replica takes over that lacks the last moments, or Redis starts from an old copy: likes may be missing in a filter whose
-//!   events are in MySQL. Redis is another data set then, and a run in flight ends. The next run begins another epoch with one write, to
-//!   `filter:epoch`. Readers pass what that key says to the scripts, and a filter of another epoch says nothing until it is built again.
-//!   The key expires when no run was alive for an hour: nobody knows what API servers did meanwhile. Until the run after a failover, and for
-//!   the second that a reader keeps the epoch, a "no" is as good as everything else that Redis says.
-//! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes, and what the client counts then is noted by a command
-//!   of its own (`crates/client/src/likes.rs`). A run that meets it fails, and the next one does it.
-//! * Rows that come into MySQL without lua/like.lua, or long after it (an import, a dead letter that is published by hand), are in no filter
-//!   until it is built again: `tallyd filters rebuild`. Where more like a target than were ever put into its filter that is seen.
+//! * A dies anywhere ([`FAULT_POINTS`]): the former filter stays in use. New likers are noted, too, because `building`
+//!   is set in the config. B finds it and builds; its begin discards what A has written. After the swap any later run
+//!   folds the noted users.
+//! * A freezes and resumes after B began. B's number is higher and is in the config, so A's begin, pieces and swap do
+//!   nothing. After B's swap the config has no number. A's pieces and swap still do nothing; A's begin causes
+//!   unnecessary notes until the next run. A's fold names the shape that it computed for, and sets bits of users who
+//!   really like the target.
+//! * Anything runs twice, or late after a timeout: a piece names its place, and is refused elsewhere. A begin discards
+//!   what was written, so that the next piece is refused. A swap finds nothing in `next`.
+//! * A click changes nothing (result 0), and its event is published all the same: perhaps MySQL learns of the like only
+//!   from it. So like.lua notes every user who likes a target, whether the click counts or not.
+//! * Redis is flushed: config and `next` are lost with the rest, calls in flight do nothing, and the next run builds.
+//!   Its fence is behind every event from before the flush.
+//! * Redis evicts a part. If it is the bits, the string is shorter than the config says. If it is the noted users, they
+//!   are fewer than the config says. If it is the config, there is no filter. Such a filter never answers "no", and the
+//!   next run drops and rebuilds it.
+//! * A replica takes over that lacks the last moments, or Redis starts from an old copy: a filter can lack likes whose
+//!   events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new epoch
+//!   with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of another
+//!   epoch gives no answer until it is rebuilt. The key expires if no run was alive for an hour, because it is unknown
+//!   what API servers did meanwhile. Two periods remain: the time until the run after a failover, and the second for
+//!   which a reader caches the epoch. In these a "no" is as reliable as all other data in Redis.
+//! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then notes what it
+//!   counts with a separate command (`crates/client/src/likes.rs`). A run during the move fails, and the next one does
+//!   its work.
+//! * Rows reach MySQL without lua/like.lua, or long after it (an import, a dead letter that is published manually):
+//!   they are in no filter until it is rebuilt with `tallyd filters rebuild`. A run notices this if more users like a
+//!   target than were ever put into its filter.
 
 mod build;
 pub(crate) mod plan;
@@ -91,7 +101,7 @@ use tallyd_redis::keys::KindNames;
 
 pub const MODE: &str = "keep";
 
-/// Where a test may end the process: between any two steps, in their order.
+/// Points at which a test can end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 7] = [
     "filters:dropped",
     "filters:begun",
@@ -104,18 +114,18 @@ pub const FAULT_POINTS: [&str; 7] = [
 
 const PAGE_TARGETS: usize = 5_000;
 
-/// Targets with fewer likes than this part of `likes_min` are not looked at.
+/// Targets with fewer likes than `likes_min` divided by this are not checked.
 const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
 
-/// Without a run for so long no filter is trusted: nobody knows what API servers did meanwhile.
+/// After this time without a run no filter is trusted: it is unknown what API servers did meanwhile.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// The same without one that was done. What is noted by itself stays for a week.
+/// The same for the time without a completed run. Noted users are kept for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
-/// How often all targets are looked at, whether they changed or not.
+/// How often all targets are checked, whether they changed or not.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
 #[derive(Clone)]
@@ -136,7 +146,7 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
-    /// What is to be built behind the next fence, each for so many users.
+    /// The filters to build after the next fence, each with its number of users.
     builds: Vec<(Target, u64)>,
     data_set: String,
     report: Report,
@@ -161,17 +171,17 @@ impl Filters {
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
         let LastMarks { newest, newest_age, done, done_age } =
             self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
-        // One of an older version may look otherwise: then all is looked at.
+        // A mark of an older version can have another format. In that case all targets are checked.
         let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let redis = self.cache.data_set().await?;
-        // In other buckets filters have other names, and what became of those meanwhile nobody knows.
+        // With another number of buckets filters have other names, and the state of the earlier ones is unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         let now = self.cache.now().await?;
         let mark =
             self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
-        // Also for the run after one that dies.
+        // Written early, for the run after one that dies.
         self.store.note_checkpoint(number, &serde_json::to_string(&mark).context("write the mark")?).await?;
         let mut run = Run {
             on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
@@ -183,7 +193,7 @@ impl Filters {
             data_set: redis,
             report: Report::default(),
         };
-        // The one write that rejects what was built in another epoch.
+        // This one write invalidates filters that were built in another epoch.
         run.check_redis().await?;
         match done {
             Some(done) if mark.full != now.0 => {
@@ -195,11 +205,12 @@ impl Filters {
         Ok(run.report)
     }
 
-    /// What this run goes on from: which filters it trusts by the newest run, and what it needn't look at by the last one that was done.
+    /// The state that this run continues from. The newest run decides which filters are trusted. The last completed run
+    /// decides which targets need no check.
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
-        // A time from the future is void: Redis' clock was ahead then.
+        // A time in the future is invalid: Redis' clock was ahead then.
         let same = done.filter(|done| {
             done.epoch == epoch
                 && done.until.max(done.full) <= now.0
@@ -217,10 +228,10 @@ impl Filters {
     }
 }
 
-/// While filters are off nobody notes who likes a target: those that are left are not trusted when they are switched on again, however soon
-/// that is.
+/// While filters are off, likers are not noted. So filters that remain are not trusted when filters are switched on
+/// again, however soon.
 pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
-    let mut outage = Outage::new("forgetting filters");
+    let mut outage = Outage::new("invalidating filters");
     while !stop.is_cancelled() {
         let Err(error) = beat.during(store.forget_marks(JobName::Filters.name(), MODE)).await else {
             outage.over();
@@ -233,14 +244,14 @@ pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
 }
 
 impl Run<'_> {
-    /// Looks at the targets that changed since `since`. Of those that have far too few likes for a filter only a full look sees
-    /// that they still have one.
+    /// Checks the targets that changed since `since`. If a target has far too few likes for a filter, only a full check
+    /// notices that it still has one.
     async fn keep_changed(&mut self, since: Micros) -> Result<()> {
         let on = self.on;
         let mut before = ChangedBefore::NEWEST;
         while !self.stop.is_cancelled() {
             let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
-            // A number with several slots may stand there twice, or on another page again, where it is right by then.
+            // A counter with several slots can be listed twice, or again on another page. By then its value is right.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
@@ -264,7 +275,8 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have fewer. One that had more, and a filter, was seen on its way down.
+                // Nearly all targets of a site have fewer. If a target had more and a filter, an earlier run saw it
+                // while its likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;
                 after = range.until;
@@ -290,7 +302,7 @@ impl Run<'_> {
                 }
             }
         }
-        // First, so that nobody goes on asking them.
+        // Dropped first, so that readers stop using them.
         on.cache.drop_filters(&on.names, &drops).await?;
         self.report.dropped += drops.len() as u64;
         fault::point("filters:dropped");
@@ -302,12 +314,12 @@ impl Run<'_> {
         if self.builds.len() >= BUILDS { self.build_waiting().await } else { Ok(()) }
     }
 
-    /// Builds what has been found: not page by page, because each fence takes a while.
+    /// Builds the collected filters together and not page by page, because each fence takes time.
     async fn build_waiting(&mut self) -> Result<()> {
         let builds = std::mem::take(&mut self.builds);
         for builds in builds.chunks(BUILDS) {
             match self.build_all(builds).await {
-                // Others may still be kept up.
+                // The job can still maintain other filters.
                 Err(error) if matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {
                     self.report.left += builds.len() as u64;
                     self.report.left_because = Some(error.to_string());
@@ -318,21 +330,21 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A Redis that becomes another one on the way may lack what was counted: nothing more is done by this run's mark. What is built in it is
-    /// believed for another hour.
+    /// Fails if Redis' data set changed during the run: Redis can lack counted likes, and this run's mark is no longer
+    /// valid. Otherwise extends the trust in its filters for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,
-            "Redis has become another one: the next run begins again"
+            "Redis' data set changed during the run: the next run starts again"
         );
         let is_mine = self.on.cache.trust_filters(self.number, self.on.wish.epoch, GAP_MAX.as_secs()).await?;
-        ensure!(is_mine, "a later run has said which filters are trusted");
+        ensure!(is_mine, "a later run has taken over the filters");
         Ok(())
     }
 
     async fn fold(&mut self, target: Target, shape: Shape) -> Result<()> {
         let on = self.on;
-        // None: it is another one by now, and the next run looks at that.
+        // `None` means that the filter was replaced meanwhile. The next run checks it.
         self.report.folded += on.cache.fold_filter(&on.names, target, shape).await?.unwrap_or(0);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What is to be done with a target's filter. Pure.
+//! Decides what to do with a target's filter. Pure.
 
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::filters::FilterState;
@@ -7,23 +7,23 @@ use tallyd_redis::filters::FilterState;
 pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
-    /// Since when this Redis is trusted: what was built before is not.
+    /// The epoch in which this Redis is trusted. Filters of earlier epochs are not.
     pub epoch: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Users are noted beside it: set their bits.
+    /// Users are noted beside the filter: set their bits.
     Fold(Shape),
-    /// Build one for this number of users. With `drops_former` the former one may lack some of them, and is dropped immediately.
+    /// Build a filter. With `drops_former` the former one can lack some users, and is dropped immediately.
     Build {
-        /// For how many.
+        /// The number of users to build it for.
         expected: u64,
-        /// The former one must not be asked any more.
+        /// Readers must not use the former filter any more.
         drops_former: bool,
     },
-    /// The target has too few likes by now: take it away.
+    /// The target has too few likes now: remove its filter.
     Drop,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     let drops_former = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
     let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
     let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
-    // What was unliked stays in the bits: then "no" is said of fewer and fewer.
+    // Unliked users stay in the bits, so a "no" becomes rarer.
     let stale = state.inserted >= likes.saturating_mul(2);
     match state.shape {
         Some(shape) if !drops_former && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
@@ -51,18 +51,19 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether more like the target than were ever put into its filter: somebody counts without it. A counter may be off by a little.
+/// Whether more users like the target than were ever put into its filter: something counts likes without it. The
+/// counter can differ slightly.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
 
-/// For how many users a new filter is: twice as many as there are, so that it isn't outgrown at once.
+/// How many users a new filter is for: twice the current number, so that it is not outgrown immediately.
 fn fresh(wish: &Wish, likes: u64) -> u64 {
     likes.max(wish.likes_min).saturating_mul(2).clamp(1, Shape::capacity_max(wish.false_positive))
 }
 
-/// Whether a filter for so many users is neither too small nor far too large. Then the new one has the same shape, and what API servers
-/// know of it stays right.
+/// Whether a filter for `expected` users is neither too small nor far too large. In that case the new one has the same
+/// shape, so what API servers know about it stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }
@@ -111,7 +112,7 @@ mod tests {
             ("outgrown by far", FilterState { inserted: 301, expected: 200, ..state() }, build(400, false)),
             ("another rate", FilterState { false_positive: "0.01".to_owned(), ..state() }, build(400, false)),
             ("a dead run's", FilterState { building: Some(5), waiting: 3, ..state() }, build(400, false)),
-            ("somebody counts without it", FilterState { inserted: 187, ..state() }, build(400, true)),
+            ("something counts without it", FilterState { inserted: 187, ..state() }, build(400, true)),
             ("a counter is off by a little", FilterState { inserted: 188, ..state() }, Plan::Nothing),
             ("a part is lost", FilterState { is_lost: true, ..state() }, build(400, true)),
             ("before a failover", FilterState { epoch: 6, ..state() }, build(400, true)),

@@ -1,4 +1,4 @@
-//! What a run says at its end, and what the next one goes on from.
+//! The result of a run, and the state that the next run continues from.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use crate::jobs::runner::{self, Outcome};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Targets that were looked at: those that changed lately, or all.
+    /// Targets that were checked: those that changed recently, or all.
     pub looked_at: u64,
     pub built: u64,
     pub users: u64,
-    /// Users who had been noted beside a filter, and are in its bits now.
+    /// Users who were noted beside a filter, and are in its bits now.
     pub folded: u64,
-    /// Filters that were taken away: the target has too few likes by now, or Redis may have lost some of it.
+    /// Filters that were removed: the target has too few likes now, or Redis can have lost a part.
     pub dropped: u64,
     pub left: u64,
-    /// Why, where it is not of one filter alone.
+    /// The reason, if it affects more than one filter.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,
@@ -25,16 +25,16 @@ pub struct Report {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Redis' data set and how filters are named in it, as a number.
+    /// Redis' data set and the naming of filters in it, as a number.
     pub data_set: u64,
-    /// The run since when this Redis is trusted.
+    /// The run that began the epoch in which this Redis is trusted.
     pub epoch: u64,
     pub likes_min: u64,
     /// `[filter] false_positive`, as Java writes it.
     pub false_positive: String,
     /// When the run began, by Redis' clock in microseconds since 1970.
     pub until: i64,
-    /// When the last run began that looked at all targets.
+    /// When the last run began that checked all targets.
     pub full: i64,
 }
 
@@ -45,7 +45,7 @@ impl runner::Report for Report {
         } else if self.left_because.is_some() {
             Outcome::Failed
         } else {
-            // A filter that could not be built alone is tried again when its target changes, and once a day.
+            // A filter that could not be built is retried when its target changes, and once a day.
             Outcome::Done
         }
     }
@@ -56,11 +56,11 @@ impl fmt::Display for Report {
         let Self { looked_at, built, users, folded, dropped, left, left_because, stopped, .. } = self;
         write!(
             f,
-            "{looked_at} targets looked at, {built} filters built with {users} users, {folded} users put into filters"
+            "{looked_at} targets checked, {built} filters built with {users} users, {folded} users added to filters"
         )?;
-        write!(f, ", {dropped} filters taken away")?;
+        write!(f, ", {dropped} filters removed")?;
         if *left > 0 {
-            write!(f, ", {left} left to the next run")?;
+            write!(f, ", {left} left for the next run")?;
         }
         if let Some(reason) = left_because {
             write!(f, " ({reason})")?;
@@ -81,12 +81,11 @@ mod tests {
     fn what_was_left_is_said_and_stays_due() {
         let report = Report { looked_at: 9, built: 2, users: 500, ..Report::default() };
         assert!(report.is_done());
-        let said =
-            "9 targets looked at, 2 filters built with 500 users, 0 users put into filters, 0 filters taken away";
+        let said = "9 targets checked, 2 filters built with 500 users, 0 users added to filters, 0 filters removed";
         assert_eq!(report.to_string(), said);
         let left_because = Some("no time".to_owned());
         let left = Report { left: 1, left_because, stopped: true, ..report };
         assert!(!left.is_done());
-        assert_eq!(left.to_string(), format!("{said}, 1 left to the next run (no time), stopped before the end"));
+        assert_eq!(left.to_string(), format!("{said}, 1 left for the next run (no time), stopped before the end"));
     }
 }

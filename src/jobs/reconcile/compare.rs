@@ -33,7 +33,6 @@ pub(super) const SUSPECTS_MAX: usize = 10_000;
 type Suspects = BTreeMap<CounterKey, Judgement>;
 
 pub(super) struct Comparer<'a> {
-    // What it needs.
     pub run: &'a RunContext<'a>,
     pub throttle: Throttle<'a>,
     pub measure: Measure<'a>,

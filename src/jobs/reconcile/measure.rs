@@ -31,7 +31,7 @@ const UNCORRECTED_MAX: usize = 10_000;
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
     fences: Fences<'a>,
-    /// What a dry run would have added to rows of `counter`.
+    /// Amounts that a dry run would have added to rows of `counter`.
     uncorrected: HashMap<Target, i64>,
     /// How long sampling, fencing and reading took.
     pub steps: Steps,
@@ -220,7 +220,7 @@ impl<'a> Measure<'a> {
         self.uncorrected.contains_key(&target)
     }
 
-    /// Records what a dry run would have added to the target's row of `counter`.
+    /// Records the amount that a dry run would have added to the target's row of `counter`.
     pub(super) fn leave_uncorrected(&mut self, target: Target, delta: i64) {
         if self.uncorrected.len() < UNCORRECTED_MAX {
             self.uncorrected.insert(target, delta);

@@ -1,4 +1,4 @@
-//! What two looks agree on, noted and at last corrected.
+//! Records the drifts that two measurements agree on, and corrects them.
 
 use anyhow::Result;
 use tracing::warn;
@@ -15,7 +15,7 @@ use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
 use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent};
 
 impl Run<'_> {
-    /// A target is off, and will be corrected.
+    /// Records that a target is wrong and will be corrected.
     pub(super) fn note(&mut self, found: &Measured, added: i64) {
         let target = Target { kind: self.on.kind, id: found.id };
         self.report.drifted += 1;
@@ -31,7 +31,7 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the corrections that are held, unless they are too much to be true.
+    /// Makes the held corrections, unless they exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.options.dry_run {
             self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
@@ -48,11 +48,11 @@ impl Run<'_> {
             recount,
             drifted,
             drift_sum,
-            "{drifted} numbers of {recount} differ from what the query says, by {drift_sum} in all"
+            "{drifted} numbers of {recount} differ from the query's result, by {drift_sum} in total"
         );
         let pass = self.next_number();
         let mut intents = std::mem::take(&mut self.intents);
-        // They come in the order in which they were decided; everybody locks rows in that of their keys.
+        // They are in the order of their decisions. All writers lock rows in the order of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CORRECTIONS_MAX) {
             if self.stop.is_cancelled() {
@@ -71,13 +71,13 @@ impl Run<'_> {
                 event = "recount-untold",
                 recount,
                 untold,
-                "the next changed reconcile doesn't know of {untold} numbers of {recount} that were corrected: run `tallyd reconcile --full`"
+                "the next changed reconcile will miss {untold} corrected numbers of {recount}: run `tallyd reconcile --full`"
             );
         }
         Ok(())
     }
 
-    /// Whether so much may be corrected.
+    /// Fails if the corrections exceed the safety limit.
     fn check_limits(&self) -> Result<(), LimitExceeded> {
         if self.options.force {
             return Ok(());

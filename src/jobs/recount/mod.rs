@@ -1,28 +1,32 @@
-//! Numbers whose truth is another table (comments): `counter` compared with what a query of the operator's says, and corrected.
+//! Recounts numbers whose truth is another table (comments): compares `counter` with the operator's query, and corrects
+//! it.
 //!
-//! The way of a page of targets: in one snapshot run the query for the next ids, and read their rows of `counter` -> what differs is
-//! *suspect* -> wait `publish_grace`, send a fence through every partition, and look again -> what is off both times, and has not
-//! changed between the looks, gets the difference added.
+//! A page of targets takes these steps. In one snapshot the run queries the next ids, and reads their rows of
+//! `counter`. Targets that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition,
+//! and measures them again. If a target is wrong both times, and did not change in between, the difference is added.
 //!
-//! An API server writes a comment's row and publishes its event, one shortly after the other. So in any snapshot the table and `counter`
-//! differ by the events on the way, and no single look tells them from drift. What decides the races:
+//! An API server writes a comment's row and publishes its event, one shortly after the other. So in any snapshot the
+//! table and `counter` differ by the events in flight, and one measurement alone cannot tell them from drift. The
+//! races, and what decides them:
 //!
-//! * A: a comment's row. B: the first look. C: its event is applied. The look sees -1. The fence goes out `publish_grace` after it, so C
-//!   is before the second look, which finds the target right.
-//! * A: the first look. B: a comment. C: the second look. The truth is another one: the target has *changed*, and is looked at again.
-//! * The same with one comment more and another one less in between: the truth is what it was. If one of the two events was applied,
-//!   the counter has a newer `at`: the target has changed. If neither was, the two make no difference to the drift. If both were,
-//!   they don't either.
-//! * A: a drift of +1. B: a comment's row, whose event is on its way. C: the first look, which finds the target right. The next run
-//!   finds the drift: a target that seems right is not looked at again.
-//! * A: two looks agree. B: an event is applied. C: the correction. It adds a difference, and so keeps B.
-//! * A: a run is frozen. B: another one corrects. C: the first one wakes up. Each correction holds the job's lock in its own transaction.
+//! * A: a comment's row. B: the first measurement. C: its event is applied. The measurement finds -1. The fence is sent
+//!   `publish_grace` later, so C comes before the second measurement, which finds the target right.
+//! * A: the first measurement. B: a comment. C: the second measurement. The truth differs: the target has *changed*,
+//!   and is measured again.
+//! * The same with one comment added and another one removed in between: the truth is unchanged. If one of the two
+//!   events was applied, the counter has a newer `at`: the target has changed. If neither was applied, or both were,
+//!   they do not change the drift.
+//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement, which finds the target
+//!   right. A target that seems right is not measured again, so the next run finds the drift.
+//! * A: two measurements agree. B: an event is applied. C: the correction. It adds a difference, and so keeps B.
+//! * A: a run freezes. B: another one corrects. C: the first one resumes. Each correction checks the job's lock in its
+//!   own transaction, so C writes nothing.
 //!
-//! What this rests on is that a row and its event follow each other within `publish_grace`, whichever is first; and that the clocks that
-//! `at` is taken from agree within it too: an event whose `at` is older than the newest one that was applied leaves `update_at` as it was,
-//! and the target seems to have rested.
+//! This requires that a row and its event follow each other within `publish_grace`, in either order. The clocks that
+//! `at` is taken from must also agree within `publish_grace`. An event whose `at` is older than the newest applied one
+//! leaves `update_at` unchanged, so the target seems unchanged.
 //!
-//! What it must never do: set a counter, write to the table that it is told of, judge by one look.
+//! A recount must never set a counter, write to the table that it queries, or judge by one measurement.
 
 mod correct;
 mod page;
@@ -54,24 +58,24 @@ use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 use tallyd_rabbitmq::Broker;
 
-/// Where a test may end the process: between any two steps, in their order.
+/// Points at which a test can end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// Once so many targets are suspect they are looked at again.
+/// With this many suspects they are measured again.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// How often a suspect target is looked at again, until it has rested for two looks.
+/// How often a suspect is measured again, until two measurements find it unchanged.
 const LOOKS: usize = 4;
 
-/// Corrections that are held until all is compared, so that a run that is too much changes nothing. Of more than that the first ones are
-/// made before.
+/// Corrections that are held until everything is compared, so that a run over the safety limit changes nothing. If
+/// there are more, the first ones are made earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub dry_run: bool,
-    /// Correct however much it is.
+    /// Correct without a safety limit.
     pub force: bool,
 }
 
@@ -83,14 +87,14 @@ pub struct Recounter {
     kind_name: String,
     kind: Kind,
     metric: Metric,
-    /// How Redis gets what is corrected.
+    /// How Redis gets the correction.
     follows: RedisFollows,
     query: Query,
     page_targets: usize,
     query_max: Duration,
 }
 
-/// Targets that one look found off, and where they lie.
+/// Targets that one measurement found wrong, and their range of ids.
 struct Suspects {
     after: TargetId,
     until: TargetId,
@@ -110,7 +114,7 @@ struct Run<'a> {
     /// By page, in order.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
-    /// The largest of all corrections so far, without sign.
+    /// The largest correction so far, without sign.
     largest: u64,
     report: Report,
 }
@@ -138,19 +142,20 @@ impl Recounter {
         })
     }
 
-    /// How MySQL would run the query; it is not run.
+    /// Returns MySQL's plan for the query, without running it.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
+    /// [`JobError::Refused`] with the query's problem. Also fails if MySQL fails.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
-    /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends within a look when `stop` is
-    /// cancelled.
+    /// Does the run `number` of the job and shows its progress. The caller holds the job's lock. Ends within a
+    /// measurement when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`JobError::Refused`]; [`JobError::NotNow`] when events on the way can't be waited for; a server fails. Whatever was corrected stays corrected.
+    /// [`JobError::Refused`]; [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server
+    /// fails. Completed corrections are kept.
     pub async fn run(
         &self,
         number: u64,
@@ -161,7 +166,7 @@ impl Recounter {
         let (progress, shown) = watch::channel(Progress { recount: self.name.clone(), ..Progress::default() });
         tokio::select! {
             ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => Err(JobError::Other(anyhow!("nobody is shown the run any longer"))),
+            () = follow(to, shown) => Err(JobError::Other(anyhow!("the output of the run is closed, so the run stops"))),
         }
     }
 
@@ -195,17 +200,20 @@ impl Recounter {
             report,
         };
         match run.compare_all().await.map_err(JobError::from) {
-            Err(JobError::NotNow(_)) if stop.is_cancelled() => run.end(End::Stopped, "told to stop".to_owned()),
+            Err(JobError::NotNow(_)) if stop.is_cancelled() => run.end(End::Stopped, "it was stopped".to_owned()),
             Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
                 let recount = &self.name;
-                warn!(event = "recount-braked", recount, reason, "nothing more of {recount} is corrected: {reason}");
+                warn!(
+                    event = "recount-braked",
+                    recount, reason, "the recount {recount} stopped before more corrections: {reason}"
+                );
                 run.end(End::LimitExceeded, reason);
             }
             Err(error) if run.report.corrected > 0 => {
                 let corrected = run.report.corrected;
                 let error = error.into_error();
                 return Err(error
-                    .context(format!("{corrected} numbers were corrected until then, and stay so"))
+                    .context(format!("{corrected} numbers were corrected before this failure, and stay corrected"))
                     .into());
             }
             ended => ended?,
@@ -239,7 +247,7 @@ impl Run<'_> {
         let mut after = TargetId(0);
         while after < LAST {
             if self.stop.is_cancelled() {
-                self.end(End::Stopped, "told to stop".to_owned());
+                self.end(End::Stopped, "it was stopped".to_owned());
                 return Ok(());
             }
             let page = self.measure(after, LAST).await?;
@@ -258,12 +266,12 @@ impl Run<'_> {
         self.correct().await
     }
 
-    /// One look at a page: its targets that are off.
+    /// Measures a page once: returns its targets that are wrong.
     async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
-        // A query may take minutes: a stop drops its connection.
+        // A query can take minutes: a stop drops its connection.
         let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;
@@ -278,7 +286,7 @@ impl Run<'_> {
         Ok(page)
     }
 
-    /// Looks again at what is suspect until it is decided, or has changed too often.
+    /// Measures the suspects again until they are decided, or have changed too often.
     async fn recheck(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.suspects);
         fault::point("recount:looked");
@@ -304,17 +312,17 @@ impl Run<'_> {
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
-    /// Judges a page's suspects by another look, and gives those that have changed as that look saw them.
+    /// Judges a page's suspects by another measurement. Returns those that have changed, as measured.
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();
-        // More than one page where targets have come in between.
+        // More than one page if targets were added in between.
         while after < page.until {
             let now = self.measure(after, page.until).await?;
             let mut off = now.off.into_iter().peekable();
             while let Some(first) = suspects.next_if(|first| first.id <= now.until) {
                 while off.next_if(|found| found.id < first.id).is_some() {}
-                // Not among those that are off: it is right by now.
+                // It is not among the wrong ones, so it is right now.
                 let recheck = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
                 match recheck {
                     None | Some((_, Recheck::Right)) => self.report.transient += 1,
@@ -334,7 +342,7 @@ impl Run<'_> {
             tokio::time::sleep(self.on.limits.publish_grace.0).await;
             self.fences.pass(number).await
         };
-        // The daemon's own consumers stop too: then nobody lets the fence pass.
+        // At the stop the daemon's own consumers stop too, so no consumer passes the fence.
         let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
         self.report.fence_ms += millis(began.elapsed());
         passed
@@ -364,7 +372,7 @@ impl Run<'_> {
     }
 }
 
-/// What one look at a page saw.
+/// The result of measuring a page once.
 struct Page {
     checked: u64,
     off: Vec<Measured>,
@@ -372,7 +380,7 @@ struct Page {
 }
 
 fn stopped() -> anyhow::Error {
-    JobError::NotNow("told to stop".to_owned()).into()
+    JobError::NotNow("the run was stopped".to_owned()).into()
 }
 
 fn millis(time: Duration) -> u64 {

@@ -1,4 +1,4 @@
-//! What a query and `counter` say of the same targets, and what is made of two looks at them. Pure.
+//! Compares a query's result with `counter`, and decides after two measurements. Pure.
 
 use std::iter::Peekable;
 
@@ -6,15 +6,15 @@ use tallyd_core::model::{Micros, TargetId};
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_mysql::recounts::Answer;
 
-/// One target, as one look saw it.
+/// One target, as one measurement saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub id: TargetId,
-    /// What the query says; zero where it says nothing.
+    /// The value in the query's result; zero if it has no row.
     pub truth: i64,
-    /// What `counter` says; zero where there is no row.
+    /// The value in `counter`; zero if there is no row.
     pub counted: i64,
-    /// The newest `at` that was applied to it; none where there is no row.
+    /// The newest `at` that was applied to it; `None` if there is no row.
     pub update_at: Option<Micros>,
 }
 
@@ -24,21 +24,22 @@ impl Measured {
     }
 }
 
-/// What two looks at one target come to.
+/// The decision after two measurements of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// The second look found it right: at the first one an event was on its way.
+    /// The second measurement found it right: at the first one an event was in flight.
     Right,
-    /// It changed between the looks: nothing can be said yet.
+    /// It changed between the measurements, so it cannot be decided yet.
     Changed,
-    /// It is off, and so much must be added.
+    /// It is wrong, and this amount must be added.
     Off(i64),
 }
 
-/// Judges a target that the first look found off. Between the two lies a fence that was sent `publish_grace` after the first one, so all that
-/// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
-/// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
-/// less, of whose events only one has come yet, leave it as it was.
+/// Judges a target that the first measurement found wrong. Between the two measurements is a fence that was sent
+/// `publish_grace` after the first one, so all events that were in flight then have arrived. If nothing has happened to
+/// the target since, the second drift is the true one: its truth is the same, and nothing newer was applied to its
+/// counter. The same truth alone would not be enough. If one comment is added and another one removed, and only one of
+/// their events has arrived yet, the truth stays the same.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;
@@ -52,7 +53,7 @@ pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     }
 }
 
-/// All targets of an answer, in order of id, whether the query, `counter` or both know them.
+/// All targets of an answer, in order of id, whether they are in the query's result, in `counter` or in both.
 pub(super) fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
     let mut truths = answer.truths.iter().copied().peekable();
     let mut counters = answer.counters.iter().copied().peekable();
@@ -128,8 +129,9 @@ mod tests {
             prop_assert_eq!(seen.len(), all.len());
         }
 
-        /// Comments come and go; events are applied in any order, but each before the second look where it happened before the
-        /// first one: that is what the fence is for. Whatever is corrected is the drift that was there.
+        /// Comments are added and removed. Events are applied in any order, but each before the second measurement if
+        /// it happened before the first one: this is the purpose of the fence. A correction is always the drift that
+        /// was there.
         #[test]
         fn nothing_but_the_true_drift_is_ever_corrected(
             happenings in proptest::collection::vec((prop_oneof![Just(1_i64), Just(-1)], 0..40_usize, 1..20_usize), 0..12),
@@ -139,13 +141,13 @@ mod tests {
             let mut at = 0;
             let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
             let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
-                // The next look but one has it.
+                // The measurement after the next one includes it.
                 let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
                 Happening { delta, at, applied: (at + lag).min(fence) }
             }).collect();
             let look = |now: usize| {
                 let truth = 100 + happenings.iter().filter(|it| it.at <= now).map(|it| it.delta).sum::<i64>();
-                // Each event has an `at` of its own.
+                // Each event has a different `at`.
                 let applied = happenings.iter().enumerate().filter(|(_, it)| it.applied <= now);
                 let (deltas, ats): (Vec<i64>, Vec<i64>) =
                     applied.map(|(place, it)| (it.delta, (it.at * 100 + place) as i64)).unzip();
@@ -155,7 +157,8 @@ mod tests {
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));
                 if first.drift() != 0 && let Recheck::Off(added) = judge(&first, &second) {
-                    // No more than is missing: an event that was late and older than others is in one of the two drifts.
+                    // No more than is missing: an event that was late and older than others is in one of the two
+                    // drifts.
                     prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
                 }
             }

@@ -1,4 +1,4 @@
-//! What a recount found and did, for people and for programs; and how far it has come.
+//! The result and the progress of a recount, for people and for programs.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub enum End {
     #[default]
     Done,
     Stopped,
-    /// It would have corrected more than is allowed without `--force`.
+    /// The run would have corrected more than the safety limit allows without `--force`.
     #[serde(rename = "braked")]
     LimitExceeded,
 }
@@ -24,33 +24,33 @@ pub enum End {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub recount: String,
-    /// Nothing was changed, only looked at.
+    /// The run compared and changed nothing.
     pub dry_run: bool,
     /// Targets that were compared.
     pub checked: u64,
-    /// Right at the first look.
+    /// Right at the first measurement.
     pub exact: u64,
-    /// Off at the first look, right at a later one: events on the way.
+    /// Wrong at the first measurement, right at a later one: events in flight.
     pub transient: u64,
-    /// Off at two looks between which nothing happened.
+    /// Wrong at two measurements without a change in between.
     pub drifted: u64,
-    /// Of those, corrected.
+    /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Of those, how many the next `changed` reconcile doesn't know of, because too many drifts wait for it: Redis follows with a full one.
+    /// Corrected targets that the next `changed` reconcile will miss, because too many drifts wait for it. A full
+    /// reconcile updates Redis.
     pub untold: u64,
-    /// Off at the first look, and changed at each later one: nothing can be said of them.
+    /// Wrong at the first measurement, and changed at each later one: they could not be decided.
     pub busy: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
     pub pages: u64,
     pub look_ms: u64,
-    /// Milliseconds that it waited for events on the way, with `publish_grace`.
+    /// Milliseconds that it waited for events in flight, with `publish_grace`.
     pub fence_ms: u64,
-    /// How it ended.
     pub ended: End,
-    /// Why it ended before all was compared and corrected, where it did.
+    /// Why it ended before everything was compared and corrected, if it did.
     pub ended_early: Option<String>,
-    /// Why a run that is no dry run would correct nothing without `--force`, where it would not.
+    /// The safety limit at which a real run without `--force` would stop, if it would.
     pub would_brake: Option<String>,
     pub targets: Vec<TargetReport>,
 }
@@ -60,11 +60,11 @@ pub struct TargetReport {
     pub target: String,
     pub truth: i64,
     pub counter: i64,
-    /// What was added to `counter`, or in a dry run would have been.
+    /// The amount that was added to `counter`, or would have been added in a dry run.
     pub added: i64,
 }
 
-/// Targets that a report lists at most.
+/// Maximum number of targets in a report.
 pub(super) const LISTED_MAX: usize = 20;
 
 impl runner::Report for Report {
@@ -78,7 +78,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` more of them, for a person.
+/// One line for a log; with `{:#}` several lines for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { recount, checked, exact, transient, drifted, corrected, busy, drift_sum, .. } = self;
@@ -94,7 +94,7 @@ impl fmt::Display for Report {
             write!(f, "; without --dry-run it would stop: {why}")?;
         }
         if self.untold > 0 {
-            write!(f, "; run `tallyd reconcile --full`: the next changed one doesn't know of {}", self.untold)?;
+            write!(f, "; run `tallyd reconcile --full`: the next changed one will miss {} of them", self.untold)?;
         }
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;
@@ -113,7 +113,7 @@ pub(super) struct Progress {
     pub recount: String,
     pub checked: u64,
     pub drifted: u64,
-    /// To be looked at again.
+    /// Targets to be measured again.
     pub pending: u64,
     /// The last id of the last page.
     pub reached: u64,
@@ -130,7 +130,7 @@ impl RunProgress for Progress {
         let Self { recount, checked, drifted, pending, reached } = self;
         let rate = rate(*checked, elapsed);
         format!(
-            "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be looked at again, now after {reached}"
+            "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be measured again, now after {reached}"
         )
     }
 

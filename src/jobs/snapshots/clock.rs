@@ -1,4 +1,4 @@
-//! When a snapshot is due, and whether Redis has lost a board.
+//! Decides when a snapshot is due, and whether Redis has lost a board.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,12 +36,12 @@ struct Seen {
 
 impl SnapshotClock {
     pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
-        let mut outage = Outage::new("looking at boards");
+        let mut outage = Outage::new("checking boards for snapshots");
         let mut seen = Seen::default();
         while !stop.is_cancelled() {
             let config = self.live.current();
             let every = config.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
-            // A board that is due waits for a tenth of its interval at most.
+            // A board that is due waits for at most a tenth of its interval.
             let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
             if every.is_some() {
                 let looked = beat.during(self.look(&config.boards, &mut seen));
@@ -60,7 +60,7 @@ impl SnapshotClock {
         }
     }
 
-    /// Whether a snapshot is due. What is wrong is reported once.
+    /// Whether a snapshot is due. Each problem is reported once.
     async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<bool> {
         let Self { store, cache, .. } = self;
         let clock::Reading { now, problem } = clock::read(store, cache).await?;
@@ -88,7 +88,7 @@ impl Seen {
             warn!(
                 event = "snapshots-late",
                 boards,
-                "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or look why snapshots take so long"
+                "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or find out why snapshots take so long"
             );
         }
         self.is_late = boards > 0;

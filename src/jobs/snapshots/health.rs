@@ -1,4 +1,4 @@
-//! Which boards can be saved, which are due, and which Redis has lost.
+//! Decides which boards can be saved, which are due, and which Redis has lost.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
 use tallyd_redis::score::Rule;
 
-/// How long after a snapshot that was not completed the next one is tried, at most.
+/// Maximum delay before the next try after an incomplete snapshot.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);
 
-/// A period that a snapshot can be taken of, and what is known of it.
+/// A period that can be saved, with its state.
 #[derive(Clone, Debug)]
 pub(super) struct Savable {
     pub at: BoardPeriod,
@@ -29,7 +29,7 @@ pub(super) struct Savable {
 }
 
 impl Savable {
-    /// Its snapshot; `None` before the first one was complete.
+    /// Its snapshot; `None` before the first complete one.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
@@ -49,14 +49,14 @@ impl Savable {
     pub(super) fn is_due(&self, now: Micros) -> bool {
         let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
         let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
-        // One from the future was taken by a clock that was wrong.
+        // A snapshot from the future was taken with a wrong clock.
         let is_time = began_at > now || began_at.after(pause) <= now;
         is_time && !self.is_lost() && (self.live || taken_at.is_some())
     }
 }
 
-/// The periods that a snapshot can be taken of: those that are open, in the order of the configuration; or the one that `scope`
-/// names, which can be closed but not frozen.
+/// The periods that can be saved: the open ones, in the order of the configuration; or the one that `scope` names,
+/// which can be closed but not frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,
@@ -114,7 +114,7 @@ mod tests {
         let taken = savable(Some((7, 100, Some(100))), Some(7), true);
         assert!(!due(&taken, 3_699) && due(&taken, 3_700));
         let ahead = savable(Some((7, 900, Some(900))), Some(7), true);
-        assert!(due(&ahead, 899) && !due(&ahead, 900), "a clock was ahead then");
+        assert!(due(&ahead, 899) && !due(&ahead, 900), "the clock was ahead then");
         assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "and Redis has lost it");
         let died = savable(Some((8, 100, Some(50))), Some(8), true);
         assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");

@@ -1,7 +1,8 @@
-//! Snapshots of boards that are not archived yet, and how a board is put back from its snapshot or its archive.
+//! Snapshots of boards that are not archived yet, and the restore of a board from its snapshot or its archive.
 //!
-//! `clock` says when a snapshot is due, and reports a board that Redis has lost; `health` knows which boards can be saved; `save` takes a
-//! snapshot, `restore` puts one back. The archive knows nothing of this: it only asks whether MySQL has a backup of a board.
+//! `clock` decides when a snapshot is due, and reports a board that Redis has lost. `health` decides which boards can
+//! be saved. `save` takes a snapshot, `restore` restores one. The archive does not depend on this module: it only
+//! checks whether MySQL has a backup of a board.
 
 pub(crate) mod clock;
 mod health;
@@ -27,7 +28,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// Where a test can end the process: between any two steps of what is saved and put back.
+/// Points at which a test can end the process: between any two steps of a snapshot and a restore.
 pub const FAULT_POINTS: [&str; 11] = [
     "snapshot:marked",
     "snapshot:noted",
@@ -55,7 +56,7 @@ impl Snapshots {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Takes snapshots now. While the clocks differ it does nothing, and says so.
+    /// Takes snapshots now. While the clocks differ it does nothing, and reports that.
     pub async fn save_now(
         &self,
         run: u64,
@@ -70,8 +71,8 @@ impl Snapshots {
         }
     }
 
-    /// Takes snapshots as the run that holds the job's lock: of all boards that are due; or of those in `scope`, due or not. With
-    /// `force` even if Redis has lost the board, or most of it.
+    /// Takes snapshots as the run that holds the job's lock: of all boards that are due, or of those in `scope`, due or
+    /// not. With `force` also if Redis has lost the board, or most of it.
     pub async fn save(
         &self,
         run: u64,

@@ -1,22 +1,24 @@
-//! Puts a snapshot or an archive back into Redis.
+//! Restores a snapshot or an archive in Redis.
 //!
 //! # The way
 //!
 //! ```text
-//! claim the board -> fill a zset beside it, page by page -> note that it is complete (RENAME)
-//!   a board that is open, or was never frozen: move into it what was added since the loss -> RENAME it to the live one, and mark it
-//!   a frozen one: note "done" in MySQL, so that it stays for `expire_after` -> RENAME it to that, and note the run in Redis
+//! claim the board -> fill a zset beside it, page by page -> mark it as complete (RENAME)
+//!   a board that is open, or was never frozen: move later additions into it -> RENAME it to the live one, and mark it
+//!   a frozen one: record "done" in MySQL, so that it stays for `expire_after` -> RENAME it, and record the run in Redis
 //! ```
 //!
-//! A restore that dies while it fills begins again. From the first member that is moved on, nothing else has what was added since. So the next
-//! restore continues with that zset: it is named after its source, and no other restore takes it for its own. The mark is gone meanwhile, so
-//! that the rest is not taken for the board. One script moves the last page and renames the zset: what is added meanwhile is neither lost nor
-//! counted twice. What was subtracted since the loss from a member that the live zset didn't have is not known. A restore that dies after its note
-//! in MySQL leaves a period that is done and not in Redis: the next run ends it.
+//! A restore that dies while it fills begins again. Once the first member of the live zset is moved into it, only this
+//! zset has the later additions. So the next restore continues with that zset: it is named after its source, so a
+//! restore from another source does not use it. The mark is missing meanwhile, so that the partial live zset is not
+//! treated as the board. One script moves the last page and renames the zset: concurrent additions are neither lost nor
+//! counted twice. Subtractions since the loss are unknown for members that the live zset did not have. If a restore
+//! dies after its record in MySQL, the period is done and not in Redis: the next run ends it.
 //!
-//! The whole live zset came since the loss only if all data was lost, which a newer generation shows. Otherwise Redis has an older state of the
-//! board, as after a restart from a backup or a failover, or a part of it, and nothing tells what of that came since. Then each member is raised to
-//! what the snapshot has of it, if that is higher. This can be repeated, and nothing counts twice.
+//! The whole live zset was added since the loss only if all data was lost. A newer generation shows that. Otherwise
+//! Redis has an older state of the board, as after a restart from a backup or a failover, or a part of it. The later
+//! additions cannot be distinguished. So each member is raised to its score in the snapshot, if that is higher. This can
+//! be repeated, and nothing counts twice.
 
 use std::time::Instant;
 
@@ -46,16 +48,16 @@ pub struct NotRestored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub dry_run: bool,
-    /// Add what Redis has now to the snapshot, even if it can be a part of the board and not what came since.
+    /// Add the current data in Redis to the snapshot, even if it can be a part of the board instead of later additions.
     pub add: bool,
 }
 
-/// What is put back, and where.
+/// The data to restore, and where to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// The snapshot as the live zset, with what that has been given since.
+    /// The snapshot as the live zset, plus the additions to the live zset since.
     Add(Snapshot),
-    /// What the snapshot has more than the live zset.
+    /// The snapshot's scores, where they are higher than those of the live zset.
     Raise(Snapshot),
     /// The snapshot as the frozen zset, which is archived next.
     Frozen(Snapshot),
@@ -80,7 +82,7 @@ impl Source {
         match self {
             Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from its snapshot of {}", time(snapshot.taken_at)),
             Self::Raise(snapshot) => {
-                format!("raised to its snapshot of {}, where Redis had less", time(snapshot.taken_at))
+                format!("raised to its snapshot of {}, where Redis had lower scores", time(snapshot.taken_at))
             }
             Self::Archive { row, .. } => format!("from its archive of {}", time(row.done_at)),
         }
@@ -135,12 +137,12 @@ impl Restorer<'_> {
         let from = source.words();
         info!(
             event = "board-restored",
-            board, period, members, late_members, "{board} {period}: {members} members are in Redis again, {from}"
+            board, period, members, late_members, "{board} {period}: restored {members} members in Redis, {from}"
         );
         Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
     }
 
-    /// What there is to put back; or why nothing is.
+    /// The source of the restore, or why nothing can be restored.
     async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
         let BoardRun { store, number, .. } = *self.run;
         let at = &candidate.at;
@@ -160,7 +162,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// Of a board that was never frozen.
+    /// The source for a board that was never frozen.
     async fn source_of_live(
         &self,
         Candidate { at, rule, .. }: &Candidate,
@@ -177,12 +179,12 @@ impl Restorer<'_> {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
-        // A mark beside newer data is newer, too: MySQL has gone back.
+        // If there is a mark and the data is newer, the mark is newer, too: MySQL has gone back.
         let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
         Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
-    /// What a restore would find in Redis, and what of it would not be added.
+    /// A preview of a restore: the current data in Redis, and how much of it would not be added.
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
@@ -196,12 +198,12 @@ impl Restorer<'_> {
                 let both = page.iter().zip(live).filter_map(|(saved, live)| Some((saved.score, live?)));
                 dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
             }
-            said += &format!("; both have {dropped} in all, which counts once (twice with --add)");
+            said += &format!("; Redis and the snapshot share a sum of {dropped}, which counts once (twice with --add)");
         }
         Ok(said)
     }
 
-    /// Makes a zset of all that MySQL has of the board.
+    /// Creates a zset with all of MySQL's data of the board.
     async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {
         let BoardRun { store, cache, .. } = *self.run;
         let (total, of) = match source {
@@ -224,7 +226,7 @@ impl Restorer<'_> {
             self.run.show_done(filled);
         }
         let filled = rows.read;
-        // Rows of a snapshot that was interrupted are there, too.
+        // Rows of an interrupted snapshot are included, too.
         let is_whole = if of == RowsOf::Snapshot { filled > 0 } else { filled == total };
         if !is_whole {
             return Err(Halt::Kept(Reason::Incomplete { filled, total }));
@@ -232,7 +234,7 @@ impl Restorer<'_> {
         self.run.present(cache.end_filling(to).await?).map(drop)
     }
 
-    /// Puts what was filled in its place; returns how many members were moved into it before.
+    /// Renames the filled zset to its final key. Returns how many members were moved into it before.
     async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         match source {
@@ -247,7 +249,7 @@ impl Restorer<'_> {
         self.run.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
-    /// Moves what was added since the loss into the restored zset until it is the live one; returns how many were.
+    /// Moves the additions since the loss into the restored zset, until it becomes the live one. Returns their number.
     async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
         let mut moved = 0;
         loop {
@@ -260,7 +262,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// Raises all members to what the snapshot has of them, and marks the board.
+    /// Raises all members to their scores in the snapshot, and marks the board.
     async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
         let BoardRun { store, cache, number, .. } = *self.run;
         self.run.show(at, "restored", snapshot.members);

@@ -1,17 +1,17 @@
-//! Takes snapshots of boards that are not archived yet: nothing else is left of them if Redis loses its data.
+//! Takes snapshots of boards that are not archived yet: without one nothing remains of them if Redis loses its data.
 //!
 //! # The way
 //!
 //! ```text
-//! claim the board -> check that it is complete -> mark the board with the run -> note the run in MySQL
-//!   -> go through what is saved: write what changed, delete what left -> go through what Redis has: write what is new -> note the end
+//! claim the board -> check that it is complete -> mark the board with the run -> record the run in MySQL
+//!   -> go through the saved members: write changes, delete missing ones -> go through Redis: write new members -> record the end
 //! ```
 //!
-//! The rows are changed in place, so that a snapshot writes only what changed since the last one. The rest of a lost board must never spoil the
-//! rows. So a script reads each page: it finds the mark of this very run beside the zset, and enough members in it, or reads nothing. A board that
-//! was evicted alone, and has grown again, is recognized by its best members: together they have less than half of what they had. A run that dies
-//! leaves rows of two snapshots, each of them right at its time; the next run goes over all of them. What is added during a run can be in the
-//! snapshot or not.
+//! The rows are changed in place, so that a snapshot writes only the changes since the last one. A partial, lost board
+//! must never overwrite the rows. So a script reads each page: it reads only if the mark of this run is beside the
+//! zset, and the zset has enough members. If only the board was evicted and it has grown again, its best members show
+//! that: together they have less than half of their former scores. A run that dies leaves rows of two snapshots, each
+//! of them right at its time; the next run checks all of them. Additions during a run can be in the snapshot or not.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -37,28 +37,28 @@ const RUN_MAX: Duration = Duration::from_secs(10);
 
 const SCAN_MEMBERS: usize = 250;
 
-/// Members that are searched in one statement: MariaDB makes a join of a longer list.
+/// Members per search statement: MariaDB turns a longer list into a join.
 const NEW_MEMBERS: usize = 900;
 
-/// Boards of fewer members can lose more than half of them.
+/// Boards with fewer members can lose more than half of them.
 const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
-    /// Even if Redis has lost the board, or most of it.
+    /// Also if Redis has lost the board, or most of it.
     pub force: bool,
 }
 
-/// What is known of a board's members.
+/// The known size of a board.
 #[derive(Clone, Copy)]
 struct Known {
     saved: u64,
-    /// With fewer in Redis the board was evicted, or deleted.
+    /// With fewer members in Redis the board was evicted, or deleted.
     members_min: u64,
 }
 
 impl Saver<'_> {
-    /// Of the boards in `scope`, or of those that are due.
+    /// Saves the boards in `scope`, or those that are due.
     pub(super) async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
         let mut report = Report::default();
         let savable = self.choose(boards, scope).await?;
@@ -79,7 +79,7 @@ impl Saver<'_> {
                     let reason = reason.to_string();
                     warn!(
                         event = "board-not-saved",
-                        board, period, reason, "{board} {period} has no new snapshot: {reason}"
+                        board, period, reason, "{board} {period}: no new snapshot was taken: {reason}"
                     );
                     report.periods.push(PeriodReport::new(&savable.at, Outcome::Kept).because(reason));
                 }
@@ -98,7 +98,7 @@ impl Saver<'_> {
         let Some(scope) = scope else {
             let mut due = savable(store, cache, boards, &Scope::default(), now).await?;
             due.retain(|savable| savable.is_on() && savable.is_due(now));
-            // Those first that have waited longest.
+            // The boards that have waited longest come first.
             due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
             return Ok(due);
         };
@@ -119,7 +119,7 @@ impl Saver<'_> {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }
         if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
-            // Not tried again immediately, so that others go first.
+            // Recorded, so that it is not retried immediately and other boards go first.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));
         }
@@ -141,8 +141,8 @@ impl Saver<'_> {
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
     }
 
-    /// Gives the board this run's mark, and then MySQL the run's number; `false` if there is no board any more. A run that dies in between leaves
-    /// a mark that is newer, an old backup has one that is older.
+    /// Marks the board with this run, and then writes the run's number to MySQL. Returns `false` if the board no longer
+    /// exists. A run that dies in between leaves a newer mark; an old backup has an older one.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
@@ -154,7 +154,7 @@ impl Saver<'_> {
         Ok(true)
     }
 
-    /// Writes what changed; returns the number of members. `None` if the board was frozen meanwhile.
+    /// Writes the changes. Returns the number of members, or `None` if the board was frozen meanwhile.
     async fn save_all(&self, savable: &Savable, known: Known) -> Step<Option<u64>> {
         let cache = self.run.cache;
         let (before, _) = cache.count_board(&savable.at).await?;
@@ -162,17 +162,17 @@ impl Saver<'_> {
         fault::point("snapshot:looked");
         let (total, _) = cache.count_board(&savable.at).await?;
         if known.saved == members && members == before && members == total {
-            // All of them are on the board, which has as many as before and after: it has no others.
+            // All of them are on the board, and it has the same number before and after. So it has no others.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
         Ok(added.map(|added| members + added))
     }
 
-    /// Goes through the members that are saved: writes those that changed, deletes those that left; returns how many there are.
+    /// Checks the saved members: writes changed ones and deletes missing ones. Returns how many remain.
     async fn save_changed(&self, Savable { at, rule, .. }: &Savable, known: Known) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
-        self.run.show(at, "looked at", known.saved);
+        self.run.show(at, "compared", known.saved);
         let mut after: Option<Vec<u8>> = None;
         let mut members = 0;
         loop {
@@ -203,7 +203,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members that Redis has, and writes those that are not saved yet; returns how many.
+    /// Goes through the `total` members in Redis, and writes those that are not saved yet. Returns how many.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;
@@ -215,7 +215,7 @@ impl Saver<'_> {
             let began = Instant::now();
             let mut members = Vec::new();
             while members.len() < PAGE_MEMBERS {
-                // Small ones: Redis answers no other client meanwhile.
+                // The pages are small, because Redis answers no other client meanwhile.
                 let page = cache.scan_board(at, number, known.members_min, from.as_deref(), SCAN_MEMBERS).await?;
                 let Some(page) = page_of(page)? else { return Ok(None) };
                 members.extend(page.members);
@@ -240,7 +240,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Pauses for as long as the page has taken, so that others get the servers.
+    /// Pauses for as long as the page took, so that other clients get the servers.
     async fn rest(&self, began: Instant) -> Step<()> {
         let pause = began.elapsed().min(Duration::from_secs(1));
         self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;

@@ -1,4 +1,4 @@
-//! What can be asked of a run: less than everything, nothing but words, or to stop.
+//! Options of a run: a part of the boards, a dry run, a stop.
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
 use tallyd::jobs::runner::Report as _;
@@ -74,14 +74,14 @@ async fn one_board_or_one_period_can_be_asked_for() {
     assert_eq!(outcomes(&report), [("2026-W45", Outcome::Archived)]);
     let report = asked(Some("posts"), None).await.unwrap();
     assert_eq!((outcomes(&report), report.periods[0].board.as_str()), (vec![("2026-W46", Outcome::Archived)], "posts"));
-    // Beyond the look-back.
+    // Older than the look-back.
     let report = asked(None, Some("2011-W01")).await.unwrap();
     assert_eq!(outcomes(&report), [("2011-W01", Outcome::Archived), ("2011-W01", Outcome::Nothing)]);
     for (board, period, expected) in [
         (Some("like"), None, "no board is called \"like\""),
-        (None, Some("2026-46"), "is no period"),
+        (None, Some("2026-46"), "is not a period"),
         (Some("likes"), Some("2026-W47"), "likes 2026-W47 is not closed"),
-        (None, Some("2026-10"), "no board that is asked for has a zset for each month"),
+        (None, Some("2026-10"), "no requested board has periods of that length"),
     ] {
         let error = asked(board, period).await.unwrap_err();
         assert!(error.to_string().contains(expected), "{error:#}");

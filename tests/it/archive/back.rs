@@ -1,4 +1,5 @@
-//! Redis goes back in time: a replica takes over that was behind, or a server starts from an old dump. MySQL does not go back with it.
+//! Redis loses its newest data: a replica that was behind takes over, or a server starts from an old dump. MySQL keeps
+//! its data.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
@@ -10,12 +11,12 @@ use super::restored::since;
 use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 
 impl Stage {
-    /// All that Redis has now.
+    /// Everything that Redis has now.
     pub async fn remember(&mut self) -> Stored {
         self.everything().await.0
     }
 
-    /// Redis has all that it had then, and nothing else.
+    /// Redis has exactly the data of `then`.
     pub async fn go_back(&mut self, then: &Stored) {
         let now: Vec<String> = self.remember().await.into_keys().collect();
         self.redis.del::<_, ()>(now).await.unwrap();
@@ -53,7 +54,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let mut whole = board(2_500);
         stage.write(&at, &whole).await;
         let then = stage.remember().await;
-        // What the replica never hears of.
+        // The replica never gets this.
         let last = late(&mut whole);
         stage.write(&at, &last).await;
         stage.archive(NOW).await;
@@ -62,7 +63,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         stage.go_back(&then).await;
         stage.write(&at, &since()).await;
         let live: Board = stage.in_redis(&at).await;
-        stage.refuses("2026-W46", "before it was frozen").await;
+        stage.refuses("2026-W46", "before the freeze").await;
         let report = stage.archive(NOW).await;
 
         let expected = if state == "done" { Outcome::Archived } else { Outcome::Ended };
@@ -70,7 +71,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
-        // What comes now is late again, and adds.
+        // Later writes are late again, and are added.
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
@@ -110,12 +111,12 @@ async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
     stage.close().await;
 }
 
-/// It is told, waits for a person, and is merged.
+/// It is reported, waits for a person, and is merged.
 async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
     let late = late(whole);
     stage.write(at, &late).await;
     let report = stage.archive(NOW).await;
-    assert!(reason(&report, &at.period).contains("what came late is in the live zset"), "{report:#}");
+    assert!(reason(&report, &at.period).contains("these writes are in the live zset"), "{report:#}");
     stage.restore(&at.period, NOW).await.unwrap();
     stage.archive(NOW).await;
     stage.holds(at, whole).await;
@@ -132,7 +133,7 @@ async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
     let last = late(&mut whole);
     stage.write(&at, &last).await;
     stage.save_all(false).await;
-    // A run that dies before it has copied anything.
+    // A run that crashes before it has copied anything.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let generation = stage.claim(run).await;
@@ -164,7 +165,7 @@ async fn what_came_late_and_is_archived_by_a_restore_counts_once_though_redis_go
     stage.holds(&at, &whole).await;
 
     stage.go_back(&then).await;
-    stage.refuses("2026-W46", "before it was frozen").await;
+    stage.refuses("2026-W46", "before the freeze").await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
     stage.close().await;
@@ -180,7 +181,7 @@ async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() 
     stage.write(&at, &whole).await;
     stage.archive(NOW).await;
     stage.go_back(&then).await;
-    // Another run, of whatever is to be done, sees that it is gone.
+    // Any other run notices the missing board.
     stage.archive(NOW).await;
     late_is_added(&mut stage, &at, &mut whole).await;
     stage.close().await;
@@ -214,7 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // Of another data set; then of this one, which has the live zset of then; then without it; then of an earlier restore.
+    // The note is first of another data set, then of this one with its old live zset, then without the zset, then of an
+    // earlier restore.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

@@ -1,4 +1,4 @@
-//! Clocks that are wrong: a period that is still written to stays, and so does every archive.
+//! Wrong clocks: a period that is still written to stays, and so does every archive.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The process dies between any two steps; the next run makes up for it.
+//! The process crashes between any two steps, and the next run finishes its work.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -16,7 +16,7 @@ use super::{Board, ENDED_AT_ONCE, Stage, WEEKLY, board, week};
 
 const SIGABRT: i32 = 6;
 
-/// Runs the real program; says whether it died at the fault point.
+/// Runs the real program. Returns whether it crashed at the fault point.
 pub fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     let mut tallyd = stage.world.command();
     let ended = tallyd
@@ -34,15 +34,15 @@ fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
     dies(stage, &["archive", "--period", &at.period], fault_point)
 }
 
-/// A week of its own for each fault point, all of them closed.
+/// One closed week for each fault point.
 fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
     let last: Period = "2026-W46".parse().unwrap();
     let weeks = iter::successors(Some(last), |week| week.previous());
     FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).zip(weeks.map(|period| week(&period.to_string())))
 }
 
-/// Archives a week with a crash at each fault point, from a start that `prepare` makes; then once more without one.
-/// Says which fault points were reached.
+/// Archives a week with a crash at each fault point, from a start that `prepare` makes, then once without a crash.
+/// Returns the fault points that were reached.
 async fn survive(
     stage: &mut Stage,
     writes_late: bool,

@@ -1,4 +1,4 @@
-//! Daemons by themselves: they save, tell of a loss, and archive a board once however many there are.
+//! Daemons without commands: they save boards, report losses, and archive a board once, however many daemons run.
 
 use std::process::Stdio;
 
@@ -22,12 +22,12 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     assert_eq!(stage.saved(&at).await, board(1_500));
     let added = Board::from([(b"new".to_vec(), 3.0)]);
     stage.write(&at, &added).await;
-    eventually("what is added is saved", async || stage.saved(&at).await.len() == 1_501).await;
+    eventually("the additions are saved", async || stage.saved(&at).await.len() == 1_501).await;
 
     stage.lose(&at).await;
     stage.write(&at, &added).await;
     daemon.logged("\"board-lost\"").await;
-    // The daemon may be at a snapshot, which ends.
+    // The daemon may be making a snapshot, which ends.
     let restored = || async {
         let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
         assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));
@@ -56,7 +56,7 @@ async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
     let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
     eventually("the lock is free", taken).await;
     daemon.logged("\"snapshots-late\"").await;
-    // The daemon looks every second, and warns no second time.
+    // The daemon checks every second, and does not warn again.
     let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
     eventually("the snapshot is older still", async || stage.world.count(old).await == 1).await;
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
@@ -107,7 +107,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     like("a first", 3).await.unwrap();
     assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
     stage.lose(&at).await;
-    // Steps of all time are minutes: its time would be the same, and then the member decides, which is the greater one.
+    // Steps of an all-time board are minutes, so the times are equal. Then the greater member wins.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());

@@ -1,4 +1,4 @@
-//! What can't be archived stays where it is, is named with its reason, and holds up nothing else.
+//! A board that can't be archived stays where it is, is reported with its reason, and blocks no other board.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
@@ -23,7 +23,7 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
     stage.write(&bad, &marked).await;
     stage.write(&good, &board(30)).await;
     stage.write(&other, &board(30)).await;
-    // A rival that changes what is copied, at the latest possible moment.
+    // A rival changes the copied rows at the latest possible moment.
     stage
         .execute(
             "CREATE TRIGGER tamper BEFORE INSERT ON leaderboard_archive FOR EACH ROW \
@@ -79,7 +79,7 @@ async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_cam
     let at = week("2026-W46");
     stage.write(&at, &board(30)).await;
     stage.archive(NOW).await;
-    // Redis is flushed while late writes are being archived; then more come.
+    // Redis is flushed while late writes are archived. Then more writes arrive.
     stage.execute("UPDATE leaderboard_period SET state = 'frozen'").await;
     let frozen = stage.frozen(&at);
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let report = running.await.unwrap().unwrap();
 
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("went away while it was read"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("disappeared while it was read"), "{report:#}");
     assert_eq!(stage.state(&at).await.as_deref(), Some("frozen"));
     let copied = stage.archived(&at).await.len();
     assert!((1..1_000).contains(&copied), "{copied}");
@@ -141,14 +141,14 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     eventually("the run copies again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;
     let report = running.await.unwrap().unwrap();
-    assert!(reason(&report, "2026-W46").contains("went away while it was read"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("disappeared while it was read"), "{report:#}");
     stage.holds(&at, &first).await;
 
-    // What is written now finds its board again.
+    // A later write is added to its board again.
     stage.end_lease().await;
     stage.write(&at, &late).await;
     let report = stage.archive(NOW).await;
-    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` puts the archive back"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` to restore the archive"), "{report:#}");
     stage.restore("2026-W46", NOW).await.unwrap();
     assert!(stage.archive(NOW).await.is_done());
     let mut whole = first;
@@ -171,7 +171,7 @@ async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
     stage.holds(&at, &board(30)).await;
-    // And when something comes late after that, it is named.
+    // A write that is late after that is reported.
     stage.write(&at, &board(1)).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
     stage.close().await;
@@ -210,7 +210,7 @@ async fn a_board_that_left_the_configuration_is_named_and_left_alone() {
     stage.world.config.boards.clear();
     let report = stage.archive(NOW.after(40 * DAY)).await;
     assert!(!report.is_done());
-    assert!(reason(&report, "2026-W46").contains("the configuration has no such board"), "{report:#}");
+    assert!(reason(&report, "2026-W46").contains("the configuration no longer has this board"), "{report:#}");
     let frozen = stage.frozen(&at);
     assert!(stage.exists(&frozen).await);
     stage.close().await;

@@ -1,4 +1,4 @@
-//! Writers that come late lose nothing, wherever the archiver is.
+//! Late writes are never lost, at any step of the archiver.
 
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
@@ -7,7 +7,7 @@ use tallyd::jobs::runner::Report as _;
 
 use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
-/// What comes late, and the whole with it.
+/// Late writes, which are also added to `whole`.
 pub fn late(whole: &mut Board) -> Board {
     let late = Board::from([
         (b"member-3".to_vec(), 100.0),
@@ -40,7 +40,7 @@ async fn what_is_written_after_the_freeze_is_merged_once() {
     let at = week("2026-W46");
     let mut whole = board(30);
     stage.write(&at, &whole).await;
-    // A run that died right after it.
+    // A run that crashed right after it.
     stage.claim(1).await;
     stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
     let live = stage.live(&at);
@@ -125,7 +125,7 @@ async fn what_is_written_after_the_board_has_ended_is_kept_and_reported() {
         let report = stage.archive(NOW).await;
         assert!(!report.is_done());
         assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept)]);
-        assert!(reason(&report, "2026-W46").contains("what came late is in the live zset"), "{report:#}");
+        assert!(reason(&report, "2026-W46").contains("these writes are in the live zset"), "{report:#}");
         let live = stage.live(&at);
         assert_eq!(stage.ranked(&live).await.into_iter().collect::<Board>(), late);
         assert_eq!(stage.ttl_s(&live).await, -1);
@@ -140,7 +140,7 @@ async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
     let at = week("2026-W46");
     stage.write(&at, &board(2_500)).await;
     stage.archive(NOW).await;
-    // As an operator has it archived anew, from a smaller zset.
+    // As an operator archives it again, from a smaller zset.
     let frozen = stage.frozen(&at);
     stage.redis.zremrangebyrank::<_, ()>(&frozen, 20, -1).await.unwrap();
     stage.execute("DELETE FROM leaderboard_period").await;

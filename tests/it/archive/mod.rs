@@ -1,7 +1,7 @@
-//! The archiver against real servers: whatever happens on the way, every member is in MySQL once in the end, and no zset
-//! leaves Redis before.
+//! The archiver with real servers. Whatever fails, every member is in MySQL once in the end, and no zset is removed
+//! from Redis before.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod asked;
 mod back;
@@ -54,7 +54,7 @@ const ENDED_AT_ONCE: &str =
 /// Members with their scores.
 type Board = BTreeMap<Vec<u8>, f64>;
 
-/// Many of its scores are equal: their order is Redis' own.
+/// Many of its scores are equal, so Redis' own order decides.
 fn board(members: usize) -> Board {
     (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
 }
@@ -63,10 +63,10 @@ fn week(period: &str) -> BoardPeriod {
     BoardPeriod { board: "likes".to_owned(), period: period.to_owned() }
 }
 
-/// A key with what is stored under it, and when it expires.
+/// A key with its value and its expiry.
 type Stored = BTreeMap<String, (Vec<u8>, i64)>;
 
-/// A world with those who meet in it: writers of boards, an operator, archivers.
+/// A world with its actors: writers of boards, an operator, archivers.
 struct Stage {
     world: World,
     store: Store,
@@ -86,7 +86,7 @@ impl Stage {
         self.world.close().await;
     }
 
-    /// Runs one statement as a rival that knows nothing of tallyd.
+    /// Runs one statement as a rival that ignores tallyd.
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();
     }
@@ -119,12 +119,12 @@ impl Stage {
         self.redis.ttl(key).await.unwrap()
     }
 
-    /// A zset as it is ranked: highest score first.
+    /// A zset by rank, highest score first.
     async fn ranked(&mut self, key: &str) -> Vec<(Vec<u8>, f64)> {
         self.redis.zrevrange_withscores(key, 0, -1).await.unwrap()
     }
 
-    /// The archive in order of place; the places are checked on the way.
+    /// The archive in order of place. It checks the places, too.
     async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
         let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \
                 (SELECT copy FROM leaderboard_period AS p WHERE p.board = a.board AND p.period = a.period), 0) ORDER BY place";
@@ -134,7 +134,7 @@ impl Stage {
         rows.iter().map(|row| (row.get(1), row.get(2))).collect()
     }
 
-    /// The archive holds these members, each once.
+    /// The archive must hold these members, each once.
     async fn holds(&self, at: &BoardPeriod, expected: &Board) {
         let archived = self.archived(at).await;
         assert_eq!(archived.len(), expected.len(), "{at}");
@@ -146,7 +146,7 @@ impl Stage {
         sqlx::query_scalar(sql).bind(&at.board).bind(&at.period).fetch_optional(&self.world.pool).await.unwrap()
     }
 
-    /// A lease that ran out, without waiting for it.
+    /// Ends a lease without waiting for it.
     async fn end_lease(&self) {
         self.execute("UPDATE job_lock SET lease_until = NOW(6)").await;
     }
@@ -158,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// The generation of what Redis has, as that run.
+    /// The generation of Redis' data, as that run sees it.
     async fn claim(&self, run: u64) -> u64 {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
@@ -171,7 +171,7 @@ impl Stage {
         Snapshots::new(&self.world.config, self.store.clone(), self.world.cache.clone())
     }
 
-    /// An archiver with connections of its own.
+    /// An archiver with separate connections.
     fn rival(&self) -> Archiver {
         let (store, cache) = self.own_connections();
         Archiver::new(&self.world.config, store, cache)
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// All that the archiver could change: keys and tables.
+    /// Everything that the archiver could change: keys and tables.
     async fn everything(&mut self) -> (Stored, Vec<Option<i64>>) {
         let pattern = format!("{}:*", self.world.name);
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut self.redis).await.unwrap();

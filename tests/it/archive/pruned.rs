@@ -1,4 +1,4 @@
-//! Archives of the best places alone, and archives whose time is over.
+//! Archives of only the best places, and expired archives.
 
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::Report as _;
@@ -17,7 +17,7 @@ async fn only_the_best_places_are_archived_where_that_is_set() {
     assert!(said.starts_with("likes 2026-W46: archived, 10 members, 23 left out, in "), "{said}");
     assert_eq!(stage.archived(&at).await, best);
 
-    // What comes late changes who is among them.
+    // Late writes change which members are among them.
     stage.write(&at, &[(b"member-32".to_vec(), 500.0)].into()).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
     let frozen = stage.frozen(&at);
@@ -70,10 +70,10 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     stage.holds(&newer, &board(30)).await;
     assert_eq!(stage.archive(NOW.after(62 * DAY)).await.periods, []);
 
-    // Nobody takes it for a board that is still to be archived, or restores it.
+    // It must not be archived again or restored.
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
-    assert!(reason(&report, "2026-W45").contains("after its archive had been pruned"), "{report:#}");
+    assert!(reason(&report, "2026-W45").contains("after its archive was pruned"), "{report:#}");
     assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("its archive was pruned"));
     stage.close().await;
 }
@@ -98,11 +98,11 @@ async fn one_archive_is_read_and_deleted_by_its_key_alone() {
         let (key, extra): (String, Option<String>) = (sqlx::Row::get(&plan, "key"), sqlx::Row::get(&plan, "Extra"));
         assert_eq!(key, "PRIMARY", "{sql}");
         assert!(!extra.unwrap_or_default().contains("filesort"), "{sql}");
-        // MariaDB gives it as text, MySQL as a number.
+        // MariaDB returns text, MySQL a number.
         let number = || sqlx::Row::try_get_unchecked::<u64, _>(&plan, "rows");
         let rows = sqlx::Row::try_get::<String, _>(&plan, "rows").map(|rows| rows.parse().unwrap());
         let rows: u64 = rows.or_else(|_| number()).unwrap();
-        assert!(rows <= rows_max, "{sql} looks at {rows} rows");
+        assert!(rows <= rows_max, "{sql} reads {rows} rows");
     }
     stage.close().await;
 }
@@ -115,7 +115,7 @@ async fn weeks_are_pruned_whatever_days_there_are() {
     let at = week("2026-W45");
     stage.write(&at, &board(3)).await;
     stage.archive(NOW).await;
-    // Days that are kept for ever, and were archived before.
+    // Days that are kept forever and were archived before.
     let days: Vec<String> = (0..300)
         .map(|day| {
             format!(

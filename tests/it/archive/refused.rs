@@ -1,4 +1,4 @@
-//! A restore of what is not a lost board, or is no longer whole, is refused with the reason.
+//! A restore fails with its reason if the board is not lost or its copy is no longer complete.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
@@ -14,7 +14,7 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     stage.save_all(false).await;
     let snapshot = stage.store.snapshot(&at).await.unwrap().unwrap();
     let tag = format!("s{}-{}", snapshot.number, NOW.0);
-    // A restore that filled the zset and did not come further; the board was not lost after all.
+    // A restore that filled the zset and was stopped. The board was not lost after all.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let to = tallyd_redis::snapshots::Restoring { at: &at, tag: &tag, run };
@@ -24,8 +24,8 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     cache.end_filling(to).await.unwrap();
     stage.end_lease().await;
     let left = cache.keys.restored_board("likes", "2026-W47", &tag);
-    assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "it goes away by itself");
-    stage.refuses("2026-W47", "Redis has it, with 40 members").await;
+    assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "it must expire");
+    stage.refuses("2026-W47", "Redis has 40 members").await;
     assert_eq!(stage.in_redis(&at).await, board(40));
 
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
@@ -45,7 +45,7 @@ async fn a_frozen_zset_that_came_back_after_its_end_is_not_trusted() {
     stage.archive(NOW).await;
     let frozen = stage.frozen(&at);
     stage.redis.zadd::<_, _, _, ()>(&frozen, "stranger", 5).await.unwrap();
-    stage.refuses("2026-W46", "the zset can be unlinked").await;
+    stage.refuses("2026-W46", "you can unlink the frozen zset").await;
     assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
     stage.restore("2026-W46", NOW).await.unwrap();

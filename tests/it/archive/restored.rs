@@ -1,4 +1,4 @@
-//! A board that Redis has lost comes back with what was added since, once.
+//! A board that Redis lost is restored, and later additions are counted once.
 
 use redis::AsyncCommands;
 use tallyd::jobs::JobError;
@@ -41,7 +41,7 @@ impl Stage {
     }
 }
 
-/// What is added after a loss: to members that were there, and to others.
+/// Additions after a loss, to members that were there and to others.
 pub fn since() -> Board {
     Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
 }
@@ -65,7 +65,7 @@ async fn a_lost_board_is_restored_with_what_was_added_since() {
     assert_eq!(stage.in_redis(&at).await, whole);
     assert!(stage.save_all(false).await.is_done(), "it has its mark again");
     assert_eq!(stage.saved(&at).await, whole);
-    stage.refuses("2026-W47", "Redis has it, with 2501 members").await;
+    stage.refuses("2026-W47", "Redis has 2501 members").await;
     assert_eq!(stage.in_redis(&at).await, whole);
     stage.close().await;
 }
@@ -158,7 +158,7 @@ async fn a_board_that_is_lost_while_it_is_archived_is_restored_and_archived() {
     stage.world.cache.freeze_board(&at, run, 0, None).await.unwrap();
     stage.store.note_frozen(run, &at, generation, later).await.unwrap();
     stage.end_lease().await;
-    stage.refuses("2026-W47", "`tallyd archive` goes on").await;
+    stage.refuses("2026-W47", "run `tallyd archive` to continue").await;
     stage.lose(&at).await;
     stage.write(&at, &since()).await;
     let report = stage.archive(later).await;
@@ -189,7 +189,7 @@ async fn an_archived_board_is_put_back_stays_and_ends_again() {
     assert_eq!(stage.ranked(&frozen).await, ranked);
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Waiting)]);
 
-    // What came late finds its board again.
+    // A late write is added to its board again.
     stage.write(&at, &since()).await;
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Archived)]);
@@ -209,7 +209,7 @@ async fn what_comes_after_the_end_is_saved_by_putting_the_board_back() {
     stage.archive(NOW).await;
     stage.write(&at, &since()).await;
     let report = stage.archive(NOW).await;
-    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` puts the archive back"));
+    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` to restore the archive"));
     stage.restore("2026-W46", NOW).await.unwrap();
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Ended)]);
@@ -278,10 +278,10 @@ async fn a_board_that_lost_its_mark_alone_is_not_added_to_itself() {
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, whole);
     assert!(stage.save_all(false).await.is_done());
-    // MySQL has gone back to a backup.
+    // MySQL was restored from a backup.
     stage.execute("UPDATE leaderboard_snapshot_period SET number = 1").await;
     stage.execute("UPDATE leaderboard_snapshot SET score = 1, primary_value = 1").await;
-    stage.refuses("2026-W47", "Redis has it, with 301 members").await;
+    stage.refuses("2026-W47", "Redis has 301 members").await;
     assert!(stage.save_all(false).await.is_done());
     assert_eq!(stage.saved(&at).await, whole);
     stage.close().await;
@@ -298,7 +298,7 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // It is the board again: a mark that is lost alone is no flush.
+    // It is the same board: a mark that is lost alone is no flush.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();
@@ -335,7 +335,7 @@ async fn a_freeze_that_a_failover_undid_is_done_again_and_nothing_counts_twice()
     stage.end_lease().await;
     stage.write(&at, &since()).await;
     add(&mut whole, &since());
-    stage.refuses("2026-W47", "Redis has it as it was before it was frozen").await;
+    stage.refuses("2026-W47", "Redis went back to a state before the freeze").await;
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
     stage.close().await;

@@ -1,4 +1,4 @@
-//! Snapshots follow their boards, and what is left of a lost one never takes their place.
+//! Snapshots follow their boards, and the rest of a lost board never replaces them.
 
 use redis::AsyncCommands;
 use sqlx::Row;
@@ -19,12 +19,12 @@ pub fn open() -> BoardPeriod {
 }
 
 impl Stage {
-    /// A run of those that are due, as a daemon does it.
+    /// A run for due snapshots, as a daemon does it.
     pub async fn save_due(&self, now: Micros) -> Report {
         self.save(None, false, now).await
     }
 
-    /// A run of all, as an operator does it.
+    /// A run for all boards, as an operator does it.
     pub async fn save_all(&self, force: bool) -> Report {
         self.save(Some(&Scope::default()), force, NOW).await
     }
@@ -55,7 +55,7 @@ impl Stage {
         self.world.cache.keys.board_mark(&at.board, &at.period)
     }
 
-    /// As an empty server has it.
+    /// Removes the board, as on an empty server.
     pub async fn lose(&mut self, at: &BoardPeriod) {
         let (keys, board) = (&self.world.cache.keys, &at.board);
         let keys = [self.live(at), self.frozen(at), self.mark(at), keys.board_claim(board), keys.board_freezes(board)];
@@ -126,7 +126,10 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
 
     let report = stage.save_all(false).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
-    assert!(reason(&report, "2026-W47").contains("Redis has lost it since its snapshot"), "{report:#}");
+    assert!(
+        reason(&report, "2026-W47").contains("Redis has lost the board, wholly or in part, since its last snapshot"),
+        "{report:#}"
+    );
     assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon doesn't try");
     assert_eq!(stage.saved(&at).await, board(30));
 
@@ -147,7 +150,7 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
     let (live, mark) = (stage.live(&at), stage.mark(&at));
 
     stage.redis.del::<_, ()>(&live).await.unwrap();
-    // It has grown again to all of its members, which have less.
+    // It has all of its members again, with lower scores.
     stage.write(&at, &board(30).into_keys().map(|member| (member, 1.0)).collect()).await;
     let report = stage.save_all(false).await;
     assert!(reason(&report, "2026-W47").contains("wholly or in part"), "{report:#}");
@@ -244,7 +247,7 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
         score = [\"like\", \"comment\"]\ntie = \"second\"\n";
     let mut stage = Stage::new("saved_index", settings).await;
     let at = week("total");
-    // Two numbers in each, in an order that is not that of the members.
+    // Two numbers in each score, in another order than the members'.
     let score = |id: u64| ((id * 31 % 40) << 20) + id * 17 % 50;
     let whole: Board = (0..4_000).map(|id| (format!("m{id}").into_bytes(), score(id) as f64)).collect();
     stage.write(&at, &whole.into_iter().filter(|(_, score)| *score > 0.0).collect()).await;

@@ -1,4 +1,4 @@
-//! A closed board's way: frozen, copied, verified, and gone from Redis when its time has come.
+//! The life of a closed board: frozen, copied, verified, and removed from Redis when it expires.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_closed_board_is_archived_in_rank_order_and_expires_later() {
     assert!(!stage.exists(&key).await);
     let frozen = stage.frozen(&at);
     assert_eq!(stage.ranked(&frozen).await, ranked);
-    // 30 days and the safety net of one.
+    // 30 days and the safety margin of one.
     assert!((31 * 86_400 - 60..=31 * 86_400).contains(&stage.ttl_s(&frozen).await));
 
     let again = stage.archive(NOW).await;

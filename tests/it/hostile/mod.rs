@@ -1,7 +1,7 @@
-//! Messages that were made to hurt, and floods of them, on the real daemon: it lives, what is good among them is written, and the rest is set
-//! aside with its reason, up to a bound.
+//! Harmful messages and floods of them, on the real daemon. It keeps running, writes the valid events among them, and
+//! dead-letters the rest with its reason, up to a limit.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod junk;
 mod numbers;
@@ -17,10 +17,10 @@ use sqlx::Row;
 use tallyd_core::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
 use tallyd_core::model::UserId;
 
-/// So much of a body is kept.
+/// This much of a body is kept.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// What becomes of the messages that are published, by the decoder's own word.
+/// The expected results of the published messages, by the decoder's verdict.
 struct Expected {
     terms: Terms,
     model: Model,
@@ -54,7 +54,7 @@ impl Expected {
         });
     }
 
-    /// Fails unless what is refused, and nothing else, is kept with its reason.
+    /// Fails unless exactly the rejected messages are kept, with their reasons.
     async fn assert_letters(&self, world: &World) {
         let rows = sqlx::query("SELECT body, reason FROM dead_letter").fetch_all(&world.pool).await.unwrap();
         assert_eq!(rows.len(), self.refused.len(), "dead letters");
@@ -65,7 +65,7 @@ impl Expected {
     }
 }
 
-/// A like that is good whatever stands beside it.
+/// A like that is valid beside any other message.
 fn good(number: u64) -> Vec<u8> {
     body(&LikeEvent {
         target: target(number % 50 + 1),
@@ -76,7 +76,7 @@ fn good(number: u64) -> Vec<u8> {
     .1
 }
 
-/// Publishes straight to a partition's queue, and waits until the broker has all.
+/// Publishes directly to a partition's queue, and waits until the broker has all.
 async fn publish(world: &World, partition: u16, messages: Vec<(Vec<u8>, BasicProperties)>) {
     let link = world.broker.connect("test").await.unwrap();
     link.channel.confirm_select(Default::default()).await.unwrap();
@@ -101,7 +101,7 @@ async fn letters(world: &World) -> BTreeMap<(String, String), i64> {
 }
 
 fn assert_lives(daemon: &mut Daemon) {
-    assert!(daemon.child.try_wait().unwrap().is_none(), "the daemon has ended");
+    assert!(daemon.child.try_wait().unwrap().is_none(), "the daemon has exited");
     let log = daemon.log();
     assert!(!log.contains("panicked") && !log.contains("outage-begun"), "{log}");
 }
@@ -130,7 +130,7 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
     world.close().await;
 }
 
-/// Whoever reads it by calling himself needs some megabytes of stack, and an overflow ends the whole process.
+/// A recursive parser needs some megabytes of stack for them, and an overflow ends the process.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let world = World::new("nested", "").await;
@@ -151,30 +151,30 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     world.close().await;
 }
 
-/// RabbitMQ takes headers that fill a frame's payload, and the frame that it makes of them is larger than a client takes: the connection ends
-/// at each delivery.
+/// RabbitMQ accepts headers that fill a frame's payload. The frame for the delivery is then larger than a client
+/// accepts, so the connection ends at each delivery.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neighbours_are_written() {
     let world = World::new("unframed", "").await;
     let publisher = world.publisher().await;
-    // Before it is whatever was set aside before.
+    // Earlier dead letters are before it.
     let aside = format!("{}.returned", world.name);
     for number in [1, 2] {
         publisher.publish("", &aside, &good(number)).await.unwrap();
     }
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
-    // The first of all: nobody reads how often those behind it have come back.
+    // It is the first message, so the return counts of those behind it are never read.
     raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }
-    // Which it goes to by turns, so that each sees a part of its returns.
+    // The broker delivers it to them in turn, so each sees only a part of its returns.
     let daemons = [world.daemon(), world.daemon(), world.daemon()];
-    // What comes again comes in another order: a last message says nothing.
+    // Redeliveries have another order, so the last message proves nothing.
     let written = || async { world.count("SELECT COUNT(*) FROM like_record").await };
     eventually("its neighbours are written", || async { written().await == 100 }).await;
     let depth = async |count| publisher.depth(&aside).await.unwrap().messages == count;
-    eventually("it is set aside", || depth(3)).await;
+    eventually("it is dead-lettered", || depth(3)).await;
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
@@ -182,11 +182,11 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 2, "{}", stderr(&listed));
     let said = format!("{}{}", stdout(&listed), stderr(&listed));
     assert!(said.contains("could not be read"), "{said}");
-    eventually("it alone is left", || depth(1)).await;
+    eventually("only it is left", || depth(1)).await;
     world.close().await;
 }
 
-/// The like of a kind that is not configured.
+/// A like of a kind that is not configured.
 fn film(number: u64) -> Vec<u8> {
     String::from_utf8(good(number)).unwrap().replace("video", "film").into_bytes()
 }
@@ -212,7 +212,7 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     assert_eq!(letters(&world).await, full);
     let listed = |list: &serde_json::Value| (list["returned"]["taken_in"].clone(), list["returned"]["left"].clone());
     let returned = world.broker.returned();
-    eventually("the broker has set them aside", async || publisher.depth(&returned).await.unwrap().messages == 400)
+    eventually("the broker has dead-lettered them", async || publisher.depth(&returned).await.unwrap().messages == 400)
         .await;
     assert_eq!(listed(&world.report(&["dead", "list"])), (0.into(), 400.into()), "there is no room yet");
     let purged = world.tallyd(&["dead", "purge", "--reason", "no-type", "--open", "--yes"]);
@@ -230,7 +230,7 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     world.close().await;
 }
 
-/// The last resort: the queue of returned messages is full, too. The partition waits and says so.
+/// The last resort: the queue of returned messages is full, too. The partition waits and reports it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let world = World::new("bound_full", "[consumer]\ndead_letters_max = 1000\n").await;
@@ -239,14 +239,14 @@ async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let limit = r#"{"max-length": 50, "overflow": "reject-publish"}"#;
     rabbitmqctl(&["set_policy", "--apply-to", "queues", policy, &pattern, limit]);
     let returned = world.broker.returned();
-    eventually("the broker refuses what is too much", || async {
+    eventually("the broker rejects messages above the limit", || async {
         publisher.publish("", &returned, b"{}").await.is_err()
     })
     .await;
     publish(&world, 0, plain((0..1_100).map(film))).await;
     publish(&world, 0, plain([good(1)])).await;
     let daemon = world.daemon();
-    daemon.logged("does not take more").await;
+    daemon.logged("the dead-letter quota is full, and publishing to").await;
     assert_eq!(letters(&world).await.into_values().sum::<i64>(), 1_000);
     rabbitmqctl(&["clear_policy", policy]);
     world.drained(&publisher).await;

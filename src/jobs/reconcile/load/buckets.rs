@@ -1,4 +1,4 @@
-//! Loads the lost buckets of one kind: all counters are read from MySQL, and what the buckets lack is added.
+//! Loads the lost buckets of one kind: reads all counters from MySQL, and adds what the buckets lack.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -19,37 +19,36 @@ use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
 
-/// Rows that are read and added together: 8,192 buckets get some 12 of them each.
+/// Rows that are read and added together: each of 8,192 buckets gets about 12 of them.
 const PAGE_ROWS: usize = 100_000;
 
-/// Counters that are measured together, where a page does not tell what their buckets held.
+/// Counters that are measured together, if a page does not show what their buckets held.
 const PAGE_MEASURED: usize = 20_000;
 
-/// Busy counters that are kept in memory.
+/// Maximum number of busy counters in memory.
 const BUSY_MAX: usize = 20_000;
 
-/// Fields of lost buckets that are kept in memory.
+/// Maximum number of fields of lost buckets in memory.
 const FIELDS_MAX: usize = 500_000;
 
-/// Loads buckets into Redis.
 pub(super) struct Loader<'l, 'a> {
     run: &'l RunContext<'l>,
     measure: &'l mut Measure<'a>,
     report: &'l mut Report,
 }
 
-/// A page of rows, and what the outboxes have more than with the page before, as of one instant.
+/// A page of rows, and the outbox rows since the previous page, as of one instant.
 struct Page {
     range: Range,
     since: Since,
 }
 
-/// What a page of rows says of the buckets that are being loaded.
+/// The result of a page of rows for the buckets that are being loaded.
 #[derive(Default)]
 struct Lacking {
-    /// What they lack.
+    /// The additions that the buckets lack.
     repairs: Vec<Repair>,
-    /// Counters of which only a measurement can say it.
+    /// Counters for which only a measurement can show this.
     to_measure: Vec<CounterKey>,
 }
 
@@ -58,10 +57,11 @@ impl<'l, 'a> Loader<'l, 'a> {
         Self { run, measure, report }
     }
 
-    /// Loads buckets from `from` on, as many as memory allows; returns the bucket that follows them.
+    /// Loads buckets from `from` on, as many as memory allows. Returns the bucket that follows them.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // Read before: what is committed by then is loaded, and never added to these buckets, however late it is sent.
+        // Read first: rows that are committed by then are part of the load. They are never added to these buckets,
+        // however late they are sent.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -74,7 +74,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         let mut loading = Loading::new(lost, number);
         let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
-            // Until the events in flight are in MySQL nobody can say what was lost, and readers ask MySQL meanwhile.
+            // Until the events in flight are in MySQL, it is unknown what was lost. Readers query MySQL meanwhile.
             self.measure.fence_patiently().await?;
         }
         if !self.load_pages(kind, &mut loading, touched).await? {
@@ -90,7 +90,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(next)
     }
 
-    /// Adds what the buckets lack of all rows; returns whether it came to the last row.
+    /// Adds what the buckets lack of all rows. Returns whether it reached the last row.
     async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
@@ -118,7 +118,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         }
     }
 
-    /// Says of buckets that they are loaded, but for those with counters that are busy.
+    /// Marks buckets as loaded, except those with busy counters.
     async fn end_loads(&mut self, name: &str, loading: &mut Loading) -> Result<()> {
         let cache = &self.run.servers.cache;
         let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| cache.keys.bucket(*target)).collect();
@@ -133,9 +133,10 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// What the buckets lacked at their cuts. These must be measured: counters that the daemon has added to since the cut, all
-    /// counters of the other layouts, and those of which the cut says nothing (a retired metric, a field that is no number).
-    /// Counters that MySQL doesn't know at all are likes in flight, or orphans. Nothing is added; comparisons see to them.
+    /// Computes what the buckets lacked at their cuts. Three groups of counters must be measured. These are counters
+    /// that the daemon has added to since the cut, all counters of the other layouts, and counters that the cut does not
+    /// show (a retired metric, a field that is not a number). Counters that MySQL does not have are likes in flight, or orphans. Nothing is added
+    /// for them; comparisons handle them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -160,14 +161,14 @@ impl<'l, 'a> Loader<'l, 'a> {
         lacking
     }
 
-    /// Adds what counters lack by a measurement. Those that are written meanwhile are busy.
+    /// Adds what counters lack according to a measurement. Counters that are written meanwhile are busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
         let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
         loading.busy.extend(with_busy(&measurements));
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again: of a long load nearly all of them have come to rest since its cut.
+    /// Measures busy counters again: in a long load nearly all of them have had no writes since its cut.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -177,11 +178,11 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // They are never at rest, and would be in the way of the others.
+        // These counters never rest. They are watched now, so that they do not fill the memory for the others.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
-    /// Watches counters that are written all the time. The buckets of those that still can't be judged stay unknown until
+    /// Watches counters that are written all the time. If one still cannot be judged, its bucket stays unknown until
     /// the next run.
     async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
@@ -192,7 +193,7 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // Without skew: what a producer's clock leaves open is taken as it says, and a comparison repairs it.
+            // Without skew: an unclear order is decided by the producer's clock, and a comparison repairs a mistake.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -200,7 +201,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// What counters lack that a measurement could judge.
+    /// The additions that counters lack according to a measurement that could judge them.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -212,12 +213,12 @@ impl<'l, 'a> Loader<'l, 'a> {
         measurements.iter().filter_map(missing).collect()
     }
 
-    /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.
+    /// Adds to buckets that are being loaded. A bucket that was flushed again meanwhile is left for the next run.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
         while !left.is_empty() {
-            // As many of each bucket as one call takes; the others with its next state.
+            // Each call takes a limited number per bucket. The others follow with the bucket's next state.
             let mut calls: HashMap<u32, usize> = HashMap::new();
             let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
                 let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
@@ -252,7 +253,7 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether a page can say what buckets lack of counters that the daemon adds to Redis.
+/// Whether a page can show what buckets lack of counters that the daemon adds to Redis.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
@@ -267,9 +268,9 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
     Ok(Page { range, since })
 }
 
-/// The buckets of one kind that are being loaded, and how far each is.
+/// The buckets of one kind that are being loaded, with their progress.
 struct Loading {
-    /// Which they are, and what they held.
+    /// The buckets, and what they held.
     lost: Lost,
     /// By place in `lost.cuts`: the last repair.
     passes: Vec<u64>,
@@ -279,7 +280,7 @@ struct Loading {
     busy: Vec<CounterKey>,
 }
 
-/// What is known of one of them.
+/// The state of one bucket.
 struct LoadingBucket {
     cut: Micros,
     state: Loaded,
@@ -291,7 +292,7 @@ impl Loading {
         Self { lost, passes, run, busy: Vec::new() }
     }
 
-    /// The bucket; `None` where it is not being loaded.
+    /// The bucket; `None` if it is not being loaded.
     fn bucket(&self, bucket: u32) -> Option<LoadingBucket> {
         let place = bucket.checked_sub(self.lost.from)? as usize;
         let cut = (*self.lost.cuts.get(place)?)?;
@@ -299,14 +300,14 @@ impl Loading {
         Some(LoadingBucket { cut: Micros(cut.get()), state })
     }
 
-    /// Notes that the bucket was repaired.
+    /// Records that the bucket was repaired.
     fn note(&mut self, bucket: u32, pass: u64) {
         if let Some(last) = bucket.checked_sub(self.lost.from).and_then(|place| self.passes.get_mut(place as usize)) {
             *last = pass;
         }
     }
 
-    /// Leaves the bucket as it is.
+    /// Stops loading the bucket.
     fn leave(&mut self, bucket: u32) {
         if let Some(cut) = bucket.checked_sub(self.lost.from).and_then(|place| self.lost.cuts.get_mut(place as usize)) {
             *cut = None;

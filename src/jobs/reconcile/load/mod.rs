@@ -32,7 +32,7 @@ use buckets::Loader;
 use tallyd_redis::Cache;
 use tallyd_redis::load::Unloaded;
 
-/// Loads of a few buckets that a schedule begins within an hour.
+/// Maximum number of scheduled loads of a few buckets per hour.
 const LOADS_MAX: u64 = 3;
 
 /// Fails if the daemon counts in a layout that is not in this configuration. Otherwise the run would record that no

@@ -1,32 +1,34 @@
-//! Counters that a load can't take from a page of rows, because the outbox has named them since their buckets' cuts.
+//! Counters that a load cannot take from a page of rows, because the outbox has named them since their buckets' cuts.
 //!
-//! It is about counters that the daemon adds to Redis. `outbox` are the numbers of the last rows, read before the cut. The
-//! script that takes the cut raises the bucket's offsets to them. So the bucket must end with the counter as of its
-//! offsets, and lacks that less what it held. A page has the counter as of its snapshot. No row after `outbox` names the
-//! key in that snapshot: then both are the same, and nothing has to be measured. Each other key is measured.
+//! This is about counters that the daemon adds to Redis. `outbox` has the numbers of the last rows, read before the
+//! cut. The script that takes the cut raises the bucket's offsets to them. So the bucket must end with the counter as
+//! of its offsets, and lacks that value minus what it held. A page has the counter as of its snapshot. If no row after
+//! `outbox` names the key in that snapshot, both values are the same, and no measurement is needed. Each other key is
+//! measured.
 //!
-//! * A: `outbox` is read. B: a row is committed. C: the page is read. The page has what the row adds, and the outbox adds it
-//!   to the bucket, too. The page's snapshot has the row, so its key is measured.
-//! * A: the page is read. B: a row is committed. The page lacks what the row adds, and the outbox adds it to the bucket. The
-//!   value of the page is right. The next page's snapshot has the row; its key may lie in that page.
-//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket held it, and its offset is
-//!   above `outbox`. The page's snapshot has the row, and its key is measured.
-//! * A: a row is committed. B: `outbox` is read, the cut. C: the outbox comes to the row. The page has what the row adds, and
-//!   the bucket's offset leaves the row out.
-//! * A: rows of one partition are read up to number 7. B: number 6 is committed. Numbers are given under the partition's
-//!   lock: it can't happen, and each page reads only the rows that follow those of the last page.
-//! * A: a reconcile corrects `counter`. Its row is of the partition `CORRECTIONS`, which is read as all others are.
-//! * A: a page is read. B: rows after the last ones read are deleted before the next page, or are too many to be read. Nobody
-//!   knows what they named: all counters of the pages that follow are measured.
-//! * A: `outbox` is read. B: MySQL goes back to before it. The page is what MySQL has now. New rows have higher numbers than
-//!   any before.
+//! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
+//!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
+//! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
+//!   to the bucket. The page's value is right. The next page's snapshot has the row, but its key can be in the earlier
+//!   page.
+//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket held the addition, and
+//!   its offset is above `outbox`. The page's snapshot has the row, and its key is measured.
+//! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
+//!   the row's addition, and the bucket's offset skips the row.
+//! * A: rows of one partition are read up to number 7. B: number 6 is committed. This cannot happen, because numbers
+//!   are assigned under the partition's lock. So each page reads only the rows that follow those of the last page.
+//! * A: a reconcile corrects `counter`. Its row is in the partition `CORRECTIONS`, which is read like all others.
+//! * A: a page is read. B: rows after the last ones read are deleted before the next page, or are too many to read. It
+//!   is unknown what they named, so all counters of the following pages are measured.
+//! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's current data. New rows have
+//!   higher numbers than all earlier ones.
 
 use std::collections::HashSet;
 
 use tallyd_core::model::{CounterKey, Kind, Metric, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, Since};
 
-/// Keys that are kept in memory: some twenty megabytes.
+/// Maximum number of keys in memory: about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
 /// The counters of one kind that rows after `outbox` name, as of the last page's snapshot.
@@ -37,12 +39,12 @@ pub(super) enum Touched {
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
-    /// Any counter may be touched.
+    /// Any counter can be touched.
     Any,
 }
 
 impl Touched {
-    /// None so far: `outbox` are the last rows before the cuts.
+    /// No counter is touched yet. `outbox` has the last rows before the cuts.
     pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
         Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
     }
@@ -55,7 +57,7 @@ impl Touched {
         }
     }
 
-    /// Notes the rows that were read with a page which begins above `after`. Counters of earlier pages are forgotten.
+    /// Records the rows that were read with a page which begins above `after`. Counters of earlier pages are dropped.
     pub(super) fn note(&mut self, after: TargetId, since: &Since) {
         let Self::Keys { kind, offsets, keys } = self else { return };
         let mut is_known = since.pruned.iter().all(|(partition, pruned)| pruned <= offsets.of(partition));
@@ -73,7 +75,7 @@ impl Touched {
         }
     }
 
-    /// Whether a row names the counter, or may do so.
+    /// Whether a row names the counter, or can do so.
     pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),

@@ -1,4 +1,4 @@
-//! What a reconcile found and did, and how far it is, for people and for programs.
+//! The result and the progress of a reconcile, for people and for programs.
 
 mod text;
 
@@ -17,83 +17,82 @@ use tallyd_core::sizes::Sizes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// All was looked at.
+    /// Everything was compared.
     #[default]
     Done,
-    /// `--run-time` was over.
+    /// The time of `--run-time` was over.
     TimeOver,
-    /// It was told to stop.
+    /// The run was stopped.
     Stopped,
-    /// It would have repaired more than is allowed without `--force`.
+    /// The run would have repaired more than the safety limit allows without `--force`.
     #[serde(rename = "braked")]
     LimitExceeded,
 }
 
-/// The result of one run. All numbers are of counters, which are a target's number of one metric each, unless said otherwise.
+/// The result of one run. Unless stated otherwise, all numbers count counters: one metric of one target each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
     pub mode: &'static str,
-    /// Nothing was changed, only looked at.
+    /// The run compared and changed nothing.
     pub dry_run: bool,
     /// Compared at a cut.
     pub checked: u64,
     /// Right at the first measurement.
     pub exact: u64,
-    /// Off at two measurements, in one direction.
+    /// Wrong at two measurements, in the same direction.
     pub drifted: u64,
-    /// Of those, repaired.
+    /// Drifted counters that were repaired.
     pub repaired: u64,
-    /// Off at the first measurement, right or off in the other direction at the second: events in flight.
+    /// Wrong at the first measurement, right or wrong in the other direction at the second: events in flight.
     pub transient: u64,
     /// Judged by watching their events, because something newer than the cut was there at every measurement.
     pub busy: u64,
-    /// Not judged: an event was so close to each cut, by a producer's clock, that nobody knows which was first.
+    /// Not judged: an event was so close to each cut, by a producer's clock, that the order is unknown.
     pub undecided: u64,
-    /// Not compared: nobody has loaded their bucket, so what is missing is unknown.
+    /// Not compared: their bucket is not loaded, so a missing value is unknown.
     pub unknown: u64,
-    /// Not repaired: the bucket changed between measurement and repair, the number would have gone below zero, or repairs of the metric
-    /// stopped.
+    /// Not repaired: the bucket changed between measurement and repair, the counter would have gone below zero, or
+    /// repairs of the metric stopped.
     pub left: u64,
     /// In Redis, but not in MySQL.
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
-    /// The drifted ones by the size of their drift, without sign.
+    /// The drifted counters by the absolute size of their drift.
     pub drifted_by_size: Sizes,
-    /// Rows of `counter` that differed from like_record, and were corrected unless this is a dry run.
+    /// Rows of `counter` that differed from like_record. They were corrected, unless this is a dry run.
     pub counters_off: u64,
-    /// Buckets that Redis had lost, and that this run has loaded.
+    /// Buckets that Redis had lost, and that this run loaded.
     pub buckets_loaded: u64,
-    /// Counters that were added to them.
+    /// Counters that were added to these buckets.
     pub counters_loaded: u64,
-    /// Some of the keys that hold something else than a bucket: what they should hold is unknown.
+    /// Some of the keys that hold something other than a bucket: their correct content is unknown.
     pub foreign: Vec<String>,
-    /// Seconds that the run waited because a server had enough to do.
+    /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often it found that, by what it was.
+    /// How often it waited, by reason.
     pub waits: Waits,
-    /// The last reason, in words.
+    /// The last reason, as text.
     pub waited_for: Option<String>,
-    /// Milliseconds that each step took. Steps of two pages overlap: their sum may be more than the whole.
+    /// Milliseconds per step. Steps of two pages overlap, so their sum can exceed the total time.
     pub steps_ms: Steps,
-    /// What a `scrub` run went through: the last target before it, and its last one.
+    /// The part that a `scrub` run compared: the last target before it, and its last target.
     pub slice: Option<Slice>,
-    /// The run that this one went on from.
+    /// The run that this one resumed.
     pub resumed_run: Option<u64>,
     /// The instant, in microseconds since the epoch, up to which every change has been compared.
     pub cut: Option<i64>,
-    /// Whether nothing was off, of a full run from the first target on, also where several runs went on from each other.
+    /// Whether a full run found nothing wrong, from the first target on. Includes the runs that it resumed.
     #[serde(skip)]
     pub clean: bool,
     /// Whether every counter is listed, and not only the first drifted ones.
     #[serde(skip)]
     pub lists_all: bool,
-    /// How the run ended.
     pub ended: End,
-    /// Why it ended before all was looked at, where it did.
+    /// Why it ended before everything was compared, if it did.
     pub ended_early: Option<String>,
-    /// Messages that the partitions held when a `targets` run began: events on the way, of whichever target.
+    /// Messages that the partitions held when a `targets` run began: events in flight, of any target.
     pub in_flight: Option<u64>,
     /// Each target of a `targets` run, and the first drifted ones of any other.
     pub targets: Vec<TargetReport>,
@@ -112,9 +111,9 @@ pub struct Steps {
     pub fence: u64,
     /// Reading and recounting in MySQL.
     pub read: u64,
-    /// Noting and making repairs.
+    /// Recording and making repairs.
     pub repair: u64,
-    /// Searching Redis for what MySQL doesn't know.
+    /// Searching Redis for counters that MySQL does not have.
     pub phantoms: u64,
 }
 
@@ -138,52 +137,52 @@ impl Steps {
 /// A part of all targets, in the order of kinds and ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
-    /// The last target before it; none where it begins with the first one of all.
+    /// The last target before it; `None` if it begins with the very first target.
     pub after: Option<String>,
-    /// Its last target; none where it ends with the last one of all.
+    /// Its last target; `None` if it ends with the very last target.
     pub until: Option<String>,
 }
 
-/// One target in words and numbers.
+/// One counter of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     /// `video:42`.
     pub target: String,
-    /// Which of its numbers: a name of `[metrics]`.
+    /// The metric: a name of `[metrics]`.
     pub metric: String,
-    /// The number in Redis at the last look.
+    /// The value in Redis at the last measurement.
     pub redis: i64,
-    /// Its true number as of the same cut.
+    /// The true value as of the same cut.
     pub mysql: i64,
-    /// Its number in `counter` when that was read.
+    /// The value in `counter` when it was read.
     pub counter: Option<i64>,
-    /// Its like records then; only where they were counted.
+    /// The number of its like records at that time; only if they were counted.
     pub rows: Option<i64>,
-    /// What was added to Redis.
+    /// The amount that was added to Redis.
     pub added: i64,
-    /// What was found of it, and done about it.
+    /// The result of the comparison.
     pub verdict: Verdict,
 }
 
-/// Drifted targets that a report lists at most: the numbers tell of the rest.
+/// Maximum number of listed drifted counters. The totals include the rest.
 pub(super) const LISTED_MAX: usize = 20;
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Targets that were compared.
+    /// Counters that were compared.
     pub checked: u64,
-    /// Rows of `counter` that were listed: a target has one for each partition that wrote it.
+    /// Listed rows of `counter`: a target has one for each partition that wrote it.
     pub done: u64,
-    /// All rows, by the server's statistics; `None` before that is known.
+    /// All rows, by the server's statistics; `None` until that is known.
     pub total: Option<u64>,
-    /// Off at two measurements.
+    /// Wrong at two measurements.
     pub drifted: u64,
-    /// Suspects that are to be measured again.
+    /// Suspects that must be measured again.
     pub pending: u64,
     /// The last target of the last page.
     pub place: Option<String>,
-    /// Why the run waits; `None` while it doesn't.
+    /// Why the run waits; `None` while it does not wait.
     pub waiting: Option<String>,
 }
 
@@ -194,15 +193,15 @@ impl Report {
         Self { mode: mode.name(), dry_run, lists_all, clean: true, ..Self::default() }
     }
 
-    /// Notes why the run ended early.
+    /// Records why the run ended early.
     pub(super) fn end(&mut self, ended: End, why: String) {
         self.ended = ended;
         self.ended_early = Some(why);
     }
 
-    /// Whether nothing was off, from the first target on.
+    /// Whether nothing was wrong, from the first target on.
     pub(super) fn is_clean(&self) -> bool {
-        // Every field is here, so that a new number does not compile before somebody decides whether it is clean.
+        // Every field is named here. So a new number does not compile until someone decides whether it counts as clean.
         let Self {
             clean,
             drifted,

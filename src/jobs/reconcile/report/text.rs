@@ -1,4 +1,4 @@
-//! Reports and progress in words.
+//! Reports and progress as text.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::config::LIKE;
 use crate::jobs::reconcile::JOB;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
-/// A row of `name value` pairs; nothing where all are zero.
+/// A row of `name value` pairs; empty if all are zero.
 fn write_row<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     title: &str,
@@ -22,7 +22,7 @@ fn write_row<const N: usize>(
     if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
 }
 
-/// One line for a log; with `{:#}` more of them, for a person.
+/// One line for a log; with `{:#}` several lines for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
@@ -33,8 +33,8 @@ impl fmt::Display for Report {
             (self.undecided, "undecided (events too close to the cuts)"),
             (self.unknown, "unknown (bucket not loaded)"),
             (self.left, "left for the next run"),
-            (self.phantoms, "in Redis alone"),
-            (self.counters_off, "rows of counter off"),
+            (self.phantoms, "only in Redis"),
+            (self.counters_off, "wrong rows of counter"),
             (self.buckets_loaded, "lost buckets loaded"),
             (self.counters_loaded, "counters in them"),
             (self.waited_s, "seconds waited for the servers"),
@@ -46,7 +46,7 @@ impl fmt::Display for Report {
         if !self.foreign.is_empty() {
             write!(
                 f,
-                "; keys that hold no bucket: {}: delete them, and the next run loads them",
+                "; keys with another type than a bucket: {}: delete them, and the next run loads them",
                 self.foreign.join(", ")
             )?;
         }
@@ -61,7 +61,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// What follows the sentence, for a person: a line for each of several facts, and for each listed target.
+    /// The details for a person: a line for each of several facts, and for each listed target.
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
@@ -89,7 +89,7 @@ impl Report {
             write!(f, "\n  slice           from {after} to {until}")?;
         }
         if let Some(in_flight) = self.in_flight {
-            write!(f, "\n  on the way      {in_flight} messages, of whichever target")?;
+            write!(f, "\n  in flight       {in_flight} messages, of any target")?;
         }
         for line in &self.targets {
             let TargetReport { target, metric, redis, mysql, counter, rows, added, verdict } = line;
@@ -125,14 +125,14 @@ impl RunProgress for Progress {
     fn words(&self, elapsed: Duration) -> String {
         let mut text = format!("{} counters checked", self.checked);
         if let Some(percent) = percent(self.done, self.total) {
-            // A String can't fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, " (about {percent} %)");
         }
         let _ = write!(text, ", {} a second", rate(self.checked, elapsed));
         if let Some(left) = left(self.done, self.total, elapsed) {
             let _ = write!(text, ", about {} left", spoken(left));
         }
-        let _ = write!(text, ", {} drifted, {} to be looked at again", self.drifted, self.pending);
+        let _ = write!(text, ", {} drifted, {} to be measured again", self.drifted, self.pending);
         if let Some(place) = &self.place {
             let _ = write!(text, ", now after {place}");
         }
@@ -210,7 +210,7 @@ mod tests {
             clean: false,
             lists_all: false,
             ended: End::Stopped,
-            ended_early: Some("it was told to stop".to_owned()),
+            ended_early: Some("it was stopped".to_owned()),
             in_flight: Some(16),
             targets: vec![line],
         };
@@ -218,15 +218,15 @@ mod tests {
             format!("{report:#}"),
             "full: 100 counters checked, 80 exact, 1 drifted by 9 in all, 2 repaired, 3 transient, 4 judged while busy, \
              5 undecided (events too close to the cuts), 6 unknown (bucket not loaded), 7 left for the next run, \
-             8 in Redis alone, 10 rows of counter off, 11 lost buckets loaded, 12 counters in them, \
-             13 seconds waited for the servers; keys that hold no bucket: a, b: delete them, and the next run loads them; \
-             a dry run: nothing was changed; ended early: it was told to stop\n  \
+             8 only in Redis, 10 wrong rows of counter, 11 lost buckets loaded, 12 counters in them, \
+             13 seconds waited for the servers; keys with another type than a bucket: a, b: delete them, and the next run loads them; \
+             a dry run: nothing was changed; ended early: it was stopped\n  \
              drift by size   1: 1, 2-9: 2, 10-99: 3, 100+: 4\n  \
              waits for       Threads_running: 1, Redis' latency: 2, partitions' depth: 3, replicas' lag: 4\n  \
              time by step    rebuild: 1.2 s, list: 0.0 s, sample: 0.1 s, fence: 0.2 s, read: 0.3 s, repair: 0.4 s, \
              phantoms: 0.5 s\n  \
              slice           from video:1 to the last\n  \
-             on the way      16 messages, of whichever target\n  \
+             in flight       16 messages, of any target\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"
         );
         let short = Report { mode: "changed", checked: 2, exact: 2, ..Report::default() };
@@ -239,7 +239,7 @@ mod tests {
         let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
         assert_eq!(
             progress.words(Duration::from_secs(10)),
-            "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
+            "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be measured again"
         );
         progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
         assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));

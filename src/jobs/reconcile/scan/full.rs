@@ -1,4 +1,4 @@
-//! Every counter that MySQL or Redis knows, kind by kind. A run that ended early is resumed where it ended.
+//! Compares every counter in MySQL or Redis, kind by kind. A run that ended early is resumed where it ended.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,21 @@ use crate::jobs::reconcile::context::{JOB, Mode, RunContext};
 use crate::jobs::reconcile::orphans::Orphans;
 use tallyd_core::model::{Kind, Micros, TargetId};
 
-/// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their orphans.
+/// The progress of a full run: the kind's targets are compared up to this one. All kinds before it are compared with
+/// their orphans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
     layout: String,
-    /// Whether nothing was off, from the first target on.
+    /// Whether nothing was wrong, from the first target on.
     clean: bool,
-    /// When the run began that went from the first target on, by Redis' clock.
+    /// When the run began that started with the first target, by Redis' clock.
     began: i64,
     kind: u8,
     target_id: u64,
 }
 
-/// A run to go on from.
+/// An earlier run that is resumed.
 struct Resumed {
     run: u64,
     checkpoint: Checkpoint,
@@ -36,7 +37,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // What a resumed run loads was compared before it was lost.
+    // Counters that a resumed run loads were compared before they were lost.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -44,7 +45,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         Some(checkpoint) => Micros(checkpoint.began),
         None => comparer.measure.fenced_now().await?,
     };
-    // For the progress bar alone. Nobody knows how much is left of a resumed run.
+    // Only for the progress bar. For a resumed run the remaining amount is unknown.
     let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
     run.progress.send_modify(|progress| progress.total = total);
     for (kind, name) in servers.names.all() {
@@ -68,10 +69,10 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         }
         Orphans::new(comparer, kind, name).compare_all(known).await?;
     }
-    // What was left out is compared by the next changed run if this one notes no cut.
+    // If this run records no cut, the next `changed` run compares what was skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // What another run has compared can have gone back since.
+        // Counters that an earlier run compared can have gone back since.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }
@@ -79,7 +80,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     Ok(())
 }
 
-/// Where to go on; `None` from the first target on.
+/// Where to resume; `None` to start with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
     if !run.options.resume {
@@ -89,7 +90,7 @@ async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let Some((resumed, text)) = servers.store.last_checkpoint(JOB, mode, run.number, true).await? else {
         return Ok(None);
     };
-    let checkpoint: Checkpoint = serde_json::from_str(&text).context("read how far the last run came")?;
+    let checkpoint: Checkpoint = serde_json::from_str(&text).context("read the checkpoint of the last run")?;
     if checkpoint.layout != servers.cache.keys.layout().full_name() {
         return Ok(None);
     }
@@ -99,7 +100,7 @@ async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
         run = resumed,
         kind,
         target_id,
-        "going on after {kind}:{target_id}, where run {resumed} ended"
+        "resuming after {kind}:{target_id}, where run {resumed} ended"
     );
     Ok(Some(Resumed { run: resumed, checkpoint }))
 }

@@ -1,5 +1,5 @@
-//! Which counters a run compares, and in which order: those of some targets, those that changed, all of them, or a slice of
-//! all.
+//! Selects the counters that a run compares, and their order: those of some targets, those that changed, all of them,
+//! or a slice of all.
 
 mod full;
 mod ranges;
@@ -19,7 +19,7 @@ use super::report::{Report, Steps};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 
-/// Counters that one run compares first, because they were kept for it.
+/// Maximum number of kept counters that one run compares first.
 const KEPT_MAX: usize = 5_000;
 
 /// Compares the counters of some targets.
@@ -31,7 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares what changed from the last run's cut until now, by Redis' clock; what was kept for this run comes first.
+/// Compares what changed from the last run's cut until now, by Redis' clock. Counters that were kept for this run come
+/// first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
@@ -54,22 +55,23 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Up to where everything has been compared. Redis has a note of it beside MySQL's, which goes back in time together with
-/// its counters.
+/// The time up to which everything has been compared. It is recorded in MySQL and in Redis. If Redis goes back in time,
+/// its record goes back together with its counters.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // The note was lost with buckets that are loaded now, or unknown.
+        // The record was lost with buckets that are loaded now, or unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
     };
     Ok(by_mysql.min(by_redis))
 }
 
-/// Their suspects are not rechecked alone: the limits would take the drifted ones of so few counters for too many.
+/// Compares the kept counters. Their suspects are not rechecked separately: with so few counters the drifted ones would
+/// exceed the percentage of the safety limit.
 async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Result<()> {
     for page in kept.chunks(comparer.throttle.page()) {
         if comparer.run.early_end.is_due() {
@@ -80,7 +82,7 @@ async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Resul
     Ok(())
 }
 
-/// Compares what changed since `start`, the newest first, without those that are `compared` already.
+/// Compares what changed since `start`, newest first, without the counters in `compared`.
 async fn compare_since(comparer: &mut Comparer<'_>, start: Micros, compared: &[CounterKey]) -> Result<()> {
     let run = comparer.run;
     let mut before = ChangedBefore::NEWEST;

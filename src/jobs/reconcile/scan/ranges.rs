@@ -1,4 +1,4 @@
-//! All counters of a kind, by ranges of ids.
+//! Compares all counters of a kind, by ranges of ids.
 //!
 //! While MySQL recounts one range, the next one is listed, sampled and fenced.
 
@@ -14,20 +14,20 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Likes that a range of several targets has at most: each is a row to recount, and no snapshot should last long.
+/// Maximum number of likes in a range of several targets: each is a row to recount, and a snapshot must not last long.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// How long counters are suspects at most before they are rechecked: what a run that resumes this one may have to repeat.
+/// Maximum time until suspects are rechecked. A run that resumes this one repeats at most this much.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares ranges of a run, within its slice.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// How many rows of `counter` are left of the slice. `None` where there is no slice.
+    /// Remaining rows of `counter` in the slice; `None` if there is no slice.
     slice_left: Option<u64>,
 }
 
-/// One range that waits to be read.
+/// A range that is ready to be read.
 struct Listed {
     sampled: SampledRange,
     /// How long listing, sampling and fencing took.
@@ -35,12 +35,12 @@ struct Listed {
 }
 
 impl<'r, 'a> Ranges<'r, 'a> {
-    /// Of all counters.
+    /// Ranges of all counters.
     pub(super) fn all(comparer: &'r mut Comparer<'a>) -> Self {
         Self { comparer, slice_left: None }
     }
 
-    /// Of the next `rows` rows of `counter`.
+    /// Ranges of the next `rows` rows of `counter`.
     pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
@@ -50,8 +50,8 @@ impl<'r, 'a> Ranges<'r, 'a> {
         self.slice_left == Some(0)
     }
 
-    /// Compares the kind's targets after `after`, until the end of the kind or of the slice; returns the last target.
-    /// `checkpoint` writes down how far the run has come, and whether nothing was off until there.
+    /// Compares the kind's targets after `after`, until the end of the kind or of the slice. Returns the last target.
+    /// `checkpoint` encodes how far the run has come, and whether nothing was wrong so far.
     pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,
@@ -120,7 +120,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(Some(Listed { sampled, took: began.elapsed() }))
     }
 
-    /// Compares a range in which `counter` lacks many targets, which it gets by this.
+    /// Compares a range in which many targets have no row of `counter`. The comparison adds the rows.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let run = self.comparer.run;
         let like = run.servers.metrics.like();
@@ -137,7 +137,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
             without.retain(|key| keys.binary_search(key).is_err());
             self.comparer.compare_page(&keys).await?;
         }
-        // Those that have a counter, but no like records.
+        // Targets that have a counter, but no like records.
         self.comparer.compare(&without.into_iter().collect::<Vec<_>>()).await
     }
 }

@@ -1,8 +1,8 @@
-//! A full run in slices: each scrub goes on where the last one ended, so that a large table is verified once a day, or
-//! once a week, at a low and steady cost.
+//! A full run in slices. Each scrub resumes where the last one ended. So a large table is verified once a day, or once
+//! a week, at a low and steady cost.
 //!
-//! A slice is a number of rows of `counter`, in the order of kinds and ids, and as large a part of each kind's buckets, which
-//! are searched for orphans. The two go round independently of each other.
+//! A slice has a number of rows of `counter`, in the order of kinds and ids. It also has an equally large part of each
+//! kind's buckets, which are searched for orphans. Rows and buckets are traversed independently of each other.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::jobs::reconcile::report::Slice;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 
-/// Rows of `counter` that a slice has at least: small tables need no patience, and statistics may be off.
+/// Minimum number of rows of `counter` in a slice: small tables are compared quickly, and statistics can be inaccurate.
 const SLICE_MIN: u64 = 10;
 
 /// Before the first target of all.
@@ -37,14 +37,14 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     let parts = servers.limits.scrub_parts.max(1);
     let last = servers.store.last_checkpoint(JOB, Mode::Scrub.name(), run.number, false).await?;
     let last: Place = match last {
-        Some((_, text)) => serde_json::from_str(&text).context("read where the last slice ended")?,
+        Some((_, text)) => serde_json::from_str(&text).context("read the checkpoint of the last slice")?,
         None => Place::default(),
     };
     let rows = servers.store.estimate_counters().await?.div_ceil(parts).max(SLICE_MIN);
     run.progress.send_modify(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // Buckets first: they are few, and a run whose time is short gets round them, too.
+    // Buckets first: they are few. So a run with little time also gets through all of them.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
@@ -53,7 +53,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
             break;
         }
         let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
-        // Noted page by page: a run that is killed loses one.
+        // Recorded page by page: a run that is killed loses one page.
         let checkpoint = |id, _| place(Target { kind, id });
         let id = slice.compare_kind(kind, after, &mut KnownByBucket::default(), checkpoint).await?;
         reached = Target { kind, id };
@@ -69,7 +69,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     comparer.note_checkpoint(&place(next)?).await
 }
 
-/// Searches the next buckets of each kind; returns the bucket that follows them.
+/// Searches the next buckets of each kind. Returns the bucket that follows them.
 async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> Result<u32> {
     let run = comparer.run;
     let buckets = run.servers.cache.keys.buckets();
@@ -85,7 +85,7 @@ async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> R
     Ok(until % buckets)
 }
 
-/// The place that follows `reached`, from which the next slice goes on.
+/// The place after `reached`, where the next slice begins.
 fn after(servers: &Servers, reached: Target) -> Target {
     if reached.id < LAST {
         return reached;
@@ -94,7 +94,7 @@ fn after(servers: &Servers, reached: Target) -> Target {
     next_kind.map_or(BEGINNING, |(kind, _)| Target { kind, id: TargetId(0) })
 }
 
-/// A place in words; `None` where it is before the first target of all.
+/// A place as text; `None` if it is before the first target of all.
 fn place_of(servers: &Servers, place: Target) -> Option<String> {
     (place.kind != Kind(0)).then(|| servers.name(place))
 }
