@@ -209,7 +209,7 @@ impl JobError {
 
 impl From<anyhow::Error> for JobError {
     fn from(error: anyhow::Error) -> Self {
-        // The text includes the context that was added on the way up.
+        // The text includes the context that callers added.
         let text = format!("{error:#}");
         let error = match error.downcast() {
             Ok(Self::NotNow(_)) => return Self::NotNow(text),

@@ -107,8 +107,8 @@ impl Session<'_> {
 
     /// Closes the channel. In one step the broker then requeues what was not acknowledged and activates the next
     /// consumer, so no fence passes an event that this session holds. A cancelled consumer would keep its messages
-    /// while the next one is active. Waits for the running transaction, which commits or fails. Returns the writer,
-    /// unless the transaction panicked.
+    /// while the next one is active. Waits for the running transaction, which commits or fails. Returns the writer
+    /// if none was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();
