@@ -1,5 +1,5 @@
--- The maps in use ([[map]]: events of a site's own JSON), each with its queue. A row is written before the queue is bound. So a process that
--- waits for all events in flight knows the queue, even if its configuration does not have the map.
+-- Which maps are in use ([[map]]: events of a site's own JSON), each with a queue of its own: noted before the queue is bound, so that whoever waits
+-- for all events in flight knows the queue, whatever its configuration has.
 CREATE TABLE IF NOT EXISTS map_in_use (
     number   TINYINT UNSIGNED NOT NULL COMMENT 'its partition is 60000 and this',
     name     VARCHAR(32)      NOT NULL,
