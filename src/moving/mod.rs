@@ -1,5 +1,5 @@
-//! Commands that bring a site's data in, compare it, or take it out. A person starts each, as a run under a lock of its own; none runs in a
-//! daemon.
+//! Commands that import, compare, export or erase a site's data. An operator starts each of them, as a run with its own lock. No daemon runs
+//! them.
 
 pub mod compare;
 pub mod erase;

@@ -1,6 +1,6 @@
-//! `tallyd compare`: an older site's numbers beside tallyd's.
+//! `tallyd compare`: the numbers of an older site beside tallyd's.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use sqlx::AssertSqlSafe;
 
 use crate::common::{DEADLINE, World, stderr, stdout};
 
-/// The account needs to SCAN, as for filters.
+/// The account needs the right to SCAN, as for filters.
 const SETTINGS: &str = "[filter]\n";
 
 async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Targets 1 to `targets` in `counter`, each with its id as its number.
+/// Targets 1 to `targets` in `counter`. Each has its id as its number.
 async fn counted(world: &World, targets: u64) {
     let rows: Vec<String> = (1..=targets).map(|id| format!("(1, {id}, 1, 0, {id}, '2026-01-01')")).collect();
     let sql = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES";
@@ -35,7 +35,7 @@ async fn set(world: &World, id: impl std::fmt::Display, value: impl std::fmt::Di
         .unwrap();
 }
 
-/// The report, and how the command ended.
+/// The report and the exit code.
 fn compared(world: &World, source: &[&str]) -> (Value, Option<i32>) {
     let output = world.tallyd(&[&["compare", "--format", "json"], source].concat());
     let report = serde_json::from_slice(&output.stdout);
@@ -54,7 +54,8 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     for id in 1..=30 {
         set(&world, id, id).await;
     }
-    // Less by 1, more by 3, less by 500; junk, and one of another type; unknown to the older site; unknown to tallyd; zero there.
+    // Lower by 1, higher by 3, lower by 500; junk, and another type; unknown to the older site; unknown to tallyd; zero
+    // there.
     for (id, value) in [("3", "4"), ("4", "1"), ("6", "506"), ("5", "many"), ("99", "7"), ("98", "0"), ("today", "1")] {
         set(&world, id, value).await;
     }
@@ -64,7 +65,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     let before = world.counters().await;
     let pattern = key(&world, "{id}");
     let (report, code) = compared(&world, &["--keys", &pattern]);
-    assert_eq!(code, Some(0), "the first run has nothing to grow from: {report}");
+    assert_eq!(code, Some(0), "the first run has no earlier one: {report}");
     let fields =
         ["checked", "equal", "transient", "differ", "drift_sum", "missing_old", "missing_tallyd", "unreadable"];
     assert_eq!(numbers(&report, fields), [30, 25, 0, 5, 513, 1, 1, 2], "{report}");
@@ -74,7 +75,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     assert_eq!(worst[0], json!({ "target": "video:6", "old": 506, "tallyd": 6, "drift": -500 }), "{report}");
     assert_eq!(worst[1], json!({ "target": "video:99", "old": 7, "tallyd": null, "drift": -7 }), "{report}");
     let text = stdout(&world.tallyd(&["compare", "--keys", &pattern]));
-    assert!(text.contains("5 differ by 513 in all") && text.contains("it does not grow"), "{text}");
+    assert!(text.contains("5 differ by 513 in total") && text.contains("the difference does not grow"), "{text}");
     assert!(text.contains("video:2: tallyd 2, the older site none, +2"), "{text}");
     assert_eq!(world.counters().await, before);
     assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0);
@@ -112,7 +113,7 @@ async fn a_query_of_the_old_table_is_compared_page_by_page() {
     }
     let lost = world.tallyd(&["compare", "--query", &query.replace("old_post", "gone")]);
     assert_eq!(lost.status.code(), Some(1));
-    assert!(stderr(&lost).contains("--query: MySQL does not run the query"), "{}", stderr(&lost));
+    assert!(stderr(&lost).contains("--query: MySQL rejects the query"), "{}", stderr(&lost));
     world.close().await;
 }
 
@@ -173,7 +174,7 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     let third = format!("\"GET\" \"{}\"", key(&world, 3));
     let looked = async { while !commands.next().await.unwrap().contains(&third) {} };
     tokio::time::timeout(DEADLINE, looked).await.expect("the first look reads the third key");
-    // The first look has seen all three: what was in flight of two of them arrives.
+    // The first look has seen all three. Now the events in flight of two of them arrive.
     set(&world, 1, 1).await;
     set(&world, 2, 2).await;
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();

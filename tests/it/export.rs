@@ -1,6 +1,6 @@
-//! `tallyd export`: the site's old table, kept current after the cut-over.
+//! `tallyd export`: the site's old table is kept up to date after the cut-over.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -59,7 +59,7 @@ fn liked(model: &Model) -> BTreeSet<(u64, u64)> {
     liked.map(|((target, user), _)| (target.id.0, user.0)).collect()
 }
 
-/// What the old table says.
+/// The rows of the old table.
 async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
     let sql = format!("SELECT CAST(post_id AS UNSIGNED), CAST(user_id AS UNSIGNED) FROM old_likes WHERE {condition}");
     let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
@@ -69,14 +69,14 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // From before the cut-over: one stays, one is unliked since.
+    // From before the cut-over: one stays, one was unliked since.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
     model.apply(&unlike);
     world.publish(&publisher, &[body(&unlike)]).await;
     click(&world, &publisher, &mut dice, &mut model, 600).await;
-    // An event that comes two hours late is not seen.
+    // An event that arrives two hours late is not exported.
     let at = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(7_200));
     let late = LikeEvent { target: target(3), user: UserId(902), at, liked: true };
     world.publish(&publisher, &[body(&late)]).await;
@@ -127,7 +127,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;
     eventually("each row has its time, unlikes too", || async { world.count(times).await == rows }).await;
-    // Killed, it goes on from its last pass, once its lease has ended.
+    // After a kill it continues from its last pass, once its lease has ended.
     running.kill().unwrap();
     running.wait().unwrap();
     click(&world, &publisher, &mut dice, &mut model, 200).await;
@@ -155,7 +155,7 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
     };
-    refused(&["old", "--resume"], 1, "no run of old has noted how far it came: say --since, the time of the cut-over");
+    refused(&["old", "--resume"], 1, "no run of old has noted its progress: add --since with the time of the cut-over");
     refused(&["new", "--since", "1h"], 64, "no [[export]] is new: there are old");
     refused(&["old"], 64, "required arguments were not provided");
     refused(&["old", "--since", "1h", "--resume"], 64, "cannot be used with");
@@ -163,7 +163,7 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     world.drained(&publisher).await;
     run(&world, "RENAME TABLE old_likes TO moved_likes").await;
     refused(&["old", "--since", "1h"], 1, "[[export]] old: the server refuses a row from target ");
-    // One row that does not fit leaves none of its transaction.
+    // If one row does not fit, none of its transaction is written.
     run(&world, "CREATE TABLE old_likes (post_id BIGINT, user_id TINYINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))").await;
     let far = LikeEvent { target: target(30), user: UserId(70_000), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&far)]).await;

@@ -1,12 +1,13 @@
-//! An older site's numbers beside tallyd's (`counter`), while both count: how many targets differ, by how much, and whether that grows from
-//! run to run.
+//! Compares an older site's numbers with tallyd's (`counter`), while both count. It reports how many targets differ, by how much, and
+//! whether that grows from run to run.
 //!
-//! The way of a page of targets: read both sides -> what differs is *suspect* -> look at the suspects again, [`LOOKS_APART`] later -> what
-//! differs at both looks, in one direction, *differs* by the smaller of the two. Events in flight, which one side has before the other, are
-//! off at one look. A target that is liked all the time can have some at both: the trend tolerates that.
+//! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again, [`LOOKS_APART`] later.
+//! A target that differs in both checks, in one direction, *differs* by the smaller difference. In-flight events reach one side before the
+//! other, and so cause a difference in one check only. A target that is liked all the time can have such events in both checks. The trend
+//! tolerates that.
 //!
-//! Keys are read by the targets of `counter`, and then searched for targets that `counter` lacks. A query is read page by page beside
-//! `counter`, in one snapshot.
+//! Keys are read for the targets of `counter`. Then the keys are searched for targets that `counter` lacks. A query is read page by page
+//! together with `counter`, in one snapshot.
 //!
 //! A comparison must never change a number or a key.
 
@@ -37,30 +38,30 @@ use tallyd_core::trend::{Found, series};
 use tallyd_mysql::ranges::LAST;
 use tallyd_rabbitmq::Publisher;
 
-/// Between the two looks at a suspect.
+/// Time between the two checks of a suspect.
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
 
-/// Once so many targets are suspect they are looked at again.
+/// At this many suspects, they are checked again.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// Targets of a page at most.
+/// The most targets in a page.
 const PAGE_TARGETS: usize = 10_000;
 
-/// Earlier runs that a report shows.
+/// The most earlier runs that a report shows.
 const EARLIER_MAX: u64 = 10;
 
 const JOB: &str = CommandName::Compare.name();
 
-/// Where the older site has its numbers.
+/// Place of the older site's numbers.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// In keys of Redis.
     Keys(Template),
-    /// In a table, by a query as that of a `[[recount]]`.
+    /// In a table, read by a query like that of a `[[recount]]`.
     Query(Query),
 }
 
-/// What is compared.
+/// The numbers to compare.
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub source: Source,
@@ -69,7 +70,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The name by which runs over the same numbers know each other.
+    /// The mode of the run. Runs over the same numbers have the same mode, so that a run finds the earlier ones.
     fn mode(&self) -> String {
         let (of, text) = match &self.source {
             Source::Keys(template) => ("keys", template.to_string()),
@@ -79,7 +80,7 @@ impl Subject {
     }
 }
 
-/// One run.
+/// One comparison.
 struct Run<'a> {
     sides: Sides<'a>,
     subject: &'a Subject,
@@ -94,7 +95,7 @@ struct Run<'a> {
 /// Compares once, under the job's lock, and notes the result for later runs.
 ///
 /// # Errors
-/// [`JobError::Refused`] with what is wrong with the query; a server fails.
+/// [`JobError::Refused`] with the problem of the query. Also fails if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -108,7 +109,7 @@ pub async fn run(
         let (progress, shown) = watch::channel(Progress::default());
         let ran = tokio::select! {
             ran = compare(servers, config, (subject, number), progress, stop) => ran,
-            () = follow(to, shown) => Err(anyhow!("nobody is shown the run any longer")),
+            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
         };
         let mut report = ran?;
         report.note_trend(&earlier(servers, &subject.mode()).await?);
@@ -145,12 +146,12 @@ async fn compare(
     };
     run.compare_all().await?;
     if stop.is_cancelled() {
-        run.report.end(End::Stopped, "told to stop: it is not compared with other runs");
+        run.report.end(End::Stopped, "told to stop: this run is not compared with earlier ones");
     }
     Ok(run.report)
 }
 
-/// The results of earlier runs that were done, newest first.
+/// The results of earlier successful runs, newest first.
 async fn earlier(servers: &Servers, mode: &str) -> Result<Vec<Earlier>> {
     let rows = servers.store.ended_runs(JOB, mode, Micros(0), EARLIER_MAX).await?;
     let earlier = rows.into_iter().filter(|row| row.outcome == "done").filter_map(|row| {
@@ -181,7 +182,7 @@ impl Run<'_> {
         self.look_again().await
     }
 
-    /// Takes what a look saw of a page.
+    /// Adds the results of a first check to the report and the suspects.
     async fn take(&mut self, page: Page) -> Result<()> {
         let Page { looks, unreadable, .. } = page;
         self.report.unreadable += unreadable;
@@ -211,7 +212,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until the servers have time for a page; whether there is to be one.
+    /// Waits until the servers are ready for a page. Returns false at the stop.
     async fn wait(&mut self) -> Result<bool> {
         let progress = &self.progress;
         let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));

@@ -1,4 +1,4 @@
-//! What a comparison found, for people and for programs; and how far it is.
+//! The report and the progress of a comparison.
 
 use std::fmt;
 use std::time::Duration;
@@ -34,33 +34,33 @@ pub struct Report {
     pub metric: String,
     /// Targets that either side knows.
     pub checked: u64,
-    /// The same at the first look.
+    /// Targets with equal numbers at the first check.
     pub equal: u64,
-    /// Different at the first look, and the same or different in the other direction at the second: events in flight.
+    /// Targets that differed at the first check, and were equal or differed in the other direction at the second: events in flight.
     pub transient: u64,
-    /// Different at both looks, in one direction.
+    /// Targets that differed at both checks, in one direction.
     pub differ: u64,
-    /// Of those, unknown to the older site.
+    /// Differing targets that the older site does not have.
     pub missing_old: u64,
-    /// Of those, without a row in `counter`.
+    /// Differing targets without a row in `counter`.
     pub missing_tallyd: u64,
-    /// Keys that hold no number; they are not compared.
+    /// Keys that hold no number. They are not compared.
     pub unreadable: u64,
-    /// The sum of all drifts, without signs.
+    /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// Where tallyd has more, by size.
+    /// Targets of which tallyd has more, by size.
     pub tallyd_more: Sizes,
-    /// Where tallyd has less, by size.
+    /// Targets of which tallyd has less, by size.
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
     /// Earlier runs over the same numbers, the newest first.
     pub earlier: Vec<Earlier>,
-    /// In what it grows; `None` where it does not.
+    /// The number that grows from run to run. `None` if none grows.
     pub grows: Option<String>,
     /// How the run ended.
     pub ended: End,
-    /// Why it ended before all was compared, where it did.
+    /// Reason for ending before everything was compared.
     pub ended_early: Option<String>,
 }
 
@@ -70,7 +70,7 @@ pub struct TargetReport {
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,
-    /// What tallyd has more, at both looks.
+    /// The drift at both checks. Positive if tallyd has more.
     pub drift: i64,
 }
 
@@ -83,7 +83,7 @@ pub struct Earlier {
     pub found: Found,
 }
 
-/// Targets that a report names at most.
+/// The most targets that a report names.
 const WORST_MAX: usize = 20;
 
 impl Report {
@@ -101,9 +101,9 @@ impl Report {
         self.ended_early = Some(why.to_owned());
     }
 
-    /// Judges a target by two looks.
+    /// Judges a target by two checks.
     pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
-        // What would have to be added to tallyd's number.
+        // The delta is the correction of tallyd's number, so the drift is its negative.
         let drift = -confirmed_delta(first.drift(), second.drift());
         if drift == 0 {
             self.transient += 1;
@@ -122,7 +122,7 @@ impl Report {
         }
     }
 
-    /// Notes earlier runs, and whether this one found more than the newest of them.
+    /// Notes earlier runs, and whether this run found more than the newest one.
     pub(super) fn note_trend(&mut self, earlier: &[Earlier]) {
         self.keep_worst();
         self.earlier = earlier.to_vec();
@@ -150,14 +150,14 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` more of them, for a person.
+/// One line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, kind, metric, checked, equal, differ, transient, drift_sum, .. } = self;
         write!(f, "{kind} {metric}, {source}: {checked} targets compared, {equal} equal, {transient} transient, ")?;
-        write!(f, "{differ} differ by {drift_sum} in all")?;
+        write!(f, "{differ} differ by {drift_sum} in total")?;
         for (count, what) in [
-            (self.missing_old, "unknown to the older site"),
+            (self.missing_old, "missing on the older site"),
             (self.missing_tallyd, "without a row in counter"),
             (self.unreadable, "keys without a number"),
         ] {
@@ -167,9 +167,9 @@ impl fmt::Display for Report {
         }
         match (&self.grows, self.earlier.is_empty(), &self.ended_early) {
             (_, _, Some(why)) => write!(f, "; ended early: {why}")?,
-            (Some(why), ..) => write!(f, "; it grows: {why}")?,
-            (None, true, None) => f.write_str("; the first run: nothing to compare it with")?,
-            (None, false, None) => f.write_str("; it does not grow")?,
+            (Some(why), ..) => write!(f, "; the difference grows: {why}")?,
+            (None, true, None) => f.write_str("; this is the first run, so the trend is unknown")?,
+            (None, false, None) => f.write_str("; the difference does not grow")?,
         }
         if f.alternate() { self.write_details(f) } else { Ok(()) }
     }
@@ -196,7 +196,7 @@ impl Report {
         for Earlier { ended_at, found: Found { checked, differ, drift_sum } } in &self.earlier {
             let ended = Timestamp::from_microsecond(*ended_at).unwrap_or(Timestamp::MIN);
             let ended = ended.strftime("%Y-%m-%d %H:%M:%S UTC");
-            write!(f, "\n  {ended}: {differ} of {checked} differed by {drift_sum} in all")?;
+            write!(f, "\n  {ended}: {differ} of {checked} differed by {drift_sum} in total")?;
         }
         Ok(())
     }
@@ -206,9 +206,9 @@ impl Report {
 pub(super) struct Progress {
     pub checked: u64,
     pub differ: u64,
-    /// To be looked at again.
+    /// Suspects to check again.
     pub pending: u64,
-    /// Why the run waits; `None` while it doesn't.
+    /// Why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 
@@ -223,9 +223,7 @@ impl RunProgress for Progress {
         let Self { checked, differ, pending, waiting } = self;
         let rate = rate(*checked, elapsed);
         let waiting = waiting.as_ref().map_or_else(String::new, |reason| format!(", waiting: {reason}"));
-        format!(
-            "{checked} targets compared, {rate} a second, {differ} differ, {pending} to be looked at again{waiting}"
-        )
+        format!("{checked} targets compared, {rate} a second, {differ} differ, {pending} to check again{waiting}")
     }
 
     fn say(&self, elapsed: Duration) {
@@ -268,13 +266,16 @@ mod tests {
     fn a_report_tells_whether_it_grows() {
         let mut report = Report { differ: 30, checked: 100, ..Report::default() };
         report.note_trend(&[]);
-        assert!(report.to_string().ends_with("the first run: nothing to compare it with"), "{report}");
+        assert!(report.to_string().ends_with("this is the first run, so the trend is unknown"), "{report}");
         let before = |differ| Earlier { ended_at: 0, found: Found { checked: 100, differ, drift_sum: 0 } };
         report.note_trend(&[before(19), before(90)]);
-        assert!(report.to_string().ends_with("it grows: targets that differ: 30, 19 in the run before"), "{report}");
+        assert!(
+            report.to_string().ends_with("the difference grows: targets that differ: 30, 19 in the run before"),
+            "{report}"
+        );
         report.note_trend(&[before(20)]);
         let text = format!("{report:#}");
-        assert!(text.contains("it does not grow\n"), "{text}");
-        assert!(text.ends_with("\n  1970-01-01 00:00:00 UTC: 20 of 100 differed by 0 in all"), "{text}");
+        assert!(text.contains("the difference does not grow\n"), "{text}");
+        assert!(text.ends_with("\n  1970-01-01 00:00:00 UTC: 20 of 100 differed by 0 in total"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Both sides of a comparison: the older site's numbers and `counter`.
+//! The two sides of a comparison: the older site's numbers and `counter`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,32 +16,32 @@ use tallyd_mysql::recounts::{Answer, Question};
 use tallyd_mysql::site_query::{QueryError, Statement};
 use tallyd_redis::scan::{Held, ScanCursor};
 
-/// How long the query can take for a page.
+/// Time limit of the query for one page.
 const QUERY_MAX: Duration = Duration::from_secs(30);
 
 const ACTION: &str = "search for the site's keys";
 
-/// What one look saw of a target.
+/// The numbers of a target at one check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The older site's number; `None` where it has none.
+    /// The older site's number, or `None` if it has none.
     pub old: Option<i64>,
-    /// The number in `counter`; `None` where there is no row.
+    /// The number in `counter`, or `None` if there is no row.
     pub counted: Option<i64>,
 }
 
 impl Look {
-    /// By how much tallyd has more.
+    /// Positive if tallyd has more.
     pub(super) fn drift(&self) -> i64 {
         self.counted.unwrap_or(0).saturating_sub(self.old.unwrap_or(0))
     }
 }
 
-/// What a look saw of some targets.
+/// The numbers of some targets at one check.
 #[derive(Default)]
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
-    /// The last target that it is about.
+    /// The last target that the page covers.
     pub until: TargetId,
     /// Keys that hold no number.
     pub unreadable: u64,
@@ -50,7 +50,7 @@ pub(super) struct Page {
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// Of a query: the pages that have suspects.
+    /// Pages of a query that have suspects.
     pages: Vec<(TargetId, TargetId)>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Sides<'a> {
         Self { servers, subject, pages: Vec::new() }
     }
 
-    /// The targets after that one which `counter` knows, and of a query those that the query knows.
+    /// The targets after `after` that `counter` has. With a query, also the targets that the query returns.
     pub(super) async fn page(&mut self, after: TargetId, limit: usize) -> Result<Page> {
         match &self.subject.source {
             Source::Keys(template) => {
@@ -79,7 +79,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Where to begin the search for keys of targets that `counter` lacks; a query has told of them already.
+    /// The start of the search for keys of targets that `counter` lacks. A query needs no search, because its pages include these targets.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         match &self.subject.source {
             Source::Keys(_) => Ok(self.servers.cache.begin_scan().await?),
@@ -87,7 +87,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Some keys of targets that `counter` lacks, and where to go on.
+    /// Some keys of targets that `counter` lacks, and the place for the next call.
     pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
         let (kind, metric) = (&self.subject.kind, &self.subject.metric);
         let Source::Keys(template) = &self.subject.source else { return Ok((Page::default(), None)) };
@@ -109,7 +109,7 @@ impl<'a> Sides<'a> {
         Ok((page, next))
     }
 
-    /// A second look at those targets.
+    /// Checks the suspects a second time.
     pub(super) async fn again(&mut self, suspects: &BTreeMap<TargetId, Look>) -> Result<BTreeMap<TargetId, Look>> {
         match &self.subject.source {
             Source::Keys(template) => {
@@ -119,7 +119,7 @@ impl<'a> Sides<'a> {
             Source::Query(query) => {
                 let mut looks = BTreeMap::new();
                 for (mut after, until) in std::mem::take(&mut self.pages) {
-                    // More than one page where targets have come in between.
+                    // More than one page if new targets were added in between.
                     while after < until {
                         let page = self.ask(query, after, until).await?;
                         looks.extend(page.looks.into_iter().filter(|(id, _)| suspects.contains_key(id)));
@@ -136,7 +136,7 @@ impl<'a> Sides<'a> {
         Ok(Page { until, ..self.held(template, counted).await? })
     }
 
-    /// What keys hold, beside numbers of `counter`.
+    /// The values of the keys, together with the numbers of `counter`.
     async fn held(&self, template: &Template, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
         let (kind, metric) = (&self.subject.kind.0, &self.subject.metric.0);
         let names: Vec<String> = counted.iter().map(|(id, _)| template.name(kind, *id, metric)).collect();

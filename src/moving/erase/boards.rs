@@ -1,8 +1,8 @@
-//! Boards, under the archiver's lock and the board's claim: zsets and snapshots lose the member; in a verified archive, and in the frozen zset
-//! that it is of, another name keeps place and score.
+//! Erases from boards, under the archiver's lock and the board's claim. Zsets and snapshots lose the member. In a verified archive, and in the
+//! frozen zset of that archive, another name keeps the place and the score.
 //!
-//! Members with equal scores are ordered by their bytes, in Redis and so in the archive. The new name takes its place among them, and the others
-//! move by one: so a frozen zset is still equal to its archive, and an archive can be restored.
+//! Members with equal scores are ordered by their bytes, in Redis and also in the archive. The new name takes its place in this order, and other
+//! members move by one. So a frozen zset is still equal to its archive, and an archive can be restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,23 +28,23 @@ use tallyd_mysql::erase::{Moved, Place};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::erase::BoardZset;
 
-/// Rows of an archive that are read at once.
+/// Rows of an archive that are read in one call.
 const PAGE_ROWS: usize = 5_000;
 
-/// What was taken out of boards.
+/// Result of erasing a member from boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Members {
-    /// Zsets that lost the member, or have another name for it.
+    /// Zsets that lost the member, or in which it was renamed.
     zsets: u64,
-    /// Places of archives with another name.
+    /// Places of archives in which the member was renamed.
     places: u64,
     /// Rows of snapshots.
     saved: u64,
-    /// Periods whose archive is not what was verified.
+    /// Messages about periods whose archive differs from the verified one.
     left: Vec<String>,
 }
 
-/// What MySQL and Redis have of the member, by period.
+/// Places of the member in MySQL and Redis, by period.
 type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
 
 impl Run<'_> {
@@ -64,7 +64,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Those that were named, and those that rules feed with targets of the kind.
+    /// The boards of the order, and the boards that rules feed with targets of the kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
         if let Subject::Target { target, .. } = &self.order.subject {
@@ -74,7 +74,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits for the archiver, but not for longer than for a fence.
+    /// Waits for the archiver, but not longer than for a fence.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
@@ -84,7 +84,7 @@ impl Run<'_> {
             match ran {
                 Ran::Ended(members) => return Ok(members),
                 Ran::Held { owner, .. } if began.elapsed() > self.config.reconcile.fence_max.0 => {
-                    let text = format!("{owner} archives boards: try again once that has ended");
+                    let text = format!("{owner} is archiving boards: try again when that has ended");
                     return Err(JobError::NotNow(text).into());
                 }
                 Ran::Held { .. } => tokio::time::sleep(LOOK_EVERY).await,
@@ -125,7 +125,7 @@ impl Run<'_> {
         Ok(members)
     }
 
-    /// Looks for the member in every period of the board that MySQL knows, and in the latest ones by the clock.
+    /// Searches for the member in every period of the board that MySQL knows, and in the latest ones by the clock.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.servers.store, self.order.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
@@ -159,7 +159,7 @@ impl Run<'_> {
         Ok(found)
     }
 
-    /// The period's row where a copy of it is verified.
+    /// The period's row, if a copy of it is verified.
     async fn verified(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let row = self.servers.store.board_period(at).await?;
         Ok(row.filter(|row| row.copy.is_some() && row.state != PeriodState::Pruned))
@@ -179,11 +179,11 @@ impl Run<'_> {
                     let to = store.place_for(at, *place, &by).await?;
                     let (before, after) = self.tallies(at, *place, &by).await?;
                     if before != row.tally {
-                        let text = format!("the archive of {at} is not what was verified: it is left as it is");
+                        let text = format!("the archive of {at} is not what was verified: it was not changed");
                         members.left.push(text);
                         continue;
                     }
-                    // The zset first: what names the member in MySQL is found again by the next run, which chooses the same name.
+                    // The zset first: if this run ends here, the next run finds the member in MySQL again and chooses the same name.
                     let zset = (at, &BoardZset::Frozen);
                     let changed = cache.erase_member(run, zset, former.as_bytes(), Some(&by)).await?;
                     members.zsets += taken(changed)?;
@@ -207,7 +207,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What the rows of a copy come to as they are, and with the new name.
+    /// The tallies of a copy's rows, with the current name and with the new one.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {
@@ -227,7 +227,7 @@ impl Run<'_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.servers.cache;
         members.zsets += match zset {
-            // Made of the archive's rows, and made again by the next restore.
+            // This zset was made from the archive's rows, and the next restore makes it again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1
@@ -241,7 +241,7 @@ impl Run<'_> {
 fn taken(changed: Changed) -> Result<u64> {
     match changed {
         Changed::Done(_) | Changed::Put(_) => Ok(1),
-        // It was given its new name already.
+        // The member was renamed before.
         Changed::Absent | Changed::Lost => Ok(0),
         Changed::Refused => Err(StoreError::TakenOver("the board".to_owned()).into()),
     }
@@ -256,7 +256,7 @@ impl runner::Report for Members {
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { zsets, places, saved, left } = self;
-        write!(f, "{zsets} zsets, {places} places of archives and {saved} rows of snapshots have lost a member")?;
+        write!(f, "a member was erased from {zsets} zsets, {places} places of archives and {saved} rows of snapshots")?;
         left.iter().try_for_each(|left| write!(f, "; {left}"))
     }
 }

@@ -1,4 +1,4 @@
-//! The likes: a page of rows at a time is unliked as any user would, and deleted once that is committed.
+//! Erases likes, one page of rows at a time. It publishes unlikes like any user, and deletes the rows after the unlikes are committed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,32 +17,32 @@ use tallyd_mysql::Store;
 use tallyd_mysql::erase::{JOB, LikeRow};
 use tallyd_mysql::ranges::LAST;
 
-/// Rows of one page: one fence is waited for after as many unlikes.
+/// Rows of one page. The run waits for one fence after each page.
 const PAGE_ROWS: usize = 2_000;
 
-/// Targets at which a user's rows are looked for by one statement: some ten milliseconds.
+/// Targets at which one statement searches for a user's rows. It takes some ten milliseconds.
 const PAGE_TARGETS: usize = 2_000;
 
-/// Unlikes whose confirms are waited for at once.
+/// Unlikes that wait for their confirms at the same time.
 const AT_ONCE: usize = 64;
 
-/// Between two looks at queues that are too long.
+/// Time between two checks of queues that are too long.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
-/// Where a run is, in the order of the primary key.
+/// Position of a run, in the order of the primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     kind: u8,
     target_id: u64,
     user_id: u64,
-    /// All likes are done.
+    /// All likes are erased.
     ended: bool,
 }
 
-/// What a run notes for the one that resumes it.
+/// The notes for a run that resumes this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// Of which subject: the next run that is done deletes this.
+    /// The subject. The next successful run deletes the checkpoint.
     of: String,
     cursor: Cursor,
     unlikes: u64,
@@ -54,7 +54,7 @@ struct Checkpoint {
 struct Rows<'a> {
     store: &'a Store,
     subject: &'a Subject,
-    /// The kinds that a user's rows are searched in, in their order.
+    /// The kinds to search for a user's rows, in order.
     kinds: Vec<Kind>,
     index: Option<String>,
     cursor: Cursor,
@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts rows that came since their page was done. Of a user without an index only another run finds them.
+    /// Counts rows that appeared after their page was erased. For a user without an index, only another run finds them.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.order.dry_run || !rows.is_cheap() {
@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
         self.unlike(page).await?;
         fault::point("erase:published");
-        // Also where all are unlikes: an older like that is in flight would come back once its row is gone.
+        // Needed even if all rows are unlikes: an older in-flight like would create the row again after its deletion.
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
@@ -116,7 +116,7 @@ impl<'a> Run<'a> {
         for cache in &self.caches {
             self.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
         }
-        // A target's filter goes at the end, once.
+        // A target's filter is dropped once, at the end.
         if matches!(self.order.subject, Subject::User(_)) {
             let targets: BTreeSet<Target> = pairs.into_iter().map(|(target, _)| target).collect();
             self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
@@ -134,7 +134,7 @@ impl<'a> Run<'a> {
             .iter()
             .filter(|row| row.liked)
             .filter_map(|row| {
-                // Newer than the row by any clock.
+                // Newer than the row, even if clocks differ.
                 let at = now.max(Micros(row.at.0.saturating_add(1)));
                 let LikeRow { target, user, .. } = *row;
                 let event = LikeEvent { target, user, at, liked: false };
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits while the queues hold more than `[reconcile] queue_depth_max`: the site's own events go first.
+    /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because the site's own events have priority.
     async fn keep_pace(&self) -> Result<()> {
         let max = self.config.reconcile.queue_depth_max;
         while max > 0 && !self.stop.is_cancelled() {
@@ -163,7 +163,7 @@ impl<'a> Run<'a> {
             }
             info!(
                 event = "erase-waiting",
-                waiting, "waiting, live traffic goes first: {waiting} messages, above {max}"
+                waiting, "waiting, live traffic goes first: {waiting} messages wait, above the limit of {max}"
             );
             self.stop.run_until_cancelled(tokio::time::sleep(PACE_EVERY)).await;
         }
@@ -198,12 +198,12 @@ impl<'a> Run<'a> {
 }
 
 impl Rows<'_> {
-    /// Whether the rows are found without a look at all targets.
+    /// Whether the rows can be found without a scan of all targets.
     fn is_cheap(&self) -> bool {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }
 
-    /// The next page: of a user without an index some targets' rows, perhaps none.
+    /// The next page. For a user without an index, it has the rows of some targets, and can be empty.
     async fn next(&mut self) -> Result<Vec<LikeRow>> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;
         let page = match (self.subject, &self.index) {
@@ -226,8 +226,8 @@ impl Rows<'_> {
         Ok(page)
     }
 
-    /// The user's rows at the next targets that have like records. The server jumps from target to target, so the cost grows with the
-    /// targets, not with the rows.
+    /// The user's rows at the next targets that have like records. The server jumps from target to target, so the cost depends on the
+    /// number of targets, not of rows.
     async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
             self.cursor.ended = true;

@@ -1,38 +1,39 @@
-//! `tallyd erase`: deletes all that tallyd has of a user or a target, while the site goes on.
+//! `tallyd erase`: deletes all data of a user or a target, while the site is running.
 //!
-//! # The way
+//! # Steps
 //!
 //! ```text
 //! likes    a page of rows -> unlikes through the exchange -> fence -> delete the rows that are unlikes -> clicks and filters in Redis
-//!          -> checkpoint; and the next page
+//!          -> checkpoint -> next page
 //! settle   wait until Redis has all rows of the outbox
-//! numbers  of a target: its rows in MySQL, then its numbers and its filter in Redis; of a user: the user's own keys
-//! traces   rows of the outbox, dead letters and reports of runs that name it beside others are rewritten
+//! numbers  target: its rows in MySQL, then its numbers and its filter in Redis; user: the user's own keys
+//! traces   rewrite rows of the outbox, dead letters and reports of runs that name the subject beside others
 //! boards   under the archiver's lock: zsets and snapshots lose the member, archives keep its place under another name
-//! waiting  what the queues hold is counted
+//! waiting  count the messages in the queues
 //! ```
 //!
-//! Each step does what is missing, so the next run is the retry of one that died anywhere ([`FAULT_POINTS`]), and one after a run that was done
-//! finds nothing. Only the likes of a user can take long, because `like_record` has no index by user: all targets are listed, and for each page
-//! of them the user's rows are read by their keys. `--resume` goes on after the last page.
+//! Each step does only the missing work. So the next run completes a run that crashed anywhere ([`FAULT_POINTS`]), and a run after a successful
+//! one finds nothing. Only the likes of a user can take long, because `like_record` has no index by user: all targets are listed, and for each
+//! page of them the user's rows are read by their keys. `--resume` continues after the last page.
 //!
-//! # The races
+//! # Races
 //!
 //! *A is this run; B is the site.*
 //!
-//! * B likes after A's unlike: the newer event wins, the row is a like and stays. It is counted as `liked_again`.
-//! * B's like was published before A's unlike, in whichever partition: the fence is behind both, so the row is final when A deletes it.
-//! * A deletes a row, which was the version that older events lose against. B's daemon had committed the batch with the like and died before
-//!   it acknowledged: the like comes once more, with the unlike that follows it in the queue, and the row is there again as an unlike. So does
-//!   a producer that publishes an old event again. The counters are right all the same, and the next run deletes the row.
-//! * B's filter run has read the user before A deleted the row: A drops the filter after that, and what B builds is refused, because the
-//!   config that names its run is gone. A later run builds the filter without the user. A deletes the remembered click before it drops.
-//! * B writes a snapshot or an archive of a board: not at the same time, because A has the archiver's lock and the board's claim.
-//! * A gives a member of a frozen zset another name and dies before MySQL has the same: the next run finds the row, and chooses the same name.
-//! * A reconcile runs: it needs what the consumers log for it. That is left, counted, and gone when the reconcile ends.
+//! * B likes after A's unlike. The newer event wins, so the row is a like and stays. It is counted as `liked_again`.
+//! * B's like was published before A's unlike, in any partition. The fence comes after both, so the row is final when A deletes it.
+//! * A deletes a row, so older events no longer lose against its version. B's daemon had committed the batch with the like and crashed before
+//!   the acknowledgement. The like is redelivered, then the unlike that follows it in the queue, and the row exists again as an unlike. A
+//!   producer that publishes an old event again has the same effect. The counters are still right, and the next run deletes the row.
+//! * B's filter run has read the user before A deleted the row. A drops the filter after that. B's filter is rejected, because the config that
+//!   names its run is gone. A later run builds the filter without the user. A deletes the remembered click before it drops the filter.
+//! * B writes a snapshot or an archive of a board. This can't happen at the same time, because A has the archiver's lock and the board's claim.
+//! * A renames a member of a frozen zset and crashes before it renames it in MySQL. The next run finds the row and chooses the same name.
+//! * A reconcile is running. It needs the events that the consumers log for it. These rows stay and are counted, and the reconcile deletes them
+//!   at its end.
 //!
-//! It must never delete a row of which a newer like was committed, an event of another user, or what Redis does not have yet. No log, report or
-//! checkpoint of a run that was done names whom it erased.
+//! An erase must never delete a row whose newer like was committed, an event of another user, or data that Redis does not have yet. After a
+//! successful run, no log, report or checkpoint names the erased user or target.
 
 mod boards;
 mod likes;
@@ -63,7 +64,7 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// Where a test may end the process: between any two steps, in their order.
+/// Points at which a test can end the process: between any two steps, in order.
 pub const FAULT_POINTS: [&str; 10] = [
     "erase:published",
     "erase:fenced",
@@ -77,20 +78,20 @@ pub const FAULT_POINTS: [&str; 10] = [
     "erase:boards",
 ];
 
-/// Tasks whose pause keeps unlikes from being written.
+/// While one of these tasks is paused, unlikes are not written.
 const PAUSED_BY: &[Task] = &[Task::Consumer];
 
-/// Between two looks at something that is waited for.
+/// Time between two checks while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// What is asked for.
+/// An operator's order to erase.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub subject: Subject,
-    /// The boards whose members are users, or targets of this kind; beside those of the rules.
+    /// Boards whose members are users, or targets of this kind, in addition to the boards of the rules.
     pub boards: Vec<String>,
     pub dry_run: bool,
-    /// Go on after the last page of a run that did not end.
+    /// Continue after the last page of a run that did not finish.
     pub resume: bool,
 }
 
@@ -104,10 +105,10 @@ impl Order {
     }
 }
 
-/// Erases under a lock of its own.
+/// Erases under its own lock.
 ///
 /// # Errors
-/// [`JobError`]: paused, a queue that does not move, the archiver at work; a server fails. What was done until then stays done.
+/// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Finished work is kept.
 pub async fn erase(
     servers: &Servers,
     config: &Config,
@@ -127,7 +128,7 @@ pub async fn erase(
         let progress = run.progress.subscribe();
         tokio::select! {
             done = run.run() => done?,
-            () = follow(to, progress) => bail!("nobody is shown the run any longer"),
+            () = follow(to, progress) => bail!("the output of the run is closed, so the run stops"),
         }
         Ok::<_, anyhow::Error>(run.report)
     })
@@ -135,25 +136,25 @@ pub async fn erase(
     if let Ran::Ended(report) = &ran
         && report.outcome() == Outcome::Done
     {
-        // Checkpoints hold places in the order of ids.
+        // Checkpoints contain ids.
         servers.store.forget_marks(JOB, mode).await?;
     }
     Ok(ran)
 }
 
 struct Run<'a> {
-    // What it needs.
+    // Connections and settings.
     servers: &'a Servers,
     config: &'a Config,
     kinds: KindNames,
     /// One for each layout.
     caches: Vec<Cache>,
     fences: Fences<'a>,
-    // What it is told.
+    // The order.
     order: &'a Order,
     number: u64,
     stop: &'a CancellationToken,
-    // What it counts.
+    // Results.
     fences_sent: u64,
     report: Report,
     progress: watch::Sender<Progress>,
@@ -219,7 +220,8 @@ impl<'a> Run<'a> {
         self.fences.pass(number_of(self.number, self.fences_sent)).await
     }
 
-    /// Waits until Redis has what the outbox holds now: then its rows can be rewritten, and nothing is added to what is deleted next.
+    /// Waits until Redis has all rows that are in the outbox now. Then these rows can be rewritten, and none is added to numbers that are deleted
+    /// next.
     async fn settle(&mut self) -> Result<()> {
         if self.order.dry_run {
             return Ok(());
@@ -234,14 +236,14 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             if began.elapsed() > self.config.reconcile.fence_max.0 {
-                let text = "Redis does not get what the outbox holds: wait until `tallyd status` shows no rows of it, then try again";
+                let text = "Redis does not receive the rows of the outbox: wait until `tallyd status` shows an empty outbox, then try again";
                 return Err(JobError::NotNow(text.to_owned()).into());
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Deletes what is the subject's alone.
+    /// Deletes data that belongs only to the subject.
     async fn erase_numbers(&mut self) -> Result<()> {
         let Servers { store, cache, .. } = self.servers;
         let dry_run = self.order.dry_run;
@@ -265,8 +267,8 @@ impl<'a> Run<'a> {
         self.drop_filters(&[target]).await
     }
 
-    /// Drops the filters of these targets, where they have any: bits can't be taken out. The daemon's next run builds those again whose
-    /// counters have changed; those of likes that had been taken back before, its next look at all targets, once a day.
+    /// Drops the filters of these targets, because bits can't be removed from a filter. If a target's counter has changed, the daemon's next
+    /// run builds its filter again. Otherwise its likes were taken back before, and the daily run over all targets builds it again.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.config.filter.is_on() {
             return Ok(());
@@ -282,7 +284,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts what no consumer has taken, of whichever user and target.
+    /// Counts undelivered messages of all users and targets.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.servers;
         let in_use = InUse::read(store, broker).await?;
@@ -301,7 +303,7 @@ impl<'a> Run<'a> {
         let watched = self.servers.store.watched_of(&self.order.subject).await?;
         if watched > 0 {
             let text = format!(
-                "{watched} rows of watched_event, watched_count or watched_target: a reconcile that runs deletes them at its end"
+                "{watched} rows of watched_event, watched_count or watched_target: the running reconcile deletes them at its end"
             );
             self.report.left.push(text);
         }
@@ -321,7 +323,7 @@ impl<'a> Run<'a> {
         if !unclear.is_empty() {
             let ids: Vec<String> = unclear.iter().map(u64::to_string).collect();
             let text = format!(
-                "dead letters hold the id where tallyd knows no field: look at them with `tallyd dead show {}`",
+                "dead letters contain the id outside of fields that tallyd knows: check them with `tallyd dead show {}`",
                 ids.join(" ")
             );
             self.report.left.push(text);
@@ -330,7 +332,7 @@ impl<'a> Run<'a> {
 
     fn context(&self, action: &'static str) -> impl Fn() -> String {
         let rows = self.report.rows;
-        move || format!("{action} ({rows} like records were erased until then; the same command goes on)")
+        move || format!("{action} ({rows} like records were erased before; run the same command again to continue)")
     }
 }
 

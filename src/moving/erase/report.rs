@@ -1,4 +1,4 @@
-//! What an erase found and deleted, for people and for programs; and how far it has come. Neither says of whom.
+//! The report and the progress of an erase. They do not name the erased user or target.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,12 +10,12 @@ use tracing::info;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Where the subject can still be named, and until when.
+/// Places where the subject can still be named, and for how long.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ: until they expire; erase again after a restore",
     "logs of API servers, proxies and databases; tallyd's own logs name no user",
-    "queues and tables of other systems that get the site's events",
-    "applied_event holds digests of counts that nothing ties to a user or a target: they go after [consumer] applied_event_keep",
+    "queues and tables of other systems that receive the site's events",
+    "applied_event has digests of counts that can't be linked to a user or a target: they are deleted after [consumer] applied_event_keep",
 ];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -25,42 +25,42 @@ pub struct Report {
     /// Nothing was changed, only counted.
     pub dry_run: bool,
     pub stopped: bool,
-    /// The run that this one went on from.
+    /// The run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// Likes that were taken back on the way of any event.
+    /// Likes that were taken back by published unlikes.
     pub unlikes: u64,
     /// Rows of `like_record` that were deleted.
     pub rows: u64,
-    /// Rows that came after the unlikes, and stay.
+    /// Rows that were liked again after the unlikes. They stay.
     pub liked_again: u64,
     /// Rows of a target's numbers, by table.
     pub numbers: BTreeMap<&'static str, u64>,
     /// Keys and fields in Redis: numbers of a target, remembered clicks, a user's own keys.
     pub redis_keys: u64,
-    /// Filters that were dropped, for the daemon to build again.
+    /// Dropped filters. The daemon builds them again.
     pub filters: u64,
     /// Rows of the outbox that were rewritten or deleted.
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// Lists that others have events in.
+    /// Lists that contain events of others.
     pub letters_rewritten: u64,
-    /// Dead letters that may name it in a way that tallyd does not know.
+    /// Dead letters that can name the subject in a way that tallyd does not know.
     pub unclear_letters: Vec<u64>,
     /// Reports and checkpoints of runs that were rewritten.
     pub runs: u64,
     /// Zsets of boards that have lost the member.
     pub zsets: u64,
-    /// Places of archived boards that have another name.
+    /// Places of archived boards that were renamed.
     pub places: u64,
     /// Rows of boards' snapshots.
     pub saved: u64,
-    /// Queues with messages, of whomever.
+    /// Queues with messages of any user.
     pub waiting: Vec<Waiting>,
-    /// API servers count likes: a reconcile has yet to take the unlikes off the numbers in Redis.
+    /// API servers count likes, so a reconcile must still subtract the unlikes from the numbers in Redis.
     pub redis_follows: bool,
-    /// What another run has to do, or a person.
+    /// Work that is left for another run or an operator.
     pub left: Vec<String>,
-    /// What no run reaches.
+    /// Places that no run reaches.
     pub beyond: [&'static str; 4],
 }
 
@@ -76,7 +76,7 @@ impl Report {
         Self { of, dry_run, beyond: BEYOND, ..Self::default() }
     }
 
-    /// Whether nothing is left to do.
+    /// Whether no work is left.
     pub fn is_complete(&self) -> bool {
         !self.stopped && self.left.is_empty()
     }
@@ -92,7 +92,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` more of them, for a person.
+/// One line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of, unlikes, rows, redis_keys, filters, outbox_rows, runs, zsets, places, saved, .. } = self;
@@ -117,7 +117,7 @@ impl fmt::Display for Report {
         }
         for (count, what) in [
             (outbox_rows, "rows of the outbox"),
-            (letters_rewritten, "dead letters that hold events of others"),
+            (letters_rewritten, "dead letters with events of others"),
             (runs, "reports of runs"),
         ] {
             if *count > 0 {
@@ -125,22 +125,19 @@ impl fmt::Display for Report {
             }
         }
         if zsets + places > 0 {
-            write!(f, "\n{zsets} zsets of boards and {places} places of archives {would}without the member")?;
+            write!(f, "\n{zsets} zsets of boards and {places} places of archives {would}cleared of the member")?;
         }
         for Waiting { queue, messages } in &self.waiting {
-            write!(f, "\n{messages} messages wait in {queue}, of whomever: erase again once they are written")?;
+            write!(f, "\n{messages} messages of any user wait in {queue}: erase again after they are written")?;
         }
         if self.redis_follows {
-            write!(
-                f,
-                "\nAPI servers count likes: `tallyd reconcile --changed` takes the unlikes off the numbers in Redis"
-            )?;
+            write!(f, "\nAPI servers count likes: run `tallyd reconcile --changed` to subtract the unlikes in Redis")?;
         }
         for left in &self.left {
             write!(f, "\nleft: {left}")?;
         }
         if self.stopped {
-            write!(f, "\nstopped: --resume goes on")?;
+            write!(f, "\nstopped: --resume continues")?;
         } else {
             for beyond in self.beyond {
                 write!(f, "\nnot reached: {beyond}")?;
@@ -150,7 +147,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// How far the likes are.
+/// Progress of erasing likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     rows: u64,
@@ -159,7 +156,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Notes that one more page is done, of that kind.
+    /// Notes one more page of a kind.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }
@@ -203,8 +200,8 @@ mod tests {
         let text = format!("{report:#}");
         for part in [
             "\n1 filters (the daemon builds them again) deleted\n",
-            "\n2 dead letters that hold events of others rewritten\n",
-            "\n4 messages wait in tally.likes.0, of whomever",
+            "\n2 dead letters with events of others rewritten\n",
+            "\n4 messages of any user wait in tally.likes.0",
             "\nleft: 1 like records came",
             "\nnot reached: backups, ",
         ] {

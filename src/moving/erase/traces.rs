@@ -1,4 +1,4 @@
-//! Rows that name the subject beside others: they lose its part, and the rest stays.
+//! Removes the subject from rows that name it beside others. The rest of such a row stays.
 
 use anyhow::Result;
 
@@ -7,13 +7,13 @@ use tallyd_core::erase::{Cleared, Subject, replaced};
 use tallyd_mysql::erase::{NamedRow, NamedRun};
 use tallyd_mysql::letters::Selection;
 
-/// Dead letters whose numbers are read at once.
+/// Dead letters whose numbers are read in one call.
 const LETTERS_PAGE: u64 = 500;
 
-/// Dead letters whose bodies are read at once: at most some megabytes each.
+/// Dead letters whose bodies are read in one call. A body has at most some megabytes.
 const LETTERS_AT_ONCE: usize = 16;
 
-/// Dead letters that a report names.
+/// The most dead letters that a report names.
 const NAMED_MAX: usize = 1_000;
 
 impl Run<'_> {
@@ -23,7 +23,7 @@ impl Run<'_> {
         self.erase_reports().await
     }
 
-    /// Redis has the rows, and the offsets in its buckets are above their numbers: nothing is added again, whatever a row says by now.
+    /// Redis has these rows, and the offsets in its buckets are above the rows' numbers. So no row is added again, and rewriting is safe.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -37,7 +37,7 @@ impl Run<'_> {
                     }
                     self.report.outbox_rows += match self.order.dry_run {
                         true => 1,
-                        // One that came since the wait is left, and named by the next run.
+                        // A row that was added after the wait is not rewritten. The next run rewrites it.
                         false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
                     };
                 }
@@ -84,7 +84,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reports list targets that had drifted; checkpoints of runs that did not end hold the last target. A place before it serves as well.
+    /// Reports list targets that had drifted. Checkpoints of unfinished runs contain the last target, and the place before it works as well.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

@@ -1,20 +1,19 @@
-//! `tallyd export`: the way back. What users have liked and unliked since the cut-over is written to the site's old table, so that the site
-//! can go back to it.
+//! `tallyd export`: writes the likes and unlikes since the cut-over to the site's old table, so that the site can return to that table.
 //!
-//! The way of a pass: list the targets whose `counter` changed -> read their rows of `like_record` that are as new -> write each row's present
-//! state by the site's own statements, in key order, some hundred in one transaction. A pass that comes again writes the same states.
+//! Steps of a pass: list the targets whose `counter` changed -> read their rows of `like_record` that are equally new -> write each row's current
+//! state by the site's own statements, in key order, some hundred in one transaction. A repeated pass writes the same states.
 //!
-//! The races, and what decides them:
+//! Races:
 //!
-//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass begins `overlap` before this one began, so it
-//!   reads B's row.
-//! * A: a pass lists. B: a target that it has not reached changes, and moves to where it has been (`update_span`). C: the pass does not see it.
-//!   It lists again what has changed since it began, until two lists in a row begin and end within one span of five minutes: what changes
-//!   then moves nowhere.
-//! * A: a run reads rows, and freezes until its lease ends. B: another run writes newer states. C: the first one wakes up. Before each transaction
-//!   it checks that it still has the job's lock; the site's server can't check it.
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass starts `overlap` before this pass started, so
+//!   it reads B's row.
+//! * A: a pass lists. B: a target that it has not reached changes, and moves to a part that was listed before (`update_span`). C: the pass misses
+//!   it. So the pass lists the changes since its start again, until two lists in a row start and end within one span of five minutes. Changes
+//!   in that span do not move.
+//! * A: a run reads rows, and freezes until its lease ends. B: another run writes newer states. C: the first run wakes up. Before each transaction,
+//!   it checks that it still has the job's lock, because the site's server can't check this.
 //!
-//! An event whose `at` is older than `overlap` when it is written is not seen. `tallyd import --verify` finds it.
+//! A pass misses an event whose `at` is older than `overlap` when it is written. `tallyd import --verify` finds it.
 //!
 //! An export must never change anything but the site's table.
 
@@ -45,42 +44,42 @@ use tallyd_mysql::site_query::QueryError;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::Publisher;
 
-/// Rows of `counter` that are listed at once at most.
+/// The most rows of `counter` in one list call.
 const PAGE_TARGETS: usize = 10_000;
 
 /// Targets whose rows one statement reads.
 const READ_TARGETS: usize = 500;
 
-/// Rows that are read at once, and written in one transaction.
+/// Rows that are read in one call and written in one transaction.
 const ROWS: usize = 500;
 
-/// Connections to the site's server: one writes, one asks how much it has to do.
+/// Connections to the site's server: one writes, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// How far the clocks of daemons can be behind that of MySQL where a pass lists again.
+/// How far the daemons' clocks can be behind MySQL's clock when a pass lists again.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
-/// Lists of one pass at most: more than a few mean that listing takes minutes, and then the next pass finds the rest.
+/// The most lists in one pass. More than a few mean that listing takes minutes. Then the next pass finds the rest.
 const LISTS_MAX: usize = 10;
 
 const JOB: &str = CommandName::Export.name();
 
-/// Where an export begins.
+/// Start of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     Since(Micros),
-    /// Where the last run of this export came to.
+    /// The point that the last run of this export reached.
     Resume,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     pub begin: Begin,
-    /// From the end of one pass to the begin of the next; one pass alone where it is `None`.
+    /// Pause between two passes. `None` for a single pass.
     pub every: Option<Duration>,
 }
 
-/// How far runs have come.
+/// Progress over all runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// Everything that was written before this is exported, in microseconds by MySQL's clock.
@@ -93,7 +92,7 @@ struct Exporter<'a> {
     kind: Kind,
     metrics: &'a Metrics,
     writes: ExportWrites,
-    /// The site's server, unless it is that of `[mysql]`.
+    /// The site's server, if it is not the one of `[mysql]`.
     site: Option<Store>,
 }
 
@@ -110,7 +109,7 @@ struct Run<'a> {
 /// Exports under the job's lock, once or until `stop`.
 ///
 /// # Errors
-/// [`JobError::Refused`] with what is wrong with a statement; a server fails.
+/// [`JobError::Refused`] with the problem of a statement. Also fails if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -126,7 +125,7 @@ pub async fn run(
         let (progress, shown) = watch::channel(Progress { export: export.name.clone(), ..Progress::default() });
         tokio::select! {
             ran = on.run(config, number, options, progress, stop) => ran,
-            () = follow(to, shown) => Err(anyhow!("nobody is shown the run any longer")),
+            () = follow(to, shown) => Err(anyhow!("the output of the run is closed, so the run stops")),
         }
     };
     run_once(&servers.store, job, work).await
@@ -183,12 +182,12 @@ impl<'a> Exporter<'a> {
                 let noted = store.last_checkpoint(JOB, &self.export.name, number, false).await?;
                 let Some((_, text)) = noted else {
                     return Err(JobError::Refused(format!(
-                        "no run of {} has noted how far it came: say --since, the time of the cut-over",
+                        "no run of {} has noted its progress: add --since with the time of the cut-over",
                         self.export.name
                     ))
                     .into());
                 };
-                let Checkpoint { until } = serde_json::from_str(&text).context("read how far the last run came")?;
+                let Checkpoint { until } = serde_json::from_str(&text).context("read the progress of the last run")?;
                 Micros(until)
             }
         };
@@ -220,7 +219,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Exports what was written since then; gives up to when, where it was not stopped.
+    /// Exports the rows written since `since`. Returns the time up to which they are exported, or `None` if it was stopped.
     async fn pass(&mut self, since: Micros) -> Result<Option<Micros>> {
         let store = &self.on.servers.store;
         let since = since.before(self.on.export.overlap.0);
@@ -243,7 +242,7 @@ impl Run<'_> {
         Ok(Some(until))
     }
 
-    /// Exports the rows since `since` of the targets that changed since `listed_since`; whether it came to the end.
+    /// Exports the rows since `since` of the targets that changed since `listed_since`. Returns false if it was stopped before the end.
     async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
         let like = self.on.metrics.like();
         let mut before = ChangedBefore::NEWEST;
@@ -323,10 +322,10 @@ impl Run<'_> {
 }
 
 fn checkpoint(until: Micros) -> Result<String> {
-    serde_json::to_string(&Checkpoint { until: until.0 }).context("write how far the run has come")
+    serde_json::to_string(&Checkpoint { until: until.0 }).context("write the progress of the run")
 }
 
-/// Whether the same pass can succeed later: a server is away.
+/// Whether the same pass can succeed later, because a server is unreachable.
 fn is_passing(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(StoreError::TakenOver(_)) => false,

@@ -1,4 +1,4 @@
-//! What an export wrote, for people and for programs; and how far it is.
+//! The report and the progress of an export.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,23 +25,23 @@ pub enum End {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     pub export: String,
-    /// Passes that came to their end.
+    /// Finished passes.
     pub passes: u64,
-    /// Targets that had changed; one counts in each list that it is in.
+    /// Changed targets. A target counts once for each list that has it.
     pub targets: u64,
-    /// Rows that were written as likes; a row counts in each pass that writes it.
+    /// Rows that were written as likes. A row counts once for each pass that writes it.
     pub likes: u64,
     /// Rows that were written or deleted as unlikes.
     pub unlikes: u64,
-    /// What was written before is not exported, in microseconds since the epoch.
+    /// Rows written before this time are not exported, in microseconds since the epoch.
     pub since: i64,
-    /// What was written up to here is exported; `None` where no pass came to its end.
+    /// Rows written up to this time are exported. `None` if no pass finished.
     pub until: Option<i64>,
-    /// How much older than `since` the `at` of a like can be that is exported, in seconds.
+    /// An exported like's `at` can be this many seconds older than `since`.
     pub overlap_s: u64,
     /// How the run ended.
     pub ended: End,
-    /// Why it ended, where it was told to.
+    /// Reason for ending early.
     pub ended_early: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Report {
         )?;
         match until {
             Some(until) => write!(f, "from {} to {}", shown(*since), shown(*until))?,
-            None => write!(f, "no pass from {} came to its end", shown(*since))?,
+            None => write!(f, "no pass from {} finished", shown(*since))?,
         }
         let overlap = spoken(Duration::from_secs(*overlap_s));
         write!(f, "; events that came more than {overlap} late are missing: `tallyd import --verify` finds them")?;
@@ -97,7 +97,7 @@ pub(super) struct Progress {
     pub targets: u64,
     pub rows: u64,
     pub passes: u64,
-    /// Why the run waits; `None` while it doesn't.
+    /// Why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 
@@ -145,6 +145,6 @@ mod tests {
              events that came more than 15 min 0 s late are missing: `tallyd import --verify` finds them"
         );
         let stopped = Report { until: None, ended_early: Some("told to stop".to_owned()), ..report };
-        assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC came to its end"), "{stopped}");
+        assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC finished"), "{stopped}");
     }
 }

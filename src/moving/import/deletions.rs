@@ -1,4 +1,4 @@
-//! The second pass: takes out rows that the import wrote, that nobody has changed since, and that the site lacks at two looks.
+//! The second pass: removes rows that the import wrote, that have not changed since, and that the site lacks in two checks.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,13 +17,13 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Rows that wait for their second look. With more of them the walk waits, too.
+/// The most rows that wait for their second check. Above this, the scan waits, too.
 const HELD_MAX: usize = 100_000;
 
-/// Rows that are taken out in one transaction: consumers wait for its locks.
+/// The most rows removed in one transaction, because consumers wait for its locks.
 const TAKEN_OUT_MAX: usize = 500;
 
-/// A row that the site lacked, and when.
+/// A row that the site lacked, and the time of the check.
 struct Missed {
     row: Liked,
     seen: Instant,
@@ -68,7 +68,7 @@ impl Run<'_> {
             let (rows, seconds) = (held.len(), self.options.look_again_after.as_secs());
             info!(
                 event = "import-looks-again",
-                rows, seconds, "the site lacks {rows} rows: looking again after {seconds} s"
+                rows, seconds, "the site lacks {rows} rows: checking again after {seconds} s"
             );
         }
         while !held.is_empty() && !self.is_over() {
@@ -101,7 +101,7 @@ impl Run<'_> {
         missed.seen.elapsed() >= self.options.look_again_after
     }
 
-    /// Looks again for the rows that have waited longest, once they have waited long enough, and takes out what is still missing.
+    /// Checks the rows that have waited longest a second time, after they have waited long enough, and removes those that are still missing.
     async fn look_again(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -132,7 +132,7 @@ impl Run<'_> {
             self.report.taken_out += gone.len() as u64;
             return Ok(());
         }
-        // Whatever is still held lies behind these.
+        // All rows that still wait come after these.
         let after = raw(if held.is_empty() { reached } else { last });
         let done = Checkpoint { after, ..*checkpoint };
         fault::point("import:taking-out");

@@ -1,21 +1,21 @@
-//! `tallyd import`: a table of the site's becomes like records and counters, while users like and the site's own worker writes.
+//! `tallyd import`: imports a table of the site as like records and counters, while users like and the site's own worker writes.
 //!
-//! The way of the first pass: read a page by the site's query -> write its rows, their counters and the checkpoint in one transaction, while
-//! the next page is read. Nothing is written to Redis and to the outbox: Redis is loaded once, at the cut-over. The second pass
-//! (`--deletions`) walks along the site's table and `like_record` beside each other (`sides`). `--verify` has both servers make sums of ranges
-//! (`sums`), and reads rows only where these differ.
+//! Steps of the first pass: read a page by the site's query -> write its rows, their counters and the checkpoint in one transaction, while
+//! the next page is read. The import writes nothing to Redis or to the outbox, because Redis is loaded once, at the cut-over. The second pass
+//! (`--deletions`) reads the site's table and `like_record` side by side (`sides`). `--verify` lets both servers calculate sums of ranges
+//! (`sums`), and reads rows only if these differ.
 //!
-//! What decides the races:
+//! Races:
 //!
 //! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event is newer than the row (see
 //!   `tallyd_core::import`), and stays.
-//! * The same without the event, because it still waits in a queue: C writes a like, and then the event makes it an unlike.
-//! * A: a row is read. B: the site deletes it, and nobody published. The second pass takes it out.
-//! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the row is looked for again, a minute later, and found.
-//! * A: it was looked for twice. B: an event is applied. C: it is taken out. The row is locked, and no longer what it was: it stays.
-//! * A: a run is frozen. B: another one goes on. C: the first one wakes up. Each transaction holds the job's lock.
+//! * The same, but the event still waits in a queue. C writes a like, and then the event changes it to an unlike.
+//! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes it.
+//! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check, a minute later, finds the row.
+//! * A: a row was missing in both checks. B: an event is applied. C: the pass locks the row to remove it. The row has changed, so it stays.
+//! * A: a run is frozen. B: another run continues. C: the first run wakes up. Each transaction holds the job's lock.
 //!
-//! What it must never do: write over a newer row, take out a row that it did not write, lock anything in the site's table.
+//! An import must never overwrite a newer row, remove a row that it did not write, or lock anything in the site's table.
 
 mod deletions;
 mod numbers;
@@ -52,7 +52,7 @@ use tallyd_mysql::site_query::Plan;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
-/// Where a test may end the process: between any two steps, in their order.
+/// Points at which a test can end the process: between any two steps, in order.
 pub const FAULT_POINTS: [&str; 8] = [
     "import:read",
     "import:writing",
@@ -64,25 +64,25 @@ pub const FAULT_POINTS: [&str; 8] = [
     "import:taken-out",
 ];
 
-/// Connections to the site's server: one reads pages, one asks how much it has to do.
+/// Connections to the site's server: one reads pages, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// Warnings that a report has at most.
+/// The most warnings in a report.
 const WARNINGS_MAX: usize = 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pass {
-    /// Writes what the site has.
+    /// Writes the site's rows.
     #[default]
     Rows,
-    /// Takes out what the import wrote and the site no longer has.
+    /// Removes rows that the import wrote and that the site no longer has.
     Deletions,
     /// Compares, and changes nothing.
     Verify,
 }
 
 impl Pass {
-    /// Its name in reports, and in the modes of runs.
+    /// The pass's name in reports, and in the modes of runs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
@@ -97,11 +97,11 @@ pub struct RunOptions {
     pub pass: Pass,
     /// Read, and change nothing.
     pub dry_run: bool,
-    /// Go on where the last run of the pass ended.
+    /// Continue where the last run of the pass ended.
     pub resume: bool,
     /// End after this time, between two pages.
     pub run_time_max: Option<Duration>,
-    /// How long after the first look the second pass looks for a row again.
+    /// Time between the two checks of the second pass.
     pub look_again_after: Duration,
 }
 
@@ -117,21 +117,21 @@ pub struct Importer {
     reads: Reads,
     kind: Kind,
     metric: Metric,
-    /// How far ahead of this machine's clock a time may be.
+    /// How far ahead of this machine's clock a time can be.
     future_max: Duration,
-    /// The site's server, unless it is that of `[mysql]`.
+    /// The site's server, if it is not the one of `[mysql]`.
     source: Option<Store>,
 }
 
-/// How far a run has come. The start is that of the first run, so that later ones know what it wrote.
+/// Progress of a run. The start is the first run's, so that later runs know the rows that it wrote.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Checkpoint {
     start: Start,
-    /// The last target and user that are done.
+    /// The last finished target and user.
     after: (u64, u64),
 }
 
-/// One run.
+/// One run of an import.
 struct Run<'a> {
     on: &'a Importer,
     options: RunOptions,
@@ -149,7 +149,7 @@ struct Run<'a> {
 /// Does one run of an import under the job's lock.
 ///
 /// # Errors
-/// [`JobError::Refused`] with what is wrong with the query or a row; a server fails. What was written stays written.
+/// [`JobError::Refused`] with the problem of the query or a row. Also fails if a server fails. Written rows are kept.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -166,10 +166,10 @@ pub async fn run(
 }
 
 impl Importer {
-    /// An importer of that block.
+    /// An importer of one `[[import]]`.
     pub fn new(config: &Config, import: &Import, servers: &Servers) -> Result<Self> {
         let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
-        // Numbers are read while no daemon runs: queues would not become shorter.
+        // Numbers are read while no daemon runs, so queues would not become shorter.
         let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
         let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
@@ -188,10 +188,10 @@ impl Importer {
         })
     }
 
-    /// How the site's server would run the query; it is not run. Nothing for keys.
+    /// How the site's server would run the query. The query is not run. Empty for keys.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
+    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         match &self.reads {
             Reads::Likes(query) => self.like_columns(query).await.map(|(_, plan)| plan),
@@ -217,7 +217,7 @@ impl Importer {
         let (progress, shown) = watch::channel(Progress { import: self.import.name.clone(), ..Progress::default() });
         let ran = tokio::select! {
             ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => Err(JobError::Other(anyhow!("nobody is shown the run any longer"))),
+            () = follow(to, shown) => Err(JobError::Other(anyhow!("the output of the run is closed, so the run stops"))),
         };
         self.close().await;
         ran
@@ -288,7 +288,8 @@ impl Checkpoint {
 }
 
 impl Run<'_> {
-    /// Where the run begins: behind what the last one did, or before the first row. Notes it, so that even a run that ends now has fixed the start.
+    /// Returns the run's start: after the work of the last run, or before the first row. It notes the start, so that it is fixed even if this run
+    /// ends now.
     async fn begin(&mut self) -> Result<Checkpoint, JobError> {
         let (store, mode) = (&self.on.store, self.on.mode(self.options.pass));
         let parse = |(run, text): (u64, String)| {
@@ -303,14 +304,15 @@ impl Run<'_> {
                 let name = &self.on.import.name;
                 return Err(self
                     .on
-                    .refused(format!("there is nothing to take out before `tallyd import {name}` has run")));
+                    .refused(format!("there is nothing to remove before `tallyd import {name}` has run")));
             }
         };
         let mut checkpoint = Checkpoint { start, after: (0, 0) };
         if self.options.resume {
             let last = store.last_checkpoint(JOB, &mode, self.number, true).await?.map(parse).transpose()?;
-            let (run, last) = last
-                .ok_or_else(|| self.on.refused("there is nothing to resume: the last run was done, or none has run"))?;
+            let (run, last) = last.ok_or_else(|| {
+                self.on.refused("there is nothing to resume: the last run succeeded, or none has run")
+            })?;
             checkpoint.after = last.after;
             self.report.resumed_run = Some(run);
         }
@@ -320,7 +322,7 @@ impl Run<'_> {
         Ok(checkpoint)
     }
 
-    /// Notes how the query is read, and warns of what makes each page slower than the one before.
+    /// Notes the query's plan, and warns if each page would be slower than the one before.
     fn plan(&mut self, plan: &[Plan]) {
         self.report.plan = plan.iter().map(ToString::to_string).collect();
         let faults = plan.iter().filter_map(Plan::fault);
@@ -331,7 +333,7 @@ impl Run<'_> {
         self.progress.send_modify(|progress| progress.total = total);
     }
 
-    /// Waits until the servers have time for the next page.
+    /// Waits until the servers are ready for the next page.
     async fn wait(&mut self) -> Result<()> {
         let until = self.options.run_time_max.map(|max| self.began + max);
         let show = |reason: Option<&str>| {
@@ -340,7 +342,7 @@ impl Run<'_> {
         self.pace.wait(until, &self.publisher, show).await
     }
 
-    /// Whether no other page may begin, which the report then says.
+    /// Whether the run must end before the next page. It notes the reason in the report.
     fn is_over(&mut self) -> bool {
         if self.stop.is_cancelled() {
             self.end_stopped();
@@ -348,13 +350,13 @@ impl Run<'_> {
         }
         let is_over = self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if is_over {
-            self.report.end(End::TimeOver, format!("its time was over: {}", self.options.how_to_go_on()));
+            self.report.end(End::TimeOver, format!("its run time was over: {}", self.options.how_to_continue()));
         }
         is_over
     }
 
     fn end_stopped(&mut self) {
-        self.report.end(End::Stopped, format!("told to stop: {}", self.options.how_to_go_on()));
+        self.report.end(End::Stopped, format!("told to stop: {}", self.options.how_to_continue()));
     }
 
     fn show(&self, reached: Key) {

@@ -1,4 +1,4 @@
-//! Opening balances: numbers of the site that no rows stand behind, from a column or from keys in Redis.
+//! Opening balances: numbers of the site without like rows, from a column or from keys in Redis.
 
 use std::time::Instant;
 
@@ -15,25 +15,25 @@ use tallyd_mysql::moving::source::NumberColumns;
 use tallyd_redis::scan::ScanCursor;
 use tallyd_redis::site_keys::SiteKeys;
 
-/// Where the numbers are.
+/// Source of the numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     Table(&'a Query, NumberColumns),
     Keys(&'a Template),
 }
 
-/// Where a page begins.
+/// Start of a page.
 pub(super) enum Cursor {
-    /// Behind this target.
+    /// After this target.
     After(TargetId),
-    /// Redis' own.
+    /// Redis's cursor.
     Scan(ScanCursor),
 }
 
-/// Some numbers, in order of their targets.
+/// Some numbers, in the order of their targets.
 pub(super) struct Page {
     pub numbers: Vec<(TargetId, i64)>,
-    /// Keys of no target.
+    /// Keys that belong to no target.
     ignored: u64,
     /// `None` at the end.
     pub next: Option<Cursor>,
@@ -44,7 +44,7 @@ impl Importer {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
     }
 
-    /// The place of the first page. A search of keys always begins anew: Redis keeps no place for later.
+    /// The start of the first page. A search of keys always starts from the beginning, because Redis keeps no position for later.
     pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
         match of {
             Numbers::Table(..) => Ok(Some(Cursor::After(after))),
@@ -64,7 +64,7 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // A cursor is always of the same source.
+            // A cursor always belongs to the same source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {
@@ -86,7 +86,7 @@ impl Importer {
 }
 
 impl<'a> Run<'a> {
-    /// Writes all numbers that the site has: each counter becomes what the site says now.
+    /// Writes all numbers of the site. Each counter gets the site's current number.
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
@@ -128,7 +128,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What the block names, once it is known to be right.
+    /// The source of the numbers, after a check.
     pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
         match &self.on.reads {
             Reads::Numbers(query) | Reads::Likes(query) => {

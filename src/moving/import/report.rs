@@ -1,4 +1,4 @@
-//! What an import did and found, for people and for programs; and how far it has come.
+//! The report and the progress of an import.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 
 impl RunOptions {
-    /// Only what writes has a place to go on from.
-    pub(super) fn how_to_go_on(&self) -> &'static str {
+    /// Only passes that write can be resumed.
+    pub(super) fn how_to_continue(&self) -> &'static str {
         match (self.pass, self.dry_run) {
-            (Pass::Rows | Pass::Deletions, false) => "--resume goes on",
+            (Pass::Rows | Pass::Deletions, false) => "--resume continues",
             (Pass::Verify, _) | (_, true) => "run it again",
         }
     }
@@ -29,7 +29,7 @@ impl RunOptions {
 pub enum End {
     #[default]
     Done,
-    /// `--run-time` was over.
+    /// The time of `--run-time` was over.
     TimeOver,
     Stopped,
 }
@@ -45,54 +45,54 @@ pub struct Report {
     pub dry_run: bool,
     /// Rows, numbers or keys that the site returned.
     pub rows: u64,
-    /// Of the rows, those that say "likes".
+    /// Rows that are likes.
     pub likes: u64,
-    /// Rows that were not there before.
+    /// New rows.
     pub added: u64,
-    /// Rows that were there, older; numbers that were others.
+    /// Rows that replaced older ones, or numbers that differed.
     pub changed: u64,
-    /// Rows that were there, as new or newer, and stayed.
+    /// Existing rows that were as new or newer, and stayed.
     pub kept: u64,
-    /// By how much all counters of likes have changed.
+    /// Total change of all like counters.
     pub counted: i64,
-    /// Rows that the import wrote and the site lacked at the first look.
+    /// Rows that the import wrote and that the site lacked at the first check.
     pub missed: u64,
-    /// Of those, taken out; of a dry run, those that would have been.
+    /// Missed rows that were removed, or would have been removed in a dry run.
     pub taken_out: u64,
-    /// Rows that came twice (only a dry run counts them).
+    /// Rows that the query returned twice (only a dry run counts them).
     pub repeated: u64,
     /// Rows in the wrong order (only a dry run counts them).
     pub unordered: u64,
-    /// Keys that fit the pattern and are of no target.
+    /// Keys that match the pattern but belong to no target.
     pub ignored: u64,
     /// The oldest and the newest time, in microseconds since the epoch.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
-    /// Of `verify`: users that like, or targets, as `like_record` or `counter` has them.
+    /// For `verify`: likes in `like_record`, or targets in `counter`.
     pub here: u64,
-    /// Of `verify`: rows that were read because their range differed.
+    /// For `verify`: rows that were read because their range differed.
     pub read: u64,
     /// Targets that differ.
     pub differing: u64,
-    /// The first of these.
+    /// The first differing targets.
     pub targets: Vec<TargetReport>,
     pub pages: u64,
     pub read_ms: u64,
     pub write_ms: u64,
-    /// Seconds that the run waited because a server had enough to do.
+    /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often it found that, by what it was.
+    /// Number of waits for each reason.
     pub waits: Waits,
     /// The last reason, in words.
     pub waited_for: Option<String>,
-    /// How the site's server reads the query.
+    /// The plan of the query on the site's server.
     pub plan: Vec<String>,
     pub warnings: Vec<String>,
-    /// The run that this one went on from.
+    /// The run that this run resumed.
     pub resumed_run: Option<u64>,
     /// How the run ended.
     pub ended: End,
-    /// Why it ended before all was done, where it did.
+    /// Reason for ending early.
     pub ended_early: Option<String>,
 }
 
@@ -100,17 +100,17 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// How many like it, or its number, by the site.
+    /// The number of likes on the site, or the site's number.
     pub site: i64,
-    /// The same here.
+    /// The same in tallyd.
     pub here: i64,
-    /// Users that like it only by the site.
+    /// Users that like it only on the site.
     pub missing: u64,
-    /// Users that like it only here.
+    /// Users that like it only in tallyd.
     pub extra: u64,
 }
 
-/// Targets that a report lists at most.
+/// The most targets that a report lists.
 pub(super) const LISTED_MAX: usize = 20;
 
 impl Report {
@@ -134,14 +134,14 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` more of them, for a person.
+/// One line for the log. `{:#}` adds details on further lines.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { import, rows, .. } = self;
         write!(f, "{import}: {rows} rows read")?;
         match self.pass {
             "verify" => write!(f, ", {} here, {} targets differ", self.here, self.differing)?,
-            "deletions" => write!(f, ", {} missed at first, {} taken out", self.missed, self.taken_out)?,
+            "deletions" => write!(f, ", {} missing at the first check, {} removed", self.missed, self.taken_out)?,
             _ => {
                 let Self { added, changed, kept, counted, .. } = self;
                 write!(f, ", {added} added, {changed} changed, {kept} kept, likes {counted:+}")?;
@@ -161,7 +161,7 @@ impl fmt::Display for Report {
             f.write_str("; a dry run: nothing was changed")?;
         }
         if self.pass == "deletions" && self.taken_out > 0 && !self.dry_run {
-            f.write_str("; where Redis is loaded already, run `tallyd reconcile --full`")?;
+            f.write_str("; if Redis is already loaded, run `tallyd reconcile --full`")?;
         }
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;
@@ -205,11 +205,11 @@ fn date(at: Micros) -> String {
 pub(super) struct Progress {
     pub import: String,
     pub rows: u64,
-    /// About how many there are, by the server's statistics.
+    /// Estimated total, by the server's statistics.
     pub total: Option<u64>,
     /// The last target of the last page.
     pub reached: u64,
-    /// What the run waits for, if it does.
+    /// Why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
 }
 
@@ -271,7 +271,7 @@ mod tests {
         let report = Report { rows: 9, missed: 2, taken_out: 1, ..Report::new("old", "deletions", false) };
         assert_eq!(
             report.to_string(),
-            "old: 9 rows read, 2 missed at first, 1 taken out; where Redis is loaded already, run `tallyd reconcile --full`"
+            "old: 9 rows read, 2 missing at the first check, 1 removed; if Redis is already loaded, run `tallyd reconcile --full`"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The first pass: pages of the site's rows become like records and counters.
+//! The first pass: writes pages of the site's rows as like records and counters.
 
 use std::time::Instant;
 
@@ -14,16 +14,16 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Written;
 use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
-/// What reading a page came to.
+/// Result of reading a page.
 enum Walked {
-    /// The page, and after which row the next one begins, if there is one.
+    /// The page, and the last row before the next page, if there is one.
     Page(SitePage<SiteLike>, Option<Key>),
     End,
     Stopped,
 }
 
 impl Run<'_> {
-    /// Writes all rows that the site has, from where the run begins.
+    /// Writes all rows of the site, from the run's start.
     pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
@@ -56,7 +56,7 @@ impl Run<'_> {
                     None => Ok(Walked::End),
                 }
             };
-            // Both to their end: a transaction is never dropped for a page that could not be read.
+            // Both futures run to their end, so that a failed read never drops a transaction.
             let (written, following) = tokio::join!(self.write(&states, &done), following);
             self.note_written(written?);
             self.pace.note(count, began.elapsed());
@@ -91,7 +91,7 @@ impl Run<'_> {
         report.counted += likes;
     }
 
-    /// The rows after `after`, and after which row the next page begins, if there is one.
+    /// The rows after `after`, and the last row before the next page, if there is one.
     async fn read(&self, site: (&Query, &LikeColumns), after: Key) -> Result<Walked, JobError> {
         let (limit, began) = (self.pace.page(), Instant::now());
         let read = self.stop.run_until_cancelled(self.on.likes(site, after, limit)).await;
@@ -110,7 +110,7 @@ impl Run<'_> {
         Ok(Walked::Page(page, next))
     }
 
-    /// Counts a page's rows. What a table says in the wrong order is refused, and counted by a dry run.
+    /// Counts a page's rows. Rows in the wrong order are an error. A dry run only counts them.
     fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
         if let (Some(fault), false) = (&page.fault, self.options.dry_run) {
             return Err(self.on.refused(fault));

@@ -1,5 +1,4 @@
-//! The site's table and `like_record` beside each other, in the order of their rows: both are read page by page, and memory holds a page of
-//! each.
+//! Reads the site's table and `like_record` side by side, in the order of their rows, page by page. Memory holds one page of each.
 
 use std::collections::VecDeque;
 
@@ -12,26 +11,26 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Walks along both sides.
+/// Reads both sides.
 pub(super) struct Sides<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// Where it ends.
+    /// The last key.
     end: Key,
-    /// All up to here has been given.
+    /// All rows up to this key were returned.
     reached: Key,
     of_site: Buffer<Key>,
     here: Buffer<Liked>,
 }
 
-/// Rows of one side that were read and not given yet.
+/// Rows of one side that were read and not returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
-    /// All up to here was read.
+    /// All rows up to this key were read.
     until: Key,
 }
 
-/// What both sides say of a range of rows: who likes.
+/// The likes of both sides in a range of rows.
 pub(super) struct Step {
     pub until: Key,
     pub site: Vec<Key>,
@@ -46,13 +45,13 @@ impl<T> Buffer<T> {
 }
 
 impl<'a> Sides<'a> {
-    /// Of the rows after the first key, up to the second one.
+    /// Reads the rows after the first key, up to the second one.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), (after, end): (Key, Key)) -> Self {
         let buffer = || Buffer { rows: VecDeque::new(), until: after };
         Self { on, site, end, reached: after, of_site: buffer(), here: Buffer { rows: VecDeque::new(), until: after } }
     }
 
-    /// The next range of about `limit` rows; `None` at the end.
+    /// The next range of about `limit` rows, or `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Step>, JobError> {
         if self.reached >= self.end {
             return Ok(None);

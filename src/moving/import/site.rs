@@ -1,4 +1,4 @@
-//! The site's table, page by page.
+//! Reads the site's table page by page.
 
 use anyhow::Result;
 
@@ -40,17 +40,17 @@ impl Importer {
         Bounds { after, limit, latest: clock::now().after(self.future_max) }
     }
 
-    /// What the query returns, and how the server would run it.
+    /// The query's columns, and its plan on the server.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
+    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
     pub(super) async fn like_columns(&self, query: &Query) -> Result<(LikeColumns, Vec<Plan>), JobError> {
         let statement = self.of_likes(query, FIRST, self.import.page_rows);
         let found = self.site_store().like_columns(&statement, self.import.unit).await;
         let (columns, plan) = found.map_err(|error| self.job_error(error))?;
         let wrong = match (columns.has_deleted(), self.import.keeps_deleted) {
-            (true, None) => "say whether a row stays when its user unlikes: keeps_deleted = true or false",
-            (false, Some(true)) => "keeps_deleted is true, and the query has no column deleted",
+            (true, None) => "set keeps_deleted to true or false: whether a row stays when its user unlikes",
+            (false, Some(true)) => "keeps_deleted is true, but the query has no column deleted",
             _ => return Ok((columns, plan)),
         };
         Err(self.refused(wrong))
@@ -61,10 +61,10 @@ impl Importer {
         self.site_store().number_columns(&statement).await.map_err(|error| self.job_error(error))
     }
 
-    /// The likes that follow.
+    /// The likes after `after`.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with what is wrong with the query or a row; MySQL fails.
+    /// [`JobError::Refused`] with the problem of the query or a row. Also fails if MySQL fails.
     pub(super) async fn likes(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -76,10 +76,10 @@ impl Importer {
         page.await.map_err(|error| self.job_error(error))
     }
 
-    /// The likes that follow, as a whole.
+    /// The sums of the likes after `after`.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with what is wrong with the query; MySQL fails.
+    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
     pub(super) async fn site_sums(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -97,7 +97,7 @@ impl Importer {
         Ok(page.rows.first().is_some_and(|row| row.key == key && row.liked))
     }
 
-    /// The numbers that follow.
+    /// The numbers after `after`.
     pub(super) async fn numbers(
         &self,
         (query, columns): (&Query, NumberColumns),

@@ -1,4 +1,4 @@
-//! Sums of the site's table and of `like_record` beside each other, range by range: made at the servers.
+//! Compares sums of the site's table and of `like_record`, range by range. The servers calculate the sums.
 
 use super::Importer;
 use crate::jobs::JobError;
@@ -6,14 +6,14 @@ use tallyd_core::import::{Key, LAST, Sums};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Walks along both sides. A page of the site's query says where the range ends; while our side's sums of it are made, the site makes the next
-/// ones.
+/// Compares both sides. A page of the site's query determines the end of a range. While our side calculates its sums, the site calculates the
+/// next ones.
 pub(super) struct SumsOf<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// All up to here was asked of the site.
+    /// The site was queried up to this key.
     reached: Key,
-    /// The site's next answer, for which our side was not asked yet.
+    /// The site's next answer. Our side was not queried for it yet.
     next: Option<OfSite>,
 }
 
@@ -23,7 +23,7 @@ struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// `None` where a row can't be read.
+    /// `None` if a row can't be read.
     sums: Option<Sums>,
 }
 
@@ -43,19 +43,19 @@ impl Compared {
         !self.is_read || self.site != self.here
     }
 
-    /// How many rows the side with more of them has.
+    /// The number of rows on the side that has more.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }
 }
 
 impl<'a> SumsOf<'a> {
-    /// A walk over the rows after that one.
+    /// Compares the rows after `after`.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
         Self { on, site, reached: after, next: None }
     }
 
-    /// The next range, of at most `limit` rows of the site; `None` at the end.
+    /// The next range, of at most `limit` rows of the site, or `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Compared>, JobError> {
         let this = match self.next.take() {
             Some(next) => next,
@@ -84,7 +84,7 @@ impl<'a> SumsOf<'a> {
                 let until = if is_last { LAST } else { last };
                 Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) })
             }
-            // The rows say what is wrong with them.
+            // Reading the rows shows the problem.
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {

@@ -1,8 +1,8 @@
-//! `--verify`: both sides beside each other, while both change.
+//! `--verify`: compares both sides while both change.
 //!
-//! The servers count each range of rows and make its checksum. A range that differs is compared again in pieces, and only of a piece that still
-//! differs rows are read. Rows that differ are looked at again, some seconds later: events on their way have come by then, and a difference that
-//! stays is one.
+//! The servers count each range of rows and calculate its checksum. A range that differs is compared again in pieces. Rows are read only for a
+//! piece that still differs. Rows that differ are checked again some seconds later, because in-flight events have arrived by then. A
+//! difference that stays is real.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,39 +20,39 @@ use tallyd_core::model::TargetId;
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// How often what differs is looked at again.
+/// How often a difference is checked again.
 const LOOKS: usize = 3;
 
-/// Before each of these looks.
+/// Pause before each of these checks.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Before another look that comes first: most events on their way have come by then, and the run need not wait for its end.
+/// Pause before an additional first check. Most in-flight events have arrived by then, so that the end of the run has fewer rows to wait for.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Pages of an import in a range: the servers return only its sums.
+/// Size of a range, in pages of an import. It can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Pieces of a range that differs. A row that is on its way should not have the whole range read.
+/// Pieces of a range that differs. One in-flight row should not cause a read of the whole range.
 const PIECES: usize = 16;
 
-/// Rows that differ and wait for their next look, some MiB, and numbers. With more of them the run waits, too.
+/// The most differing rows that wait for their next check (some MiB), and the most numbers. Above this, the run waits, too.
 const ROWS_MAX: usize = 100_000;
 const NUMBERS_MAX: usize = 10_000;
 
-/// Rows that a look may find between two others beside those that were there.
+/// Rows that can have been added between two checks of a range.
 const MORE: usize = 8;
 
-/// Rows that differed at each look so far.
+/// Rows that differed at each check so far.
 struct Suspect {
     range: Differing,
     looks: usize,
     due: Instant,
 }
 
-/// What differs of targets, in their order.
+/// Differing targets, in order.
 #[derive(Default)]
 struct Found {
-    /// The first ones: how many rows only one side has.
+    /// The first targets, with the number of rows that only one side has.
     listed: BTreeMap<TargetId, (u64, u64)>,
     last: Option<TargetId>,
     count: u64,
@@ -70,17 +70,17 @@ impl Found {
     }
 }
 
-/// Rows that differ, on their way through their looks. They leave in the order in which they came: each has as many looks.
+/// Differing rows that wait for their checks. They leave in the order in which they were added, because each has the same number of checks.
 #[derive(Default)]
 struct Looks {
-    /// Waiting for the look that comes soon.
+    /// Rows that wait for the additional first check.
     fresh: VecDeque<Suspect>,
     waiting: VecDeque<Suspect>,
     found: Found,
 }
 
 impl Looks {
-    /// Adds rows that have differed, and at how many looks.
+    /// Adds rows that have differed in `looks` checks.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {
@@ -91,7 +91,7 @@ impl Looks {
         }
     }
 
-    /// Takes the rows whose look comes next.
+    /// Takes the rows whose check is next.
     fn pop(&mut self) -> Option<Suspect> {
         let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
         let is_fresh = match (due(&self.fresh), due(&self.waiting)) {
@@ -158,7 +158,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares a range again in pieces, and reads the rows of those that still differ.
+    /// Compares a range again in pieces, and reads the rows of the pieces that still differ.
     async fn narrow(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -179,7 +179,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reads the rows of both sides after the first key and up to the second one, about so many.
+    /// Reads the rows of both sides after the first key and up to the second one, about `rows` of them.
     async fn read_rows(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -207,7 +207,7 @@ impl Run<'_> {
         differing(&step.site, &here)
     }
 
-    /// Looks again at the rows that have waited longest, once they have waited long enough, and keeps those that still differ.
+    /// Checks the rows that have waited longest again, after they have waited long enough, and keeps those that still differ.
     async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
         let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
         let (left, stop) = (due.saturating_duration_since(Instant::now()), self.stop);
@@ -263,7 +263,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Looks at numbers again, and keeps those that are never the same.
+    /// Checks numbers again, and keeps those that differ each time.
     async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();

@@ -1,4 +1,4 @@
-//! An import that dies at any step, or whose source does, and goes on.
+//! An import that crashes at any step, or loses its source, and resumes.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use crate::common::{World, stderr};
 
 const SIGABRT: i32 = 6;
 
-/// Runs the real program; fails unless it dies at the fault point. Another one can begin at once then.
+/// Runs the real program. Fails unless it crashes at the fault point. Then another run can begin immediately.
 async fn die(world: &World, arguments: &[&str], point: &str) {
     let mut tallyd = world.command();
     let tallyd = tallyd.arg("import").args(arguments).env("TALLYD_FAULT_POINT", point);
@@ -36,7 +36,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
             die(&world, &["old", "--resume"], point).await;
         }
         let last = report(&world, 0, &["old", "--resume"]);
-        // Two of the deaths were behind the first page and behind the second one.
+        // Two of the crashes were after the first page and after the second one.
         assert!(last["resumed_run"].is_u64() && last["rows"].as_u64().unwrap() < 90, "{last}");
         assert_brought_over(&world).await;
         for point in of_numbers {
@@ -87,11 +87,14 @@ async fn an_import_ends_in_its_time_and_goes_on_later() {
     old_likes(&world, (1..=1_000).map(|user| (4, user))).await;
     let first = report(&world, 0, &["--run-time", "0s"]);
     assert_eq!((&first["ended"], &first["added"]), (&"time-over".into(), &0.into()), "{first}");
-    assert_eq!(first["ended_early"], "its time was over: --resume goes on");
+    assert_eq!(first["ended_early"], "its run time was over: --resume continues");
     report(&world, 0, &["--resume"]);
-    assert_eq!(report(&world, 0, &["--verify", "--run-time", "0s"])["ended_early"], "its time was over: run it again");
+    assert_eq!(
+        report(&world, 0, &["--verify", "--run-time", "0s"])["ended_early"],
+        "its run time was over: run it again"
+    );
     assert_brought_over(&world).await;
-    // All rows have the start of the first run, so that the second pass knows them.
+    // All rows have the start of the first run, so that the second pass finds them.
     assert_eq!(world.count("SELECT COUNT(DISTINCT update_at) FROM like_record").await, 1);
     world.close().await;
 }

@@ -1,4 +1,4 @@
-//! Queries and rows that can't be: said in words, and nothing of the page is written.
+//! Invalid queries and rows: the error says why, and nothing of the page is written.
 
 use super::{Schema, block, here, old_likes, report, run, world};
 use crate::common::stderr;
@@ -13,25 +13,29 @@ async fn what_can_not_be_imported_is_refused_by_name() {
     let of = |columns: &str| format!("SELECT {columns} FROM old_like {KEYSET} {ORDER}");
     let plain = "post_id AS target, user_id AS user";
     for (query, more, why) in [
-        (of("post_id AS target"), "", "has no column user: it returns target; write ... AS user"),
-        (of(&format!("{plain}, 1 AS more")), "", "returns the column more: there are target, user, deleted, at"),
-        (of(&format!("{plain}, deleted")), "", "say whether a row stays when its user unlikes"),
+        (of("post_id AS target"), "", "has no column user: it returns target; add ... AS user"),
+        (
+            of(&format!("{plain}, 1 AS more")),
+            "",
+            "returns the unknown column more: allowed are target, user, deleted, at",
+        ),
+        (of(&format!("{plain}, deleted")), "", "whether a row stays when its user unlikes"),
         (of(plain), "keeps_deleted = true", "the query has no column deleted"),
         (
             of(&format!("{plain}, 5 AS deleted")),
             "keeps_deleted = true",
             "deleted = 5 for the row of target 1 and user 1",
         ),
-        (of(&format!("{plain}, 1700000000 AS at")), "", "say what it counts, with unit"),
+        (of(&format!("{plain}, 1700000000 AS at")), "", "set unit"),
         (of(&format!("{plain}, NULLIF(changed_at, changed_at) AS at")), "", "at = NULL for the row of target 1"),
         (of(&format!("{plain}, NOW() + INTERVAL 8 HOUR AS at")), "", "in the future: times are read as UTC"),
-        (of("-post_id AS target, user_id AS user"), "", "the row of target -1 and user 1: ids are whole numbers"),
+        (of("-post_id AS target, user_id AS user"), "", "the row of target -1 and user 1: ids must be whole numbers"),
         (
             of("CONCAT('9223372036854775808') AS target, user_id AS user"),
             "",
             "the row of target 9223372036854775808 and",
         ),
-        (of("UUID() AS target, user_id AS user"), "", "in decimals; others can't be imported"),
+        (of("UUID() AS target, user_id AS user"), "", "in decimal; other ids can't be imported"),
         (
             format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"),
             "",
@@ -55,7 +59,7 @@ async fn what_can_not_be_imported_is_refused_by_name() {
         assert_eq!(output.status.code(), Some(1), "{query}: {said}");
         assert!(said.contains("[[import]] old: ") && said.contains(why), "{query}: {said}");
     }
-    // The two pages that were right before one was not.
+    // The two pages before the invalid row.
     assert!(here(&world).await.len() <= 2);
     world.close().await;
 }
@@ -70,7 +74,7 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
     world.set(&block(&query, ""));
     let output = world.tallyd(&["import"]);
     assert!(stderr(&output).contains("the account of [mysql] url may not run the query"), "{}", stderr(&output));
-    // As docs/moving-reference.md says.
+    // As in docs/moving-reference.md.
     run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
     assert_eq!(report(&world, 0, &[])["added"], 1);
     run(&world, &format!("DROP DATABASE {other}")).await;
