@@ -1,7 +1,7 @@
-//! Tells the program its revision, its compiler and its target (`src/version.rs`).
+//! Passes the revision, the compiler and the target to the program (`src/version.rs`).
 //!
-//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or that of the checkout. Only a release asks
-//! git: a new commit would otherwise compile the daemon and all its tests again.
+//! The revision is `TALLYD_REVISION`, or the one that `git archive` wrote into `packaging/revision`, or that of the checkout. Only a release
+//! build runs git. Otherwise each commit would compile the daemon and all its tests again.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use std::{env, fs};
 
 const ARCHIVED: &str = "packaging/revision";
 
-/// Files that the program is made of: cargo compiles it again after a change of one.
+/// Sources of the program. cargo compiles it again when one of them changes.
 const SOURCES: [&str; 8] = ["build.rs", "Cargo.toml", "Cargo.lock", "src", "crates", "lua", "migrations", "ops"];
 
 fn main() {
@@ -27,12 +27,12 @@ fn given() -> Option<String> {
 }
 
 fn archived() -> Option<String> {
-    // In a checkout it is a placeholder with a dollar sign.
+    // In a checkout, the file holds a placeholder with a dollar sign.
     fs::read_to_string(ARCHIVED).ok().and_then(word).filter(|text| !text.contains('$'))
 }
 
 fn checked_out() -> Option<String> {
-    // Sources without a repository can be unpacked inside another project's.
+    // Sources without a repository can be unpacked inside another project's repository.
     if env::var("PROFILE").ok()? != "release" || !git(&["rev-parse", "--show-cdup"])?.is_empty() {
         return None;
     }
@@ -43,7 +43,7 @@ fn checked_out() -> Option<String> {
     Some(if changed.is_empty() { revision } else { format!("{revision}-dirty") })
 }
 
-/// A path that is missing would run this script at every build.
+/// Skips missing paths, because cargo would run this script at every build.
 fn watch(path: &str) {
     if Path::new(path).exists() {
         println!("cargo:rerun-if-changed={path}");
@@ -64,7 +64,7 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
-/// The text where it is one word: it becomes a part of a line that cargo reads.
+/// Returns the text if it is one word, because it becomes part of a line that cargo reads.
 fn word(text: String) -> Option<String> {
     let text = text.trim();
     (!text.is_empty() && !text.contains(char::is_whitespace)).then(|| text.to_owned())

@@ -1,6 +1,6 @@
-"""The small site of compose.yaml: a page of videos, and visitors who like them. All of it over tallyd's gateway.
+"""The small site of compose.yaml: a page of videos, and visitors who like them. It only uses tallyd's gateway.
 
-GET / is the page, POST /like/ID and /unlike/ID are your own clicks. GATEWAY and TOKEN say where the gateway is.
+GET / is the page, POST /like/ID and /unlike/ID are your own clicks. GATEWAY and TOKEN are the gateway's address and token.
 """
 
 import json
@@ -38,7 +38,7 @@ ROW = """<li>%s <button data-path="/like/%d" onclick="click(this)">Like</button>
 
 
 def ask(path, events=None):
-    """The gateway's answer; an event is published by POST."""
+    """Returns the gateway's answer. With events, it publishes them by POST."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     body = None if events is None else json.dumps(events).encode()
     with urllib.request.urlopen(urllib.request.Request(GATEWAY + path, body, headers), timeout=10) as answer:
@@ -46,12 +46,12 @@ def ask(path, events=None):
 
 
 def event(kind, video, user):
-    # The time of the click: a like that is sent again with it counts once.
+    # The time of the click. A like that is sent again with the same time counts once.
     return {"type": kind, "kind": "video", "target_id": str(video), "user_id": str(user), "at": time.time_ns() // 1000}
 
 
 def visit():
-    """Visitors, until the process ends. Those who come while the gateway is away wait, and are counted afterwards."""
+    """Plays visitors until the process ends. Clicks during an outage of the gateway are sent again later."""
     popularity = [1 / rank for rank in range(1, len(VIDEOS) + 1)]
     while True:
         videos = random.choices(range(1, len(VIDEOS) + 1), popularity, k=CLICKS_A_SECOND)
@@ -62,7 +62,7 @@ def visit():
                 ask("/v1/events", clicks)
                 break
             except OSError as error:
-                print(f"the gateway has not taken {len(clicks)} clicks, and gets them again: {error}")
+                print(f"the gateway did not accept {len(clicks)} clicks, sending them again: {error}")
 
 
 class Site(BaseHTTPRequestHandler):
@@ -96,10 +96,10 @@ class Site(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def log_message(self, *_):
-        """Not a line for each request."""
+        """Logs nothing, instead of a line for each request."""
 
 
-# The first process of a container ignores SIGTERM unless it says otherwise.
+# The first process of a container ignores SIGTERM unless it sets a handler.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 threading.Thread(target=visit, daemon=True).start()
 print(f"http://127.0.0.1:{PORT}/")

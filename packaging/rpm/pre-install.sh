@@ -1,4 +1,4 @@
-# As packaging/sysusers.d/tallyd.conf says it; before the files are there, because one belongs to the group.
+# Makes the user of packaging/sysusers.d/tallyd.conf, before the files are installed, because one file belongs to the group.
 getent group tallyd >/dev/null || groupadd --system tallyd
 getent passwd tallyd >/dev/null ||
-    useradd --system --gid tallyd --home-dir / --no-create-home --shell /usr/sbin/nologin --comment "tallyd, which keeps like counts true" tallyd
+    useradd --system --gid tallyd --home-dir / --no-create-home --shell /usr/sbin/nologin --comment "tallyd, keeps like counts correct" tallyd

@@ -1,4 +1,4 @@
-//! The daemon as the package has systemd run it.
+//! The daemon as the package's systemd unit runs it.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,8 +6,8 @@ use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
-/// Stands for systemd, which can't be a second one here: says that the daemon runs and as which process, and notes what it is told to do.
-/// It can't start a daemon where `/tmp/broken` is.
+/// Replaces systemd, because a second systemd can't run here. It reports the daemon as running with its process id, and
+/// records its commands. It can't start a daemon while `/tmp/broken` exists.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
     case $* in *is-active*gateway*) exit 3 ;; show*) cat /tmp/pid ;; restart*) ! test -e /tmp/broken ;; esac\n";
 
@@ -19,12 +19,12 @@ fn stand_for_systemd(machine: &Machine) {
     machine.run("mkdir -p /run/systemd/system");
 }
 
-/// What systemd was told since the last time.
+/// The commands to systemd since the last call.
 fn told(machine: &Machine) -> String {
     machine.run("touch /tmp/told && cat /tmp/told && rm /tmp/told")
 }
 
-/// Installs the package as the manual says: the configuration names servers, the passwords are credentials.
+/// Installs the package as in the manual: the configuration names servers, the passwords are credentials.
 fn configure(machine: &Machine, world: &World) {
     let mut config: toml::Table = std::fs::read_to_string(world.config_path()).unwrap().parse().unwrap();
     machine.run("install -d -m 700 /etc/credstore");
@@ -38,7 +38,7 @@ fn configure(machine: &Machine, world: &World) {
         settings.insert("password_file".to_owned(), file.into());
     }
     let text = toml::to_string(&config).unwrap();
-    // Into the file that is there, so that it keeps its owner.
+    // Into the existing file, so that it keeps its owner.
     machine.write("/etc/tallyd/config.toml", &text);
 }
 
@@ -46,14 +46,14 @@ fn setting(machine: &Machine, name: &str) -> String {
     machine.run(&format!("sed -n 's/^{name}=-\\?//p' /usr/lib/systemd/system/tallyd.service")).trim_end().to_owned()
 }
 
-/// Passes the passwords as systemd does, in a folder that the daemon alone can read.
+/// Passes the passwords as systemd does, in a folder that only the daemon can read.
 fn pass_credentials(machine: &Machine) {
     machine.run(
         "mkdir /run/credentials && cp /etc/credstore/tallyd.* /run/credentials && chown -R tallyd: /run/credentials",
     );
 }
 
-/// A command of the unit as systemd runs it. Its process has the number in `/tmp/pid`.
+/// A command of the unit as systemd runs it. `/tmp/pid` has its process id.
 fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     let user = setting(machine, "User");
     machine.command(&format!(
@@ -62,7 +62,7 @@ fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     ))
 }
 
-/// Starts the daemon, and returns when it takes events.
+/// Starts the daemon, and returns when it consumes.
 async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
     let daemon = as_unit(machine, environment, command).stdin(Stdio::null()).spawn().unwrap();
     eventually("it listens to the queue", || async {
@@ -72,7 +72,7 @@ async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
     daemon
 }
 
-/// Stops that daemon, and no other one that this machine may have.
+/// Stops only that daemon. The machine may have others.
 fn stop(machine: &Machine, mut daemon: Child) {
     machine.run("kill -TERM $(cat /tmp/pid)");
     assert!(daemon.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
@@ -93,7 +93,7 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     world.close().await;
 }
 
-/// The migrations without their last one, as if a new version had brought it.
+/// The migrations without their last one, as if a new version had added it.
 async fn lack_a_migration(world: &World) {
     sqlx::query("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").execute(&world.pool).await.unwrap();
 }
@@ -109,10 +109,10 @@ fn what_the_first_installation_prints_leads_to_a_configuration() {
     let variables: Vec<String> = environment.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
     let said = machine.run(&format!("{} {}", variables.join(" "), printed[0]));
     assert!(said.contains("systemctl enable --now tallyd"), "{said}");
-    // The user of the daemon can read what was written.
+    // The daemon's user can read the written files.
     let check = "exec setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline";
     machine.run(check);
-    // So can the gateway's, to whom systemd passes a file that root alone can read.
+    // So can the gateway's user. systemd passes it a file that only root can read.
     machine.run(&format!("set -a && . /etc/tallyd/gateway.env && {check}"));
     assert_eq!(machine.run("stat --format '%U %a' /etc/tallyd/gateway.env").trim(), "root 600");
 }
@@ -126,7 +126,7 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     machine.install(&package.file);
     configure(&machine, &world);
     pass_credentials(&machine);
-    // As a drop-in may have it: another file, a password in the environment, the other one where root's shell doesn't find it.
+    // As in a drop-in: another file, one password in the environment, the other one where root's shell doesn't find it.
     let config = "/etc/tallyd/other.toml";
     machine
         .run(&format!("mv /etc/tallyd/config.toml {config} && cp -p /usr/share/doc/tallyd/config.toml /etc/tallyd/"));
@@ -146,7 +146,7 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
 
     lack_a_migration(&world).await;
     let said = machine.install(&next);
-    assert!(said.contains("THE FORMER VERSION GOES ON RUNNING") && said.contains("tallyd migrate"), "{said}");
+    assert!(said.contains("THE FORMER VERSION KEEPS RUNNING") && said.contains("tallyd migrate"), "{said}");
     let told_then = told(&machine);
     assert!(!told_then.contains("restart") && !told_then.contains("stop"), "{told_then}");
 
