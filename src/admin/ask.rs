@@ -1,4 +1,4 @@
-//! The commands' client of the admin port: one connection, one request, and limits for the time and the size of the answer.
+//! The client of the admin port, for commands: one connection, one request, and limits for the time and the size of the answer.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -24,7 +24,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// The daemon writes an order to MySQL before it answers.
 const ORDER_MAX: Duration = Duration::from_secs(15);
 
-/// Bytes of an answer. A status of 1,000 partitions has 300 kB.
+/// Most bytes of an answer. A status with 1,000 partitions has 300 kB.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -35,22 +35,22 @@ pub(crate) struct Answer {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no daemon answers at {at}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
+    "no daemon answers at {at}: {reason}; check that it is running (systemctl status tallyd), and use --url if its admin port is elsewhere"
 )]
 pub(crate) struct NoDaemon {
     pub at: At,
     pub reason: String,
 }
 
-/// Why nothing can be ordered at a control socket.
+/// Why a control socket can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoControl {
     #[error(
-        "no daemon answers at {0}: {1}. Run this on a machine where one runs (systemctl status tallyd), with its configuration: [admin] control \
-         says where its socket is"
+        "no daemon answers at {0}: {1}. Run this on a machine with a running daemon (systemctl status tallyd), and with its configuration: \
+         [admin] control is the path of its socket"
     )]
     NoDaemon(PathBuf, String),
-    #[error("{0} is not for this user: run this with sudo, or as a member of the group that the daemon runs as")]
+    #[error("this user has no right to use {0}: run this with sudo, or as a member of the daemon's group")]
     NotAllowed(PathBuf),
 }
 
@@ -82,7 +82,7 @@ impl At {
             Self::Socket(path) => return Ok(Either::Right(UnixStream::connect(path).await?)),
         };
         let port = url.port_or_known_default().context("the address has no port")?;
-        let stream = match url.host().context("the address names no host")? {
+        let stream = match url.host().context("the address has no host")? {
             Host::Domain(name) => TcpStream::connect((name, port)).await,
             Host::Ipv4(address) => TcpStream::connect((address, port)).await,
             Host::Ipv6(address) => TcpStream::connect((address, port)).await,
@@ -101,14 +101,14 @@ impl At {
     }
 }
 
-/// Asks for `path`, below the path of the port's address. An answer that is late, too large or no HTTP is [`NoDaemon`], too.
+/// Requests `path`, below the path of the port's address. A late answer, a too large answer, or one that is not HTTP also returns [`NoDaemon`].
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
     answer.map_err(|error| NoDaemon { at: port.at.clone(), reason: format!("{error:#}") })
 }
 
-/// Orders something at a control socket.
+/// Sends an order to a control socket.
 pub(crate) async fn post(socket: &Path, path: &str, body: String) -> Result<Answer, NoControl> {
     let port = Port { at: At::Socket(socket.to_owned()), token: None };
     let answer = tokio::time::timeout(ORDER_MAX, exchange(&port, Request::post(path), body.into())).await;
@@ -139,5 +139,5 @@ async fn exchange(Port { at, token }: &Port, request: Builder, body: Body) -> Re
     let answer = sender.send_request(request).await?;
     let status = answer.status();
     let body = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await.context("read the answer")?;
-    Ok(Answer { status, body: String::from_utf8(body.to_vec()).context("the answer is no text")? })
+    Ok(Answer { status, body: String::from_utf8(body.to_vec()).context("the answer is not text")? })
 }

@@ -1,7 +1,7 @@
-//! The control socket: the only way to order something from a running daemon. Permissions of its file say who can.
+//! The control socket: the only way to send an order to a running daemon. The permissions of its file decide who can.
 //!
-//! An order goes to MySQL, from where all daemons of the site read it: each socket of the site does the same. Of several daemons on one
-//! machine with one path the first one has the socket; the others try again, and the next one takes it when the first one has ended.
+//! An order is written to MySQL, and all daemons of the site read it there. So each socket of the site has the same effect. If several daemons
+//! on one machine use the same path, the first one gets the socket. The others retry, and one of them gets it when the first one has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -37,7 +37,7 @@ const MODE: u32 = 0o660;
 /// Characters of `control.ordered_by`.
 const BY_MAX: usize = 255;
 
-/// Delay after the socket could not be made: another daemon has it, or the folder is missing.
+/// Delay after the socket could not be created: another daemon has it, or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
 /// A client's order.
@@ -78,7 +78,7 @@ impl ControlSocket {
         Self { path, desk }
     }
 
-    /// Takes orders until `end`.
+    /// Accepts orders until `end`.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut is_said = false;
         while !end.is_cancelled() {
@@ -96,7 +96,7 @@ impl ControlSocket {
                         event = "control-not-listening",
                         path = %path,
                         error = %error,
-                        "no control socket at {path}, trying again: {error}. Other daemons' sockets do the same; [admin] control says where it is"
+                        "no control socket at {path}, retrying: {error}. Use the socket of another daemon, or change [admin] control"
                     );
                 }
                 Err(_) => {}
@@ -115,7 +115,9 @@ impl ControlSocket {
 async fn order(State(desk): State<Desk>, Extension(uid): Extension<PeerUid>, body: Bytes) -> Response {
     let wanted = match serde_json::from_slice::<Wanted>(&body) {
         Ok(wanted) => wanted,
-        Err(error) => return refused(StatusCode::BAD_REQUEST, &format!("this version knows no such order: {error}")),
+        Err(error) => {
+            return refused(StatusCode::BAD_REQUEST, &format!("this version does not support the order: {error}"));
+        }
     };
     if let Some(problem) = wanted.problem() {
         return refused(StatusCode::BAD_REQUEST, &problem);
@@ -130,10 +132,10 @@ impl Wanted {
     fn problem(&self) -> Option<String> {
         let lasts = self.lasts_s.map(Duration::from_secs);
         if lasts.is_some_and(|lasts| lasts.is_zero() || lasts > LASTS_MAX) {
-            return Some(format!("an order lasts from 1 s to {} days", LASTS_MAX.as_secs() / 86_400));
+            return Some(format!("the duration of an order must be from 1 s to {} days", LASTS_MAX.as_secs() / 86_400));
         }
         if self.reason.chars().count() > REASON_MAX || self.by.chars().count() > REASON_MAX {
-            return Some(format!("a reason has {REASON_MAX} characters at most"));
+            return Some(format!("a reason can have at most {REASON_MAX} characters"));
         }
         let is_throttle = matches!(self.command, Command::Throttle { .. });
         (is_throttle && self.task != Task::Reconcile).then(|| format!("{} can't be throttled", self.task))
@@ -165,7 +167,7 @@ impl Desk {
     }
 }
 
-/// `anna (uid 1000) on db1`. A long name loses its end.
+/// `anna (uid 1000) on db1`. A long name is cut.
 fn ordered_by(name: &str, PeerUid(uid): PeerUid, host: &str) -> String {
     let known: String = format!(" (uid {uid}) on {host}").chars().take(BY_MAX).collect();
     let name: String = name.chars().take(BY_MAX - known.chars().count()).collect();

@@ -15,13 +15,13 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
     let config = asked.live.current();
     let Some(kind) = config.kinds.named(&kind) else {
         let known: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
-        return refused(StatusCode::NOT_FOUND, &format!("there is no such kind; there are {}", known.join(", ")));
+        return refused(StatusCode::NOT_FOUND, &format!("unknown kind: use one of {}", known.join(", ")));
     };
     let Some(id) = id.parse().ok().filter(|id| (1..=ID_MAX).contains(id)) else {
-        return refused(StatusCode::BAD_REQUEST, &format!("an id is a number, 1 to {ID_MAX}"));
+        return refused(StatusCode::BAD_REQUEST, &format!("the id must be a number from 1 to {ID_MAX}"));
     };
     let Ok(_asking) = asked.asking.try_acquire() else {
-        return busy("too many ask at once");
+        return busy("too many requests in flight: retry");
     };
     let target = Target { kind, id: TargetId(id) };
     match numbers::of(&config, &asked.store, &asked.cache.named(&config.metrics), target).await {
@@ -30,7 +30,7 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
     }
 }
 
-/// Which server failed at what. Without the causes, which may quote an address.
+/// The server that failed, and the failed operation. The causes are left out, because they can contain an address.
 fn reason(error: &anyhow::Error) -> String {
     let server = if error.chain().any(|cause| cause.is::<StoreError>()) {
         "MySQL"

@@ -1,4 +1,4 @@
-//! `GET /livez` says whether a daemon must be restarted, `GET /readyz` whether it writes events.
+//! `GET /livez` reports whether a daemon must be restarted, `GET /readyz` whether it writes events.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -9,7 +9,7 @@ use super::{Asked, json};
 use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
 
-/// Whether the process works: a server that is away is no reason to restart it.
+/// Whether the process works. An unreachable server is no reason to restart it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
     pub live: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Ready {
     pub ready: bool,
     pub state: Life,
     pub reasons: Vec<String>,
-    /// Each server and how it stands. Without Redis events are written all the same.
+    /// The status of each server. Without Redis the daemon still writes events.
     pub servers: Vec<ServerStatus>,
 }
 

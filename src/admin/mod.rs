@@ -1,8 +1,8 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
-//! It must never slow the tasks: it has few connections of its own to the servers, and requests are bounded in number and time. A connection
-//! serves one request. On addresses that other machines reach a token is required (`token`), but for `PROBES`. A page on the Web is kept out by the
-//! name that a request is sent to (`hosts`), and gets no CORS header.
+//! It must never slow the tasks: it has a few separate connections to the servers, and requests are limited in number and time. A connection
+//! serves one request. On an address that other machines can reach, a token is required (`token`), except for `PROBES`. Web pages have no access:
+//! the `Host` of a request is checked (`hosts`), and there is no CORS header.
 
 pub(crate) mod ask;
 pub(crate) mod control;
@@ -44,17 +44,17 @@ use tallyd_redis::Cache;
 
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long a connection may last: to read a request, answer it and send the answer.
+/// Longest duration of a connection: to read a request and to send the answer.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
-/// Answered without a token, too, as probes of orchestrators have none: then by a status code alone.
+/// Also answered without a token, because probes of orchestrators have none. Then the answer is only a status code.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
 /// Advice for a port that can't be opened.
 pub(crate) const NOT_OPENED: &str =
-    "end the program that listens there (ss -ltnp shows it), or set [admin] listen to another address";
+    "stop the program that listens there (ss -ltnp shows it), or set [admin] listen to another address";
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -72,7 +72,7 @@ const LIMITS: Limits = Limits {
     keep_alive: false,
     drain_max: DRAIN_MAX,
     not_accepted: |error| {
-        debug!(event = "admin-not-accepted", error = %error, "a connection could not be accepted: {error}");
+        debug!(event = "admin-not-accepted", error = %error, "accepting a connection failed: {error}");
     },
 };
 
@@ -101,7 +101,7 @@ impl Asked {
 }
 
 impl Admin {
-    /// Makes the port for `[admin] listen`, and the task that observes the servers. `None` if it is empty.
+    /// Creates the port for `[admin] listen`, and the task that observes the servers. `None` if `listen` is empty.
     pub(crate) fn new(
         live: &ConfigHandle,
         broker: &Broker,
@@ -112,7 +112,7 @@ impl Admin {
         let Some(listen) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
-        // Its own, so that requests for numbers can't make a server seem away.
+        // A separate connection, so that requests for numbers can't make a server look unreachable.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
         let (observer, sight) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
@@ -129,7 +129,7 @@ impl Admin {
         Ok(Some((Self { listen, asked }, observer)))
     }
 
-    /// Serves until `end`. Events go on while the port can't be had: it is for those who watch, not for the work.
+    /// Serves until `end`. If the port can't be opened, the daemon still processes events, which don't need it.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let Some(listener) = end.run_until_cancelled(beat.during(listen(&self.listen))).await else { return };
         let port = Port { listener, routes: routes(self.asked), limits: LIMITS, open: Gauge::default() };
@@ -168,28 +168,32 @@ fn routes(asked: Asked) -> Router {
         .route("/v1/counters/{kind}/{id}", get(counters::show))
         .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.status())))
         .route("/v1/history", get(async || json(StatusCode::OK, &telemetry().pulse.points())))
-        .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
+        .fallback(async || refused(StatusCode::NOT_FOUND, "unknown path"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)
 }
 
 async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"));
+        return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported"));
     }
     let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or("?"));
     if !hosts::may_be_called(host, &asked.live.current().admin.hosts) {
-        return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
+        return Ok(refused(
+            StatusCode::FORBIDDEN,
+            "the Host of the request is not allowed: add the name to [admin] hosts",
+        ));
     }
     let is_stranger = asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION)));
     if is_stranger && !PROBES.contains(&request.uri().path()) {
-        let mut answer = refused(StatusCode::UNAUTHORIZED, "the token of [admin] token_file is missing or another one");
-        // A browser then asks for a user, whose name is ignored, and a password.
+        let mut answer =
+            refused(StatusCode::UNAUTHORIZED, "the token is missing or wrong: send the token of [admin] token_file");
+        // Then a browser asks for a user, whose name is ignored, and a password.
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
         return Ok(answer);
     }
     let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
-    let late = |_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()));
+    let late = |_| busy(&format!("a server did not answer within {} s", ANSWER_MAX.as_secs()));
     let mut answer = answer.unwrap_or_else(late);
     if is_stranger {
         answer = answer.status().into_response();
@@ -204,7 +208,7 @@ fn refused(status: StatusCode, reason: &str) -> Response {
     json(status, &serde_json::json!({ "error": reason }))
 }
 
-/// A refusal that ends soon: the client can try again.
+/// A temporary refusal: the client can retry.
 fn busy(reason: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

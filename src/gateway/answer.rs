@@ -24,11 +24,11 @@ pub(super) struct ErrorBody {
 pub(super) struct ErrorText {
     /// For programs.
     pub code: String,
-    /// For people: the problem, and what is allowed.
+    /// For people: the problem, and the allowed values.
     pub message: String,
 }
 
-/// A request that is not answered.
+/// A rejected request.
 #[derive(Debug)]
 pub(super) struct Refused {
     status: StatusCode,
@@ -41,13 +41,13 @@ impl Refused {
         Self { status, code, message: message.into() }
     }
 
-    /// Something in the request is wrong.
+    /// The request is invalid.
     pub(super) fn bad(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
     pub(super) fn busy() -> Self {
-        let message = "too many requests are being answered ([gateway] requests_max): try again";
+        let message = "too many requests in flight ([gateway] requests_max): retry";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message)
     }
 
@@ -56,7 +56,7 @@ impl Refused {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    /// What was asked for is not there, or a server did not answer. The causes are only logged: they can name its address.
+    /// The requested thing does not exist, or a server did not answer. The causes are only logged, because they can contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {
             ClientError::NoBoard { .. } => return Self::new(StatusCode::NOT_FOUND, "unknown-board", error.to_string()),
@@ -74,7 +74,7 @@ impl Refused {
             ClientError::Broker(_) => "broker-unavailable",
             _ => "server-failed",
         };
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, format!("{error}: try again"))
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, format!("{error}: retry"))
     }
 }
 

@@ -28,9 +28,9 @@ pub(super) struct BoardPage {
     pub board: String,
     /// 2026-11-21, 2026-W47, 2026-11 or total.
     pub period: String,
-    /// The first ones, the best first.
+    /// The first members, best first.
     pub members: Vec<Member>,
-    /// The member that was asked for, with its neighbours. Empty where it is not on the board.
+    /// The requested member with its neighbours. Empty if it is not on the board.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub around: Option<Vec<Member>>,
 }
@@ -38,13 +38,13 @@ pub(super) struct BoardPage {
 /// A member of a board.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Member {
-    /// From 1.
+    /// The place, from 1.
     pub rank: u64,
     pub member: String,
-    /// The number that is ranked by.
+    /// The number to rank by.
     #[schemars(with = "f64")]
     pub score: Number,
-    /// The number that decides between equals, of a board with `tie = "second"`.
+    /// The second number, which orders equal scores. Only for boards with `tie = "second"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub second: Option<u64>,
 }
@@ -68,7 +68,7 @@ pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery
     Ok(json(StatusCode::OK, &BoardPage { board: name, period, members, around }))
 }
 
-/// The board, and the name of its period: the current one unless another is asked for.
+/// The board, and the name of its period. Default: the current period.
 fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Board, String)> {
     let named: Vec<&Board> = gate.config.boards.iter().filter(|board| board.name == name).collect();
     let Some(first) = named.first() else {
@@ -82,7 +82,7 @@ fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Boa
     }
     if named.len() > 1 {
         let lengths: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
-        let message = format!("{name} has boards by {}: name a period", lengths.join(", "));
+        let message = format!("{name} has boards by {}: add the parameter period", lengths.join(", "));
         return Err(Refused::bad("no-period", message));
     }
     let current = gate.client.board_period(name, first.period);

@@ -1,5 +1,5 @@
-//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL what Redis does not know,
-//! which is everything while Redis is away.
+//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL those that Redis does not know. If Redis is
+//! unreachable, all numbers come from MySQL.
 
 use std::collections::BTreeMap;
 
@@ -31,17 +31,17 @@ pub(super) struct Counter {
     /// The target's id.
     pub id: String,
     pub source: NumberSource,
-    /// Each metric by its name. Null is unknown, and not zero.
+    /// Each metric by its name. Null means unknown, not zero.
     #[serde(flatten)]
     pub numbers: BTreeMap<String, Option<i64>>,
 }
 
-/// The server that numbers were read from.
+/// The server that returned the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum NumberSource {
     Redis,
-    /// Redis has lost the numbers, or they are still being loaded.
+    /// MySQL: Redis lost the numbers, or is still loading them.
     Mysql,
     /// No server knows the numbers at the moment.
     Unknown,

@@ -1,5 +1,5 @@
-//! What Redis is asked for, and a request can do without: whether a user clicks too often, likes of the last minute, and numbers that MySQL
-//! has, too. A request must not fail for it, and must not wait for a Redis that does not answer.
+//! Optional questions to Redis: whether a user clicks too often, likes of the last minute, and numbers that MySQL also has. If Redis does not
+//! answer, a request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -12,17 +12,17 @@ use tallyd_client::ClientError;
 use tallyd_client::gateway::HINT_MAX;
 use tallyd_core::chain::Chain;
 
-/// How long Redis is not asked after it has not answered.
+/// Delay before the next question after Redis did not answer.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// Until when Redis is not asked; `None` while it answers.
+    /// Redis is not asked before this time; `None` while it answers.
     rests: Mutex<Option<Instant>>,
 }
 
 impl Hints {
-    /// The answer; `None` where Redis does not answer soon, or did not lately.
+    /// The answer; `None` if Redis does not answer in time, or recently did not.
     pub(super) async fn ask<T>(&self, question: impl Future<Output = Result<T, ClientError>>) -> Option<T> {
         let former = *locked(&self.rests);
         if former.is_some_and(|until| until > Instant::now()) {
@@ -43,7 +43,7 @@ impl Hints {
             warn!(
                 event = "gateway-redis-away",
                 error = problem,
-                "Redis does not answer: clicks are not limited, likes of the last minute are not remembered, numbers are MySQL's: {problem}"
+                "Redis does not answer: the gateway does not limit clicks, does not remember likes of the last minute, and reads numbers from MySQL: {problem}"
             );
         }
         None

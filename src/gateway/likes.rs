@@ -1,4 +1,4 @@
-//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: what a user likes, by the last commit, or by a like that a gateway has published since.
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user, as of the last commit, or with newer likes that a gateway published.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -13,7 +13,7 @@ use crate::http::json;
 use tallyd_client::gateway::{Liked, LikedBy};
 use tallyd_core::model::{TargetId, UserId};
 
-/// What a user likes, in the order of the request.
+/// The likes of a user, in the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Likes {
     /// The user's id.
@@ -31,15 +31,15 @@ pub(super) struct Like {
     pub source: LikeSource,
 }
 
-/// The server that knows it.
+/// The source of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum LikeSource {
-    /// The row, as of the last commit.
+    /// MySQL's row, as of the last commit.
     Mysql,
-    /// A like that a gateway has published within the last minute, and that is newer than the row.
+    /// A like that a gateway published within the last minute, newer than the row.
     Gateway,
-    /// Redis, where API servers count likes (`writer = "api"`).
+    /// Redis, if API servers count likes (`writer = "api"`).
     Redis,
 }
 

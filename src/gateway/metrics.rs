@@ -1,4 +1,4 @@
-//! What the gateway counts, and `GET /metrics`. Labels are routes, statuses and verdicts, never ids.
+//! The metrics of the gateway, and `GET /metrics`. Labels are routes, statuses and verdicts, never ids.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::Shared;
 use crate::http::exposition;
 use crate::telemetry::{Named, Process};
 
-/// Seconds of a request: from a read of Redis to the longest wait for a confirm.
+/// Histogram buckets for seconds of a request: from a read of Redis to the longest wait for a confirm.
 const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Names of routes in labels.
@@ -33,13 +33,13 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let requests = Family::default();
-        registry.register("tallyd_gateway_requests", "Requests that were answered", requests.clone());
+        registry.register("tallyd_gateway_requests", "Answered requests", requests.clone());
         let seconds = Family::<Named<1>, Histogram>::new_with_constructor(|| Histogram::new(SECONDS));
-        registry.register("tallyd_gateway_request_seconds", "Time that a request took", seconds.clone());
+        registry.register("tallyd_gateway_request_seconds", "Duration of requests", seconds.clone());
         let events = Family::default();
         registry.register("tallyd_gateway_events", "Events, by verdict", events.clone());
         let connections = Gauge::default();
-        registry.register("tallyd_gateway_connections", "Connections that are open", connections.clone());
+        registry.register("tallyd_gateway_connections", "Open connections", connections.clone());
         let metrics = Self { registry, requests, seconds, events, connections };
         for route in ROUTES {
             drop(metrics.seconds.get_or_create(&[("route", route.to_owned())]));
@@ -63,7 +63,7 @@ impl Metrics {
     }
 }
 
-/// The route of a path, as metrics name it.
+/// The route of a path, for labels.
 pub(super) fn route(path: &str) -> &'static str {
     let name = path.strip_prefix("/v1/").unwrap_or_default().split('/').next();
     ROUTES.into_iter().find(|route| Some(*route) == name).unwrap_or("other")

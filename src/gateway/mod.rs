@@ -1,12 +1,12 @@
-//! `tallyd gateway`: events over HTTP, for languages that do not speak AMQP and Redis well. A process of its own, without any state; any
+//! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process without state, and any
 //! number of them can run.
 //!
-//! An event's way: the daemon's own decoder judges it, the broker confirms it, and only then the answer says so. An answer with 202 means that
-//! every event of the request is on the broker's disk. A confirmed like is remembered in Redis for a minute, because the daemon has not written
-//! it yet. Where API servers count likes (`writer = "api"`), an event takes the whole way of [`tallyd_client`].
+//! The steps of an event: the daemon's own decoder judges it, the broker confirms it, and then the gateway answers. An answer with 202 means that
+//! every event of the request is on the broker's disk. Redis remembers a confirmed like for a minute, because the daemon has not written it yet.
+//! If API servers count likes (`writer = "api"`), an event takes all steps of [`tallyd_client`].
 //!
-//! It takes no part in partitions, jobs or migrations. A request must never wait for a server without a limit, and slow clients must not keep
-//! others out: connections, requests, bodies and times are bounded.
+//! The gateway has no part in partitions, jobs or migrations. Each wait for a server has a limit, and slow clients must not block others:
+//! connections, requests, bodies and times are limited.
 
 mod answer;
 mod boards;
@@ -48,20 +48,20 @@ use remembered::Remembered;
 use tallyd_client::{Client, Settings};
 use tallyd_core::event::Terms;
 
-/// How long the head of a request may take to arrive, and how long a connection may be idle.
+/// Time limit for the head of a request, and for an idle connection.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// How long it still takes requests after the stop, so that a proxy finds out by /readyz.
+/// How long the gateway still accepts requests after the stop, so that a proxy notices it by /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long requests in flight may take after that: longer than the broker may take to confirm, twice `[amqp] timeout_ms`. With the pause it is
-/// shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
+/// Time limit for requests in flight after that: longer than the broker's time limit for a confirm, twice `[amqp] timeout_ms`. Together with the
+/// pause it is shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// Bodies of more than [`events::BODY_SMALL`] that are read at the same time: what they need of memory.
+/// Most bodies larger than [`events::BODY_SMALL`] that are read at the same time. It limits their memory.
 const BODIES_MAX: usize = 128;
 
-/// What all requests share.
+/// The shared state of all requests.
 pub(super) struct Gate {
     client: Arc<Client>,
     config: Config,
@@ -69,7 +69,7 @@ pub(super) struct Gate {
     requests: Arc<Semaphore>,
     bodies: Semaphore,
     token: Option<Token>,
-    /// Whether a request must be sent to an address or to `localhost`: no page on the Web can have a browser of this machine send one.
+    /// Whether a request must be sent to an address or to `localhost`, so that no web page can send one through a browser on this machine.
     is_local: bool,
     hints: Arc<Hints>,
     remembered: Remembered,
@@ -99,13 +99,13 @@ impl Gate {
         })
     }
 
-    /// One of the requests that are answered at the same time.
+    /// A permit for a request in flight.
     fn enter(&self) -> Result<OwnedSemaphorePermit, Refused> {
         Arc::clone(&self.requests).try_acquire_owned().map_err(|_| Refused::busy())
     }
 }
 
-/// An API server must know what the daemon's configuration says of servers, names, rules and boards.
+/// An API server needs the daemon's settings for servers, names, rules and boards.
 impl From<&Config> for Settings {
     fn from(config: &Config) -> Self {
         let config = config.clone();
@@ -123,7 +123,7 @@ impl From<&Config> for Settings {
     }
 }
 
-/// The description of the API, as `GET /openapi.json` gives it.
+/// The description of the API, as `GET /openapi.json` returns it.
 pub(crate) fn openapi() -> Result<String> {
     serde_json::to_string_pretty(&openapi::document()).context("write the description of the API")
 }
@@ -131,10 +131,10 @@ pub(crate) fn openapi() -> Result<String> {
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ConfigError`]: the address or path is taken, or may not be listened on; an address of a server can't be read.
+/// [`ConfigError`]: the address or path is in use or not permitted, or an address of a server is invalid.
 pub(crate) async fn run(config: &Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
-    // It has nothing to reload, and SIGHUP must not end it.
+    // The gateway has nothing to reload, and SIGHUP must not end it.
     let _hangups = shutdown::hangups()?;
     let listen = config.gateway.address().context("read [gateway] listen")?;
     let gate = Arc::new(Gate::new(config, &listen, stop.clone())?);
@@ -156,7 +156,7 @@ pub(crate) async fn run(config: &Config) -> Result<()> {
     tokio::time::sleep(DRAIN_PAUSE).await;
     end.cancel();
     serving.await.context("the port panicked while stopping")?;
-    info!(event = "stopped", "tallyd has stopped, nothing is open");
+    info!(event = "stopped", "tallyd has stopped, and all connections are closed");
     Ok(())
 }
 
@@ -169,7 +169,7 @@ async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
         keep_alive: true,
         drain_max: DRAIN_MAX,
         not_accepted: |error| {
-            debug!(event = "gateway-not-accepted", error = %error, "a connection could not be accepted: {error}");
+            debug!(event = "gateway-not-accepted", error = %error, "accepting a connection failed: {error}");
         },
     };
     let listener = Listener::bind(listen).await.map_err(wrong)?;
@@ -179,11 +179,11 @@ async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
 fn started(address: &Listen) {
     let (version, revision, long) = (version::VERSION, version::REVISION, version::LONG);
     let address = address.to_string();
-    info!(event = "gateway-started", version, revision, address, "tallyd {long} takes requests at {address}");
+    info!(event = "gateway-started", version, revision, address, "tallyd {long} accepts requests at {address}");
 }
 
 fn ended_early(ended: Result<(), JoinError>) -> anyhow::Error {
-    error!(event = "gateway-ended", "the port ended without being told to");
+    error!(event = "gateway-ended", "the port ended unexpectedly");
     ended.err().map_or_else(|| anyhow!("the port ended"), |error| anyhow!("the port panicked: {error}"))
 }
 
@@ -197,9 +197,9 @@ fn routes(gate: &Arc<Gate>) -> Router {
         .route("/livez", get(ready::livez))
         .route("/readyz", get(ready::readyz))
         .route("/metrics", get(metrics::show))
-        .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not-found", "there is nothing here"))
+        .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not-found", "unknown path"))
         .method_not_allowed_fallback(async || {
-            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this path has another method")
+            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this path does not support the method")
         })
         .layer(middleware::from_fn_with_state(Arc::clone(gate), guard))
         .with_state(Arc::clone(gate))
@@ -224,7 +224,7 @@ async fn guard(State(gate): Shared, request: Request, next: Next) -> Response {
 fn may_ask(gate: &Gate, request: &Request) -> Answer<()> {
     let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or("?"));
     if gate.is_local && !hosts::may_be_called(host, &[]) {
-        let message = "without a token, requests must be sent to localhost or to an address";
+        let message = "without a token, requests must be sent to localhost or to an IP address";
         return Err(Refused::new(StatusCode::FORBIDDEN, "unknown-host", message));
     }
     let needs_token = request.uri().path().starts_with("/v1/");

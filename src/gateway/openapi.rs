@@ -1,5 +1,5 @@
-//! `GET /openapi.json`: the description of this API, OpenAPI 3.1. Answers are described by the types that the handlers write, events by the
-//! decoder's own bounds. docs/openapi.json is the same text, and a test holds it.
+//! `GET /openapi.json`: the description of this API in OpenAPI 3.1. The types of the handlers describe the answers, and the decoder's bounds
+//! describe the events. docs/openapi.json is the same text, and a test compares them.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -32,20 +32,20 @@ pub(super) fn document() -> Value {
         "/v1/likes": { "get": likes(&mut types) },
         "/v1/boards/{name}": { "get": board(&mut types) },
         "/livez": { "get": {
-            "operationId": "livez", "summary": "Says whether the process works", "security": [],
-            "responses": { "200": answer::<Live>(&mut types, "It works.") },
+            "operationId": "livez", "summary": "Reports whether the process works", "security": [],
+            "responses": { "200": answer::<Live>(&mut types, "The process works.") },
         } },
         "/readyz": { "get": {
-            "operationId": "readyz", "summary": "Says whether events can be published", "security": [],
+            "operationId": "readyz", "summary": "Reports whether events can be published", "security": [],
             "responses": {
                 "200": answer::<Ready>(&mut types, "RabbitMQ and Redis answer."),
-                "503": answer::<Ready>(&mut types, "One of them does not, or the process is stopping."),
+                "503": answer::<Ready>(&mut types, "RabbitMQ or Redis does not answer, or the process is stopping."),
             },
         } },
         "/metrics": { "get": {
             "operationId": "metrics", "summary": "Metrics for Prometheus", "security": [],
             "responses": { "200": {
-                "description": "OpenMetrics 1.0 if the client accepts it, else Prometheus' text format.",
+                "description": "OpenMetrics 1.0 if the client accepts it, otherwise Prometheus' text format.",
                 "content": { "text/plain": { "schema": { "type": "string" } } },
             } },
         } },
@@ -58,7 +58,7 @@ pub(super) fn document() -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "tallyd gateway",
-            "description": "Takes events, and reads numbers, likes and boards. docs/gateway.md explains it.",
+            "description": "Accepts events, and returns numbers, likes and boards. See docs/gateway.md.",
             "version": crate::version::VERSION,
             "license": { "name": "MIT OR Apache-2.0" },
         },
@@ -68,7 +68,7 @@ pub(super) fn document() -> Value {
         "components": {
             "schemas": schemas,
             "securitySchemes": { "token": {
-                "type": "http", "scheme": "bearer", "description": "The token of [gateway] token_file, where there is one.",
+                "type": "http", "scheme": "bearer", "description": "The token of [gateway] token_file, if it is set.",
             } },
         },
     })
@@ -78,28 +78,31 @@ fn publish(types: &mut SchemaGenerator) -> Value {
     let event = json!({ "$ref": "#/components/schemas/Event" });
     let list = json!({ "type": "array", "minItems": 1, "maxItems": LIST_EVENTS_MAX, "items": event });
     let retry_after = json!({ "Retry-After": {
-        "description": "After how many seconds the request can be sent again.", "schema": { "type": "integer" },
+        "description": "Seconds after which the request can be sent again.", "schema": { "type": "integer" },
     } });
     let mut verdicts = |description: &str| answer::<Verdicts>(types, description);
     let (confirmed, mut refused) = (verdicts("Every event is on the broker's disk."), verdicts(""));
-    let (mut limited, mut unconfirmed) = (verdicts("A user clicks too often, and no event was refused."), verdicts(""));
+    let (mut limited, mut unconfirmed) = (verdicts("A user clicks too often. No event was refused."), verdicts(""));
     let either = |body: &mut Value, description: &str| {
         let verdicts = body["content"]["application/json"]["schema"].take();
         body["content"]["application/json"]["schema"] =
             json!({ "anyOf": [verdicts, { "$ref": "#/components/schemas/ErrorBody" }] });
         body["description"] = description.into();
     };
-    either(&mut refused, "An event was refused; the others were published. Or the body is no list of events.");
+    either(
+        &mut refused,
+        "An event was refused, and the others were published. Or the body is not a valid list of events.",
+    );
     either(
         &mut unconfirmed,
-        "An event was not confirmed: send the request again with the `at` of the answer. Or it is busy.",
+        "An event was not confirmed: send the request again with the `at` of the answer. Or the gateway is busy.",
     );
     limited["headers"] = retry_after.clone();
     unconfirmed["headers"] = retry_after;
     let mut operation = operation(
         types,
         "publish",
-        "Publishes an event, or a list",
+        "Publishes an event, or a list of events",
         json!([]),
         [("202", confirmed), ("400", refused), ("429", limited), ("503", unconfirmed)],
     );
@@ -119,10 +122,10 @@ fn publish(types: &mut SchemaGenerator) -> Value {
 
 fn counters(types: &mut SchemaGenerator) -> Value {
     let metrics = json!({ "name": "metrics", "in": "query", "style": "form", "explode": false,
-        "description": "Names of [metrics]; `like` unless given.",
+        "description": "Names of [metrics]. Default: `like`.",
         "schema": { "type": "array", "minItems": 1, "items": { "type": "string" } } });
     let found =
-        answer::<Counters>(types, "The numbers. One that no server knows at the moment is null, and never zero.");
+        answer::<Counters>(types, "The numbers. A number that no server knows at the moment is null, never zero.");
     let busy = answer::<ErrorBody>(types, "Redis is unavailable, or the gateway is busy.");
     let parameters = json!([kind(), ids(), metrics]);
     operation(types, "counters", "Reads numbers of targets", parameters, [("200", found), ("503", busy)])
@@ -130,7 +133,7 @@ fn counters(types: &mut SchemaGenerator) -> Value {
 
 fn likes(types: &mut SchemaGenerator) -> Value {
     let user = json!({ "name": "user", "in": "query", "required": true, "schema": id() });
-    let found = answer::<Likes>(types, "What the user likes.");
+    let found = answer::<Likes>(types, "The likes of the user.");
     let busy = answer::<ErrorBody>(types, "MySQL is unavailable, or the gateway is busy.");
     let parameters = json!([user, kind(), ids()]);
     operation(types, "likes", "Reads which targets a user likes", parameters, [("200", found), ("503", busy)])
@@ -144,13 +147,13 @@ fn board(types: &mut SchemaGenerator) -> Value {
     let text = |name: &str, description: &str| json!({ "name": name, "in": "query", "schema": { "type": "string" }, "description": description });
     let parameters = json!([
         { "name": "name", "in": "path", "required": true, "schema": { "type": "string" } },
-        text("period", "2026-11-21, 2026-W47, 2026-11 or total; the current one unless given."),
-        number("top", TOP, TOP_MAX, "How many of the first members."),
-        text("around", "A member that is read with its neighbours."),
-        number("radius", RADIUS, RADIUS_MAX, "How many neighbours on each side."),
+        text("period", "2026-11-21, 2026-W47, 2026-11 or total. Default: the current period."),
+        number("top", TOP, TOP_MAX, "Number of members to return from the top."),
+        text("around", "A member to return with its neighbours."),
+        number("radius", RADIUS, RADIUS_MAX, "Number of neighbours on each side."),
     ]);
     let found = answer::<BoardPage>(types, "The board.");
-    let none = answer::<ErrorBody>(types, "There is no such board, or no longer.");
+    let none = answer::<ErrorBody>(types, "The board does not exist, or no longer exists.");
     let busy = answer::<ErrorBody>(types, "A server is unavailable, or the gateway is busy.");
     operation(types, "board", "Reads a board", parameters, [("200", found), ("404", none), ("503", busy)])
 }
@@ -163,9 +166,9 @@ fn operation<const N: usize>(
     responses: [(&str, Value); N],
 ) -> Value {
     let mut all = json!({
-        "400": answer::<ErrorBody>(types, "Something in the request is wrong."),
-        "401": answer::<ErrorBody>(types, "The token is missing, or another one."),
-        "403": answer::<ErrorBody>(types, "Without a token, requests must be sent to localhost or to an address."),
+        "400": answer::<ErrorBody>(types, "The request is invalid."),
+        "401": answer::<ErrorBody>(types, "The token is missing or wrong."),
+        "403": answer::<ErrorBody>(types, "Without a token, requests must be sent to localhost or to an IP address."),
     });
     for (status, response) in responses {
         all[status] = response;
@@ -178,7 +181,7 @@ fn answer<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Valu
     json!({ "description": description, "content": { "application/json": { "schema": schema } } })
 }
 
-/// An id as text.
+/// The schema of an id as text.
 fn id() -> Value {
     json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$", "description": format!("1 to {ID_MAX}.") })
 }
@@ -201,7 +204,7 @@ fn events() -> [(&'static str, Value); 6] {
     let at = integer(1, Micros::MAX.0.unsigned_abs(), "Microseconds since 1970, the same at each retry.");
     let (metric, event_id) = (
         json!({ "type": "string", "description": "A name of [metrics], but not `like`." }),
-        json!({ "type": "string", "minLength": 1, "maxLength": EVENT_ID_MAX, "description": "Another one for each event." }),
+        json!({ "type": "string", "minLength": 1, "maxLength": EVENT_ID_MAX, "description": "A unique text for each event." }),
     );
     let kind = json!({ "type": "string", "description": "A name of [kinds]." });
     let event = |words: &[&str], more: Value, optional: &[&str]| {
@@ -216,7 +219,7 @@ fn events() -> [(&'static str, Value); 6] {
     [
         (
             "Id",
-            json!({ "description": "An integer, best as text.",
+            json!({ "description": "An integer, preferably as text.",
             "anyOf": [integer(1, ID_MAX, "A number."), id()] }),
         ),
         ("LikeEvent", event(&["like", "unlike"], json!({ "user_id": reference("Id") }), &["at"])),
@@ -224,14 +227,11 @@ fn events() -> [(&'static str, Value); 6] {
             "CountEvent",
             event(
                 &["count"],
-                json!({ "metric": metric, "delta": signed(DELTA_MAX, "What is added."), "event_id": event_id }),
+                json!({ "metric": metric, "delta": signed(DELTA_MAX, "The number to add."), "event_id": event_id }),
                 &[],
             ),
         ),
-        (
-            "SetEvent",
-            event(&["set"], json!({ "metric": metric, "value": signed(VALUE_MAX, "What the number becomes.") }), &[]),
-        ),
+        ("SetEvent", event(&["set"], json!({ "metric": metric, "value": signed(VALUE_MAX, "The new number.") }), &[])),
         ("ResetEvent", event(&["reset"], json!({ "metric": metric }), &[])),
         ("Event", json!({ "anyOf": any })),
     ]

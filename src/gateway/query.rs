@@ -7,7 +7,7 @@ use crate::config::Kinds;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::Kind;
 
-/// Ids of one request.
+/// Most ids in one request.
 pub(super) const IDS_MAX: usize = 500;
 
 /// The parameters of a request, each at most once.
@@ -24,11 +24,14 @@ impl<'a, const N: usize> Query<'a, N> {
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let known = names.iter().zip(&mut values).find(|(known, _)| **known == name);
             let Some((_, slot)) = known else {
-                let message = format!("the parameter {name} is unknown: known are {}", names.join(", "));
+                let message = format!("the parameter {name} is unknown: allowed are {}", names.join(", "));
                 return Err(Refused::bad("unknown-parameter", message));
             };
             if slot.replace(value).is_some() {
-                return Err(Refused::bad("repeated-parameter", format!("the parameter {name} is there twice")));
+                return Err(Refused::bad(
+                    "repeated-parameter",
+                    format!("the parameter {name} is there twice: send it once"),
+                ));
             }
         }
         Ok(Self { names, values })
@@ -46,7 +49,7 @@ impl<'a, const N: usize> Query<'a, N> {
         self.get(name).ok_or_else(missing)
     }
 
-    /// A number, or `default` where the parameter is missing.
+    /// A number, or `default` if the parameter is missing.
     pub(super) fn number(&self, name: &str, default: u64, max: u64) -> Answer<u64> {
         let Some(text) = self.get(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (1..=max).contains(number));
@@ -56,11 +59,11 @@ impl<'a, const N: usize> Query<'a, N> {
     pub(super) fn kind(&self, kinds: &Kinds) -> Answer<(String, Kind)> {
         let name = self.must("kind")?;
         let known = || kinds.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let unknown = || Refused::bad("unknown-kind", format!("kind is {name:?}, [kinds] has {}", known()));
+        let unknown = || Refused::bad("unknown-kind", format!("kind is {name:?}, but [kinds] has {}", known()));
         kinds.named(name).map(|kind| (name.to_owned(), kind)).ok_or_else(unknown)
     }
 
-    /// The ids of a list with commas.
+    /// The ids of a comma-separated list.
     pub(super) fn ids(&self) -> Answer<Vec<u64>> {
         let ids: Vec<u64> = self.must("ids")?.split(',').map(|text| id("ids", text)).collect::<Answer<_>>()?;
         if ids.len() > IDS_MAX {
@@ -71,7 +74,7 @@ impl<'a, const N: usize> Query<'a, N> {
     }
 }
 
-/// An id as text: digits without a sign, a blank or a leading zero.
+/// An id as text: digits without sign, space or leading zero.
 pub(super) fn id(name: &str, text: &str) -> Answer<u64> {
     let digits = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && (1..=ID_MAX).contains(number));

@@ -1,4 +1,4 @@
-//! `GET /livez` says whether the process works, `GET /readyz` whether it can publish events. The log says it, too, with the causes.
+//! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports this, with the causes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use tallyd_client::{Client, ClientError};
 use tallyd_connect::fate::Fate;
 use tallyd_core::chain::Chain;
 
-/// How long each server may take.
+/// Time limit for each server.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// How often a server that answers is asked again.
+/// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// A server without which events are not published, or not limited and remembered.
+/// A server of the gateway. RabbitMQ is needed to publish events, Redis to limit and remember them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Server {
     Rabbitmq,
@@ -76,7 +76,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// For callers that have not shown the token: causes can name an address.
+    /// A text for callers without the token, because causes can contain an address.
     fn without_causes(&self) -> String {
         let fate = match self {
             Self::Failed(ClientError::Broker(error)) => error.fate(),
@@ -89,7 +89,7 @@ impl Problem {
     }
 }
 
-/// Tells the log when a server does not answer, or refuses the account, and when it answers again.
+/// Logs when a server does not answer or refuses the account, and when it answers again.
 pub(super) async fn watch(gate: Arc<Gate>, server: Server) {
     let mut outage = Outage::new(server.asking());
     loop {
@@ -107,15 +107,15 @@ pub(super) async fn watch(gate: Arc<Gate>, server: Server) {
     }
 }
 
-/// Whether requests should be sent here.
+/// Whether the gateway is ready for requests.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Ready {
     pub ready: bool,
     /// `running` or `draining`.
     pub state: &'static str,
-    /// Each reason for which it is not ready.
+    /// The reasons why the gateway is not ready.
     pub reasons: Vec<String>,
-    /// Empty; `tallyd healthcheck` reads it of a daemon.
+    /// Always empty. Only a daemon fills it, for `tallyd healthcheck`.
     pub servers: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Ready {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Live {
     pub live: bool,
-    /// Empty; `tallyd healthcheck` reads it of a daemon.
+    /// Always empty. Only a daemon fills it, for `tallyd healthcheck`.
     pub stuck: Vec<String>,
 }
 
@@ -133,7 +133,7 @@ pub(super) async fn livez() -> Response {
 
 pub(super) async fn readyz(State(gate): Shared, headers: HeaderMap) -> Response {
     if gate.stop.is_cancelled() {
-        return answer("draining", vec!["it was told to stop".to_owned()]);
+        return answer("draining", vec!["the gateway is stopping".to_owned()]);
     }
     let (broker, redis) = tokio::join!(Server::Rabbitmq.answers(&gate.client), Server::Redis.answers(&gate.client));
     let may_know = gate.token.as_ref().is_none_or(|token| token.is_in(headers.get(AUTHORIZATION)));

@@ -1,5 +1,5 @@
-//! Confirmed likes on their way to Redis. Those of requests that are answered at the same time go together: a round trip for each request costs
-//! the gateway and Redis more than the likes do.
+//! Sends confirmed likes to Redis. Likes of several requests in flight are sent together, because a round trip for each request would cost the
+//! gateway and Redis more than the likes.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::hints::Hints;
 use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 
-/// Requests that wait for their turn. More wait to be queued.
+/// Length of the queue. More requests wait for a place in it.
 const REQUESTS_MAX: usize = 1_024;
 
-/// With this many likes a round trip takes no more requests.
+/// From this number of likes on, no more requests join a round trip.
 const LIKES_AT_ONCE: usize = 1_000;
 
 /// The likes of a request, which waits until `done` is dropped.
@@ -24,14 +24,14 @@ struct Request {
 pub(super) struct Remembered(mpsc::Sender<Request>);
 
 impl Remembered {
-    /// Starts the task that asks Redis. It ends with this.
+    /// Starts the task that sends likes to Redis. Dropping `Remembered` ends it.
     pub(super) fn by(client: Arc<Client>, hints: Arc<Hints>) -> Self {
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
         tokio::spawn(remember(client, hints, requests));
         Self(sender)
     }
 
-    /// Returns when Redis has the likes, or is left out because it does not answer.
+    /// Returns when Redis has the likes, or was skipped because it does not answer.
     pub(super) async fn add(&self, likes: Vec<LikeEvent>) {
         let (done, ended) = oneshot::channel();
         if self.0.send(Request { likes, done }).await.is_ok() {

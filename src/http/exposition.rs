@@ -1,4 +1,4 @@
-//! The text of metrics, as Prometheus asks for it: OpenMetrics 1.0 if the client accepts it, as Prometheus does, else its text format 0.0.4.
+//! The text of metrics for Prometheus: OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise the text format 0.0.4.
 
 use std::fmt::{self, Write};
 
@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What several registries have, in the format that the request accepts.
+/// The metrics of several registries, in a format that the request accepts.
 pub(crate) fn page(registries: &[&Registry], headers: &HeaderMap) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or("");
     let Ok(text) = openmetrics(registries) else {
@@ -31,7 +31,7 @@ fn openmetrics(registries: &[&Registry]) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// The older format has the whole name of a counter in its descriptions, and no mark of its end.
+/// The older format has the full name of a counter in its descriptions, and no end marker.
 fn in_prometheus_format(openmetrics: &str) -> String {
     let mut counters: Vec<&str> = Vec::new();
     for line in openmetrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {

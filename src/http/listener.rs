@@ -1,4 +1,4 @@
-//! Where a port takes connections: an address, or a socket in the file system.
+//! Accepts connections at an address, or at a socket in the file system.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -23,13 +23,13 @@ pub(crate) struct Socket {
 }
 
 impl Listener {
-    /// Listens. The socket that a killed process has left is replaced. The process' umask decides who can connect to a new one.
+    /// Listens. Replaces a socket that a killed process left behind. The process' umask decides who can connect to a new socket.
     pub(crate) async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
             Listen::Socket(path) => {
-                // Two processes that start together would both replace a socket that was left, or take a socket that does
-                // not listen yet for one.
+                // Without the lock, two processes that start together could both replace an old socket. One could also replace
+                // the other's new socket, which does not listen yet.
                 let _alone = lock_folder(path).await?;
                 if is_left(path).await? {
                     tokio::fs::remove_file(path).await?;
@@ -55,7 +55,7 @@ impl Listener {
     }
 }
 
-/// Fails if [`Listener::bind`] would, and leaves everything as it is.
+/// Fails if [`Listener::bind`] would fail. Changes nothing.
 pub(crate) async fn can_listen(listen: &Listen) -> Result<()> {
     match listen {
         Listen::Address(address) => TcpListener::bind(address).await.map(drop),
@@ -73,11 +73,11 @@ async fn lock_folder(path: &Path) -> Result<File> {
     tokio::task::spawn_blocking(lock).await?
 }
 
-/// Whether a killed process has left its socket there. Fails if a process listens on it, or if the file is no socket.
+/// Whether a killed process left its socket there. Fails if a process listens on it, or if the file is not a socket.
 async fn is_left(path: &Path) -> Result<bool> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(false) };
     if !found.file_type().is_socket() {
-        return Err(Error::new(ErrorKind::AlreadyExists, "there is a file of that name, which is no socket"));
+        return Err(Error::new(ErrorKind::AlreadyExists, "a file with this name exists and is not a socket"));
     }
     match UnixStream::connect(path).await {
         Ok(_) => Err(Error::new(ErrorKind::AddrInUse, "another process listens there")),
@@ -88,7 +88,7 @@ async fn is_left(path: &Path) -> Result<bool> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The file can be gone already.
         let _ = std::fs::remove_file(&self.path);
     }
 }

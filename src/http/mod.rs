@@ -1,6 +1,6 @@
-//! What the ports of this program share: a listener, a loop that accepts connections, limits, and who may ask.
+//! Shared parts of the ports: a listener, a loop that accepts connections, limits, and access checks.
 //!
-//! The loop is our own, because `axum::serve` limits neither the connections nor the time and size of a request's head.
+//! The loop replaces `axum::serve`, which limits neither the connections nor the time and size of a request's head.
 
 pub(crate) mod exposition;
 pub(crate) mod hosts;
@@ -30,32 +30,32 @@ pub(crate) use token::Token;
 
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Delay after a connection could not be accepted, for instance because too many files are open.
+/// Delay after a connection could not be accepted, for example because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
-/// What a port allows its clients.
+/// The limits of a port.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// Connections at the same time. Others wait to be accepted.
+    /// Most open connections. Others wait.
     pub connections_max: usize,
-    /// How long a connection may last. `None` where it lasts as long as its client sends requests.
+    /// Longest duration of a connection. `None`: as long as the client sends requests.
     pub connection_max: Option<Duration>,
-    /// How long the head of a request may take to arrive: idle clients must not keep others out.
+    /// Time limit for the head of a request. Idle clients must not block others.
     pub head_max: Duration,
     /// Whether a connection serves more than one request.
     pub keep_alive: bool,
-    /// How long requests in flight may take after the stop.
+    /// Time limit for requests in flight after the stop.
     pub drain_max: Duration,
     /// Reports a connection that could not be accepted.
     pub not_accepted: fn(&io::Error),
 }
 
-/// A port with what it answers.
+/// A port with its routes.
 pub(crate) struct Port {
     pub listener: Listener,
     pub routes: Router,
     pub limits: Limits,
-    /// How many connections are open.
+    /// The number of open connections.
     pub open: Gauge,
 }
 
@@ -76,7 +76,7 @@ impl Port {
         }
         drop(self.listener);
         let all = async { while connections.join_next().await.is_some() {} };
-        // The rest ends with the process.
+        // Remaining connections end with the process.
         let _ = tokio::time::timeout(self.limits.drain_max, beat.during(all)).await;
     }
 
@@ -90,7 +90,7 @@ impl Port {
     }
 }
 
-/// The uid of the process at the other end of a socket, by the kernel.
+/// The uid of the process at the other end of a socket. The kernel reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerUid(pub u32);
 

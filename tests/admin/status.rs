@@ -164,8 +164,8 @@ async fn what_is_no_admin_port_is_no_healthy_daemon() {
     let url = url(&daemon).await;
     // There is nothing below this path, as behind a misconfigured proxy.
     let elsewhere = format!("{url}/other/");
-    assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: there is nothing here");
-    assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: there is nothing here");
+    assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
+    assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -1,6 +1,6 @@
-//! `GET /metrics`: what the process counts and what it has seen of the servers, for Prometheus.
+//! `GET /metrics`: counts of the process and observations of the servers, for Prometheus.
 //!
-//! Counters and histograms are registered where they are counted ([`crate::telemetry`]); what is read for each answer is registered here.
+//! Counters and histograms are registered where they are counted ([`crate::telemetry`]). Values that are read for each answer are registered here.
 //! Labels are names of the configuration, never ids.
 
 mod observed;
@@ -30,7 +30,7 @@ pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Resp
     exposition::page(&[&telemetry().registry, &now.0], &headers)
 }
 
-/// What is read for one answer. The library ends each help text with a full stop.
+/// The values that are read for one answer. The library adds a full stop to each help text.
 struct Page(Registry);
 
 impl Page {

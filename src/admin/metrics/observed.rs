@@ -1,4 +1,4 @@
-//! What was seen of the servers, by the observer. What is not known (yet) has no sample, but for servers, which are down.
+//! The observer's values of the servers. An unknown value has no sample, except for servers, which then count as down.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use tallyd_core::event::Reason;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {
     let ready = Status::report(config, "", telemetry, seen, clock::now()).ready;
-    page.flag("tallyd_ready", "1 while events are written: what /readyz says", ready);
+    page.flag("tallyd_ready", "1 while the daemon writes events, as /readyz reports", ready);
     servers(page, seen);
     queues(page, seen);
     jobs(page, telemetry, seen);
@@ -22,12 +22,12 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, 
 
 fn dead_letters(page: &mut Page, seen: &Observed) {
     let Some(letters) = &seen.dead_letters else { return };
-    // What another version has set aside may have other reasons.
+    // Letters that another version dead-lettered can have other reasons.
     let all: BTreeSet<&str> =
         Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str)).collect();
     let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));
     page.gauges("tallyd_dead_letters_open", "Dead letters that were not replayed", open);
-    let help = "Open dead letters of the fullest partition, by how many it may have: 1 is full";
+    let help = "Open dead letters of the fullest partition, relative to its limit; 1 is full";
     page.gauge("tallyd_dead_letters_full_ratio", help, seen.dead_letters_full.unwrap_or(0.0));
 }
 
@@ -36,9 +36,9 @@ fn servers(page: &mut Page, seen: &Observed) {
         let up = seen.servers.iter().any(|status| status.server == *server && status.up);
         ([("server", server.name())], flag(up))
     });
-    page.gauges("tallyd_server_up", "1 where the server answered the last time it was asked", up);
+    page.gauges("tallyd_server_up", "1 if the server answered the last check", up);
     let took = seen.servers.iter().map(|status| ([("server", status.server.name())], status.look_s));
-    page.gauges("tallyd_server_probe_duration_seconds", "How long the server took to answer", took);
+    page.gauges("tallyd_server_probe_duration_seconds", "Time that the server took to answer", took);
 }
 
 fn queues(page: &mut Page, seen: &Observed) {
@@ -48,7 +48,7 @@ fn queues(page: &mut Page, seen: &Observed) {
     let consumers = seen.queues.iter().map(|(number, (_, consumers))| (of(number), *consumers as f64));
     page.gauges("tallyd_queue_consumers", "Consumers of the partition's queue, over all daemons", consumers);
     if let Some(returned) = seen.returned {
-        page.gauge("tallyd_returned_messages", "Messages that the broker has given up on", returned as f64);
+        page.gauge("tallyd_returned_messages", "Messages in the queue of returned messages", returned as f64);
     }
     if let Some(rows) = seen.outbox_rows {
         page.gauge("tallyd_outbox_rows", "Rows of the outbox that are not in Redis yet", rows as f64);
@@ -61,23 +61,21 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
             seen.jobs.iter().filter_map(|job| Some(([("job_name", &job.job), ("mode", &job.mode)], value(job)?)));
         page.gauges(name, help, values);
     };
-    of("tallyd_job_running", "1 while a run is under way, in any process", |job| Some(flag(job.running.is_some())));
-    of("tallyd_job_progress_ratio", "How much of a run in this process is done", |job| {
+    of("tallyd_job_running", "1 while a run is running, in any process", |job| Some(flag(job.running.is_some())));
+    of("tallyd_job_progress_ratio", "Progress of a run in this process, 0 to 1", |job| {
         Some(job.running.as_ref().and_then(|run| run.progress).unwrap_or(0.0))
     });
     of("tallyd_job_last_success_timestamp_seconds", "When a run last succeeded", |job| instant(job.last_success_at));
     of("tallyd_job_last_end_timestamp_seconds", "When the last run ended", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at))
     });
-    of("tallyd_job_last_run_duration_seconds", "How long the last run took", |job| {
+    of("tallyd_job_last_run_duration_seconds", "Duration of the last run", |job| {
         instant(job.last.as_ref().map(|last| last.ended_at - last.started_at))
     });
-    of(
-        "tallyd_job_last_run_successful",
-        "0 where the last run failed, was refused, or would have changed too much",
-        |job| job.last.as_ref().map(|last| flag(last.outcome.is_well())),
-    );
-    of("tallyd_job_last_run_limit_exceeded", "1 where the last run would have changed too much", |job| {
+    of("tallyd_job_last_run_successful", "0 if the last run failed, was refused, or exceeded a safety limit", |job| {
+        job.last.as_ref().map(|last| flag(last.outcome.is_well()))
+    });
+    of("tallyd_job_last_run_limit_exceeded", "1 if the last run exceeded a safety limit", |job| {
         job.last.as_ref().map(|last| flag(last.outcome == Outcome::Braked))
     });
     of("tallyd_job_next_run_timestamp_seconds", "When the next run is due by the schedule", |job| instant(job.next_at));
@@ -86,7 +84,7 @@ fn jobs(page: &mut Page, telemetry: &Telemetry, seen: &Observed) {
         let now = telemetry.jobs.get(job).waits.map(|(waits, _)| waits);
         WaitsFor::ALL.iter().map(move |why| ([("job_name", *job), ("reason", why.name())], flag(now == Some(*why))))
     });
-    page.gauges("tallyd_job_waiting", "1 while a run in this process waits for that", waits);
+    page.gauges("tallyd_job_waiting", "1 while a run in this process waits for this reason", waits);
 }
 
 fn reconciles(page: &mut Page, seen: &Observed) {
@@ -102,7 +100,7 @@ fn reconciles(page: &mut Page, seen: &Observed) {
         ];
         verdicts.map(|(verdict, count)| ([("mode", run.mode.as_str()), ("verdict", verdict)], count as f64))
     });
-    page.gauges("tallyd_reconcile_last_run_targets", "Counters that the last run compared, of any process", last);
+    page.gauges("tallyd_reconcile_last_run_targets", "Counters that the last run of any process compared", last);
 }
 
 fn boards(page: &mut Page, seen: &Observed) {
@@ -115,16 +113,16 @@ fn boards(page: &mut Page, seen: &Observed) {
     };
     of("tallyd_board_members", "Members of the current period", |board| Some(board.members as f64));
     of("tallyd_board_end_timestamp_seconds", "When the current period ends", |board| instant(board.ends_at));
-    of("tallyd_board_unarchived_periods", "Periods that are closed, past archive_grace, and not archived", |board| {
+    of("tallyd_board_unarchived_periods", "Finished periods that are past archive_grace and not archived", |board| {
         Some(board.unarchived.len() as f64)
     });
-    of("tallyd_board_oldest_unarchived_timestamp_seconds", "When the oldest of them ended", |board| {
+    of("tallyd_board_oldest_unarchived_timestamp_seconds", "When the oldest unarchived period ended", |board| {
         instant(board.oldest_unarchived_at)
     });
-    of("tallyd_board_lost_periods", "Periods that Redis has lost since their snapshots", |board| {
+    of("tallyd_board_lost_periods", "Periods that Redis lost after their snapshots", |board| {
         Some(board.lost.len() as f64)
     });
-    of("tallyd_board_archived_rows", "Rows of the last period that was archived", |board| {
+    of("tallyd_board_archived_rows", "Rows of the last archived period", |board| {
         board.archived.as_ref().map(|(_, rows)| *rows as f64)
     });
 }

@@ -1,4 +1,4 @@
-//! What this process is asked for at each answer. What it counts is in [`Telemetry`] already.
+//! Values of this process that are read for each answer. Its counts are in [`Telemetry`].
 
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
@@ -21,7 +21,7 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     page.gauge("process_max_fds", "Maximum number of open file descriptors", process.fds_max as f64);
     page.gauge("process_threads", "Number of threads", process.threads as f64);
     let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-    page.gauge("tallyd_tasks", "Tasks within the process that have not ended", tasks as f64);
+    page.gauge("tallyd_tasks", "Running tasks in the process", tasks as f64);
     let started = seconds(telemetry.started_at);
     page.gauge("process_start_time_seconds", "Start time of the process since the epoch in seconds", started);
     let build = [
@@ -32,11 +32,15 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     ];
     page.gauges("tallyd_build_info", "Version, commit, compiler and target of the program", [(build, 1.0)]);
     paused(page, telemetry);
-    page.0.register("tallyd_log_messages", "Lines that were logged", log_messages());
+    page.0.register("tallyd_log_messages", "Logged lines", log_messages());
     partitions(page, telemetry, now);
-    page.0.register("tallyd_connections_opened", "Connections that were opened", connections_opened());
-    page.gauge("tallyd_retrying_operations", "Operations that fail now and are retried", waits().open().len() as f64);
-    let help = "Operations that began to fail, each counted once however often it is retried";
+    page.0.register("tallyd_connections_opened", "Opened connections", connections_opened());
+    page.gauge(
+        "tallyd_retrying_operations",
+        "Operations that are failing and being retried",
+        waits().open().len() as f64,
+    );
+    let help = "Operations that started to fail; retries are not counted";
     page.0.register("tallyd_retried_operations", help, ConstCounter::new(waits().begun()));
 }
 
@@ -69,11 +73,11 @@ fn log_messages() -> Family<Named<1>, Counter> {
 
 fn partitions(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     let partitions = telemetry.consumer.partitions();
-    let help = "Age of the oldest message here that is not acknowledged; 0 where there is none";
+    let help = "Age of the oldest unacknowledged message in this process; 0 if there is none";
     let oldest = partitions.iter().map(|(number, it)| ([("partition", number.to_string())], it.oldest_s(now)));
     page.gauges("tallyd_oldest_unacked_age_seconds", help, oldest);
     let active = partitions
         .iter()
         .map(|(number, it)| ([("partition", number.to_string())], flag(it.standing() == Standing::Writing)));
-    page.gauges("tallyd_partition_active", "1 where this process writes the partition", active);
+    page.gauges("tallyd_partition_active", "1 if this process writes the partition", active);
 }

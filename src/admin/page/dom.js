@@ -1,9 +1,9 @@
-// Elements that are changed only where something has changed, so that what is being read, selected or copied stays. Whatever comes
-// from the daemon becomes text: nothing here takes markup.
+// Changes only elements with new content, so that a user can read, select and copy the others. All data of the daemon is inserted as text,
+// never as markup.
 
 const byId = (id) => document.getElementById(id);
 
-/** The time as the daemon has it. It stands still while what is shown is old. */
+/** The daemon's time. It is frozen while the page shows old values. */
 const time = { offset: 0, stopped: null };
 const liveNow = () => Date.now() * 1000 + time.offset;
 const knownNow = () => time.stopped ?? liveNow();
@@ -38,7 +38,7 @@ function part(of) {
   return make("span", { class: of.style }, of.text);
 }
 
-/** Puts parts into an element, with blanks between them, unless they are there. */
+/** Sets the parts of an element, with spaces between them, if they have changed. */
 function put(element, parts, title = "") {
   const told = JSON.stringify([parts.map((of) => (of.words ? [of.at, of.words.toString()] : of)), title]);
   if (element.told === told) return;
@@ -48,7 +48,7 @@ function put(element, parts, title = "") {
   else element.removeAttribute("title");
 }
 
-/** Makes children of `parent` for items, each known by its key, in their order. */
+/** Creates or updates the children of `parent` for items, identified by keys, in their order. */
 function keyed(parent, items, key, create, change) {
   const known = new Map([...parent.children].map((child) => [child.key, child]));
   const seen = new Set();
@@ -65,7 +65,7 @@ function keyed(parent, items, key, create, change) {
   known.forEach((child) => child.remove());
 }
 
-/** A section's sum beside its heading. One with a problem is opened, and folded again once that is over. */
+/** Shows a section's summary beside its heading. Opens a section with a problem, and closes it after the problem. */
 function fold(id, bad, words) {
   const section = byId(id);
   put(section.querySelector(".summed"), [styled(bad ? "mild" : "muted", `${bad ? "! " : ""}${words}`)]);
@@ -73,7 +73,7 @@ function fold(id, bad, words) {
   section.bad = bad;
 }
 
-/** A table's rows: `cells` gives the parts of each column, the first of which names the row. */
+/** Sets a table's rows: `cells` returns the parts of each column. The first column is the row's header. */
 function rows(id, items, key, cells, nothing) {
   const table = byId(id);
   const heads = [...table.tHead.rows[0].cells];
@@ -99,7 +99,7 @@ function newRow(row, heads) {
   return make("tr", { role: "row" }, ...cells);
 }
 
-/** Says all relative times anew. */
+/** Updates all relative times. */
 function tick() {
   for (const element of document.querySelectorAll("time")) {
     const words = element.words?.(element.closest(".known") ? knownNow() : liveNow());

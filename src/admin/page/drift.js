@@ -1,4 +1,4 @@
-// Drift over time: a bar for each run of the reconciler, as high as it found counters that had drifted, filled as far as it repaired them.
+// Drift over time: a bar for each reconcile. Its height is the number of drifted counters, and the filled part is the number of repairs.
 
 class Drift {
   constructor(id) {

@@ -2,7 +2,7 @@
 
 const GROUPED = new Intl.NumberFormat("en-US");
 
-/** 1,234,567; a question mark where nobody knows. */
+/** 1,234,567; a question mark for an unknown number. */
 function count(value) {
   return value === null || value === undefined ? "?" : GROUPED.format(value);
 }
@@ -21,7 +21,7 @@ function span(seconds) {
   return spoken(seconds);
 }
 
-/** In two units, none below a second. */
+/** In two units. The smallest unit is a second. */
 function spoken(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const [days, hours, minutes] = [Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];

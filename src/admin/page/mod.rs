@@ -1,7 +1,7 @@
-//! `GET /`: the status page. One answer holds all of it, and loads nothing; what it shows it asks `/v1/status` and `/v1/history` for.
+//! `GET /`: the status page. One answer contains the whole page. It gets its data from `/v1/status` and `/v1/history`.
 //!
-//! What those tell, reasons of servers above all, is not to be trusted: the script makes text of it, and the policy lets no other
-//! script run and nothing be loaded from elsewhere.
+//! The data is not trusted, above all the servers' error texts: the script only inserts it as text. The policy blocks other scripts, and
+//! resources from other places.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Each file uses those before it.
+/// Each file uses the files before it.
 const SCRIPT: &str = concat!(
     "\"use strict\";\n",
     include_str!("format.js"),
@@ -27,7 +27,7 @@ const SCRIPT: &str = concat!(
 static PAGE: LazyLock<String> =
     LazyLock::new(|| include_str!("index.html").replace("{{style}}", STYLE).replace("{{script}}", SCRIPT));
 
-/// The page's own style and script by their digests, and requests to where it came from; nothing else.
+/// Allows only the page's own style and script, by their digests, and requests to its own origin.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let digest = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
     format!(

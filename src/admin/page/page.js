@@ -1,20 +1,20 @@
-// What the daemon tells, put where it is seen; and asking it again and again.
+// Asks the daemon repeatedly, and shows its answers.
 
 const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 10000];
 const RECONCILES_SHOWN = 6;
-// Where the alerts TallydLagHigh and TallydQueueGrowing begin.
+// The thresholds of the alerts TallydLagHigh and TallydQueueGrowing.
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Points of processes before the one that answers now are kept: by their time.
+// Points by time. Points of earlier processes stay.
 const history = new Map();
 const starts = new Set();
 let told = null;
 let awaySince = null;
-// Why what was told could not be shown, by what was asked for.
+// Rendering errors, by path.
 const unshown = new Map();
 
-new Plot("plot-events", "Events a second", [{ name: "events a second", label: "", of: (one) => one.events_s }], rate, 4);
+new Plot("plot-events", "Events per second", [{ name: "events per second", label: "", of: (one) => one.events_s }], rate, 4);
 const LAG = [
   { name: "p50", label: "p50", of: (one) => one.lag_p50_s },
   { name: "p99", label: "p99", of: (one) => one.lag_p99_s },
@@ -36,7 +36,7 @@ function showAll() {
   showReconciles();
 }
 
-/** The banner: the worst that there is, in words. */
+/** Shows the worst state in the banner. */
 function showState() {
   const grave = told.troubles.filter((trouble) => trouble.grave).length;
   const some = told.troubles.length;
@@ -53,7 +53,7 @@ function showState() {
 
 function banner(state, words) {
   byId("banner").dataset.state = state;
-  // Only what changes is read out.
+  // Screen readers read only changed text.
   if (byId("state").textContent !== words) byId("state").textContent = words;
   const title = `${words.split(":")[0]} – ${told ? told.owner : "tallyd"}`;
   if (document.title !== title) document.title = title;
@@ -81,10 +81,10 @@ function showTiles() {
   const isKnown = partitions.some((one) => one.messages !== null);
   const grave = troubles.filter((trouble) => trouble.grave).length;
   tile("tile-events", told.ready ? "" : "grave", last ? rate(last.events_s) : "–", `${count(told.events_committed)} since the start`);
-  tile("tile-lag", lag > LAG_MAX_S ? "mild" : "", lag === null ? "–" : span(lag), half === null ? "no events lately" : `p50 ${span(half)}`);
+  tile("tile-lag", lag > LAG_MAX_S ? "mild" : "", lag === null ? "–" : span(lag), half === null ? "no recent events" : `p50 ${span(half)}`);
   tile("tile-queued", queued > QUEUED_MAX ? "mild" : "", isKnown ? count(queued) : "–", `outbox backlog ${count(told.outbox_rows)}`);
   const state = grave ? "grave" : troubles.length ? "mild" : "good";
-  tile("tile-problems", state, count(troubles.length), grave ? `${count(grave)} serious` : troubles.length ? "none is serious" : "none");
+  tile("tile-problems", state, count(troubles.length), grave ? `${count(grave)} serious` : troubles.length ? "none serious" : "none");
 }
 
 function showTroubles() {
@@ -100,7 +100,7 @@ function showTroubles() {
   });
   byId("failing").hidden = told.waits.length === 0;
   const wait = (one) => [[one.what], [ago(one.since)], [count(one.tries)], [one.reason]];
-  rows("waits", told.waits, (one) => `${one.what} ${one.since}`, wait, "Nothing.");
+  rows("waits", told.waits, (one) => `${one.what} ${one.since}`, wait, "None.");
 }
 
 function showServers() {
@@ -121,21 +121,21 @@ function showPartitions() {
   const partition = (one) => [
     [one.queue],
     [styled(here[one.standing] ?? "", one.standing)],
-    one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "nobody")],
+    one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "no daemon")],
     one.owner && one.taken_at ? [ago(one.taken_at)] : [],
     [one.epoch ? `${one.epoch}` : styled("muted", "–")],
     [count(one.messages)],
     [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
   ];
-  rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon consumes none yet.");
+  rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon consumes no partition yet.");
   const bad = told.partitions.some((one) => one.consumers === 0 || one.standing === "connecting" || one.standing === "stopped");
   const writing = told.partitions.filter((one) => one.standing === "writing").length;
   fold("partitions-section", bad, `${writing} of ${told.partitions.length} written here`);
 }
 
 function showJobs() {
-  rows("jobs", told.jobs, (one) => `${one.job} ${one.mode}`, job, "Not known yet: MySQL has not answered.");
+  rows("jobs", told.jobs, (one) => `${one.job} ${one.mode}`, job, "Unknown: MySQL has not answered yet.");
   const failed = told.jobs.filter((one) => one.last && !one.running && !ENDED_WELL.includes(one.last.outcome)).length;
   const running = told.jobs.filter((one) => one.running).length;
   fold("jobs-section", failed > 0, failed ? `${failed} failed` : `${running} running`);
@@ -199,7 +199,7 @@ function showBoards() {
       ...(one.unarchived.length ? [styled("mild", `! not archived: ${one.unarchived.join(", ")}`)] : []),
     ],
   ];
-  rows("boards", told.boards, (one) => one.board, board, told.observed_at ? "There are none." : "Checking …");
+  rows("boards", told.boards, (one) => one.board, board, told.observed_at ? "None." : "Checking …");
   const lost = told.boards.filter((one) => one.lost.length || one.unarchived.length).length;
   fold("boards-section", lost > 0, lost ? `${lost} of ${told.boards.length} with a problem` : count(told.boards.length));
 }
@@ -208,13 +208,13 @@ function showDeadLetters() {
   const letters = Object.entries(told.dead_letters ?? {});
   const shown = letters.map(([reason, open]) => [[reason], [count(open)], [command(`tallyd dead list --open --reason ${reason}`)]]);
   if (told.returned) shown.push([["returned too often"], [count(told.returned)], [command("tallyd dead list")]]);
-  const nothing = told.dead_letters ? "None." : "Not known yet.";
+  const nothing = told.dead_letters ? "None." : "Unknown.";
   rows("dead", shown, (row) => row[0][0], (row) => row, nothing);
   const open = letters.reduce((sum, [, number]) => sum + number, told.returned ?? 0);
-  fold("dead-section", open > 0, told.dead_letters ? `${count(open)} open` : "not known yet");
+  fold("dead-section", open > 0, told.dead_letters ? `${count(open)} open` : "unknown");
 }
 
-/** Plots what is known of the last hour, whichever process told it, and says how far that goes back. */
+/** Plots all known points of the last hour, from any process, and shows the period. */
 function showHistory() {
   for (const at of history.keys()) if (at < liveNow() - HOUR) history.delete(at);
   const points = [...history.values()].sort((one, other) => one.at - other.at);
@@ -222,25 +222,25 @@ function showHistory() {
   plots.forEach((plot) => plot.show(points, [...starts]));
 }
 
-/** Nobody answers: what is shown is what was known. */
+/** The daemon does not answer. The page keeps the last known values. */
 function showAway(error) {
   awaySince ??= liveNow();
   if (told) time.stopped ??= told.now;
   document.querySelectorAll(".known").forEach((element) => element.classList.toggle("stale", told !== null));
   banner("grave", "✕ The daemon does not answer");
-  put(byId("well"), ["No problems before that."]);
+  put(byId("well"), ["No earlier problems."]);
   const known = told ? ["The values below are from", ago(told.now), ""] : [];
   put(byId("since"), ["for", lasting(awaySince), `(${error}); retrying.`, ...known]);
 }
 
-/** Somebody answers, and the page doesn't understand it. */
+/** The page could not show an answer. */
 function showUnshown() {
-  banner("grave", "✕ The page could not show the status: reload it");
+  banner("grave", "✕ Rendering error: reload the page");
   put(byId("since"), [`(${[...unshown.values()].join("; ")})`]);
 }
 
 function take(status) {
-  // Another version has another page.
+  // Another version of the daemon has another page.
   if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;
@@ -248,7 +248,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // Only once it could be shown: it is kept for the plots.
+  // Only after a successful showAll(), because the plots keep it.
   starts.add(status.started_at);
   tick();
 }
@@ -259,12 +259,12 @@ async function ask(path) {
   const answer = await fetch(path, limits).catch((error) => {
     throw new Error(late(error) ? `no answer within ${ANSWER_MAX / 1000} s` : "no connection");
   });
-  const body = await answer.json().catch((error) => ({ error: late(error) ? "and then nothing" : "what is no JSON" }));
-  if (!answer.ok || body.error) throw new Error(`it answers ${answer.status}: ${body.error}`);
+  const body = await answer.json().catch((error) => ({ error: late(error) ? "no complete answer" : "not JSON" }));
+  if (!answer.ok || body.error) throw new Error(`the daemon answers ${answer.status}: ${body.error}`);
   return body;
 }
 
-/** Rests, but not when somebody begins to look. */
+/** Waits. A change of the page's visibility ends the wait. */
 function rest(milliseconds) {
   return new Promise((resolve) => {
     const over = () => {
@@ -277,7 +277,7 @@ function rest(milliseconds) {
   });
 }
 
-/** Asks until the page is closed; less often while nobody answers. */
+/** Asks until the page is closed, and less often while the daemon does not answer. */
 async function forever(path, every, taken, failed) {
   for (let pause = every; ; await rest(pause)) {
     try {
@@ -291,7 +291,7 @@ async function forever(path, every, taken, failed) {
   }
 }
 
-/** A mistake in drawing is the page's, and no silence of the daemon. */
+/** Draws. A rendering error is the page's error, and does not mean that the daemon is silent. */
 function draw(path, drawing) {
   try {
     drawing();

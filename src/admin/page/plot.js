@@ -1,14 +1,14 @@
-// Plots of what is known of the last hour, as SVG as wide as its place. What is pointed at is read out in all of them.
+// Plots of the last hour, as SVG with the width of their container. All plots show the values at the pointer.
 
 const MINUTE = 60e6;
 const HOUR = 60 * MINUTE;
-// What a plot may reach back, how that is called, and how far apart its times are.
+// The periods of a plot, with their titles and the distance between times on the axis.
 const REACHES = [
   { reach: 10 * MINUTE, words: "The last 10 minutes", step: 2 * MINUTE },
   { reach: 30 * MINUTE, words: "The last 30 minutes", step: 10 * MINUTE },
   { reach: HOUR, words: "The last hour", step: 15 * MINUTE },
 ];
-// Points are ten seconds apart; what is further apart has a gap between.
+// Points are ten seconds apart. A larger distance is a gap.
 const GAP = 16e6;
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 52, 6, 8, 18];
 
@@ -21,13 +21,13 @@ function nice(value) {
 const cursor = { at: null };
 const plots = [];
 
-/** The shortest that holds all points, which come in their order. */
+/** The shortest period that contains all points, which are sorted by time. */
 function reachOf(points) {
   const oldest = points.length ? points[0].at : Infinity;
   return REACHES.find(({ reach }) => oldest >= knownNow() - reach) ?? REACHES.at(-1);
 }
 
-/** Numbers over time: `series` are `{ name, label, of }`, drawn alike in all plots: the first solid, the second dashed. */
+/** Numbers over time. `series` are `{ name, label, of }`. The first line is solid, the second dashed. */
 class Plot {
   constructor(id, title, series, say, least) {
     Object.assign(this, { series, say, least, points: [], starts: [], reached: REACHES[0] });
@@ -99,18 +99,18 @@ class Plot {
     return found;
   }
 
-  /** Where nothing is known: before the first point, and between two that are far apart. */
+  /** Gaps without data: before the first point, and between distant points. */
   gaps(seen) {
     const ends = [{ at: this.from }, ...seen, { at: this.from + this.reached.reach }];
     const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
     return far.flatMap(([from, until]) => {
       const [x, width] = [this.x(from), this.x(until) - this.x(from)];
-      const words = make("svg:text", { x: x + width / 2, y: HEIGHT / 4 + 8, "text-anchor": "middle" }, "not known");
+      const words = make("svg:text", { x: x + width / 2, y: HEIGHT / 4 + 8, "text-anchor": "middle" }, "no data");
       return [make("svg:rect", { class: "gap", x, width, y: TOP, height: HEIGHT - TOP - BOTTOM }), ...(width > 80 ? [words] : [])];
     });
   }
 
-  /** When processes began. */
+  /** The starts of processes. */
   starting() {
     const seen = this.starts.filter((at) => at >= this.from);
     return seen.map((at) =>
@@ -137,7 +137,7 @@ class Plot {
     });
   }
 
-  /** Reads out what is pointed at, else the last point. */
+  /** Shows the values at the pointer, or of the last point. */
   point() {
     const one = cursor.at === null ? this.points.at(-1) : this.nearest(cursor.at);
     this.series.forEach((series, place) => {
@@ -145,11 +145,11 @@ class Plot {
     });
     const words = this.series.map((series) => `${series.name} ${this.said(series, one)}`).join(", ");
     const place = one ? this.points.indexOf(one) : 0;
-    this.slider.say(place, this.points.length, one ? `${clock(one.at)} UTC: ${words}` : "not known yet");
+    this.slider.say(place, this.points.length, one ? `${clock(one.at)} UTC: ${words}` : "unknown");
     this.marks?.replaceChildren(...(one && cursor.at !== null ? this.cursor(one) : []));
   }
 
-  /** A line at what is read out, with its time. */
+  /** A line at the selected point, with its time. */
   cursor(one) {
     const x = this.x(one.at);
     const [side, anchor] = x > this.width / 2 ? [-4, "end"] : [4, "start"];

@@ -1,15 +1,15 @@
-// A plot's picture as a slider over its points: arrow keys choose one, and a screen reader says it. The picture itself is hidden from
-// both: the words hold all that it shows of a point.
+// Makes a plot a slider over its points: arrow keys select a point, and a screen reader reads it. The picture itself is hidden from screen
+// readers, because the words contain all values of a point.
 
 const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -6, PageUp: 6, Home: -Infinity, End: Infinity };
 
 class Slider {
-  /** `choose` takes a place, or null where none is chosen any more. */
+  /** `choose` gets the index of a point, or null if no point is selected. */
   constructor(svg, title, choose) {
     this.element = make("div", { role: "slider", tabindex: "0", "aria-label": title, "aria-valuemin": "0" }, svg);
     svg.setAttribute("aria-hidden", "true");
-    this.say(null, 0, "not known yet");
-    // Otherwise what is said would change while it is listened to.
+    this.say(null, 0, "unknown");
+    // Selects a fixed point on focus. Otherwise the words would change while a user listens.
     this.element.addEventListener("focus", () => choose(this.last));
     this.element.addEventListener("blur", () => choose(null));
     this.element.addEventListener("keydown", (event) => {
@@ -20,7 +20,7 @@ class Slider {
     });
   }
 
-  /** Tells screen readers the chosen point, the number of points, and the words for it. */
+  /** Sets the selected point, the number of points and the words for screen readers. */
   say(place, many, words) {
     this.last = Math.max(many - 1, 0);
     this.place = Math.max(place ?? this.last, 0);

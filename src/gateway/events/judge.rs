@@ -1,4 +1,4 @@
-//! A request's body becomes events, each judged by the daemon's own decoder. Pure.
+//! Splits a request's body into events. The daemon's own decoder judges each one. Pure.
 
 use std::borrow::Cow;
 
@@ -12,12 +12,12 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judged<'a> {
     pub message: Message,
-    /// What is published: the bytes that were judged.
+    /// The judged bytes, which are published.
     pub body: Cow<'a, [u8]>,
 }
 
 impl Judged<'_> {
-    /// When it happened. A fence, which is never judged to be right, has none.
+    /// The time of the event. A fence has none, and is never accepted.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,
@@ -38,10 +38,10 @@ impl Judged<'_> {
     }
 }
 
-/// The events of a body, which is one event or a list.
+/// The events of a body: one event, or a list.
 ///
 /// # Errors
-/// A list that is empty, too large or no JSON.
+/// The list is empty, too large or not JSON.
 pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Vec<Result<Judged<'a>, Refusal>>> {
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![judge_one(body, terms, now)]);
@@ -51,13 +51,13 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
         _ => Refused::bad(reason.code(), error),
     })?;
     if events.is_empty() {
-        let message = format!("the list is empty, allowed are 1 to {LIST_EVENTS_MAX} events");
+        let message = format!("the list is empty: send 1 to {LIST_EVENTS_MAX} events");
         return Err(Refused::bad("no-events", message));
     }
     Ok(events.into_iter().map(|event| judge_one(event.get().as_bytes(), terms, now)).collect())
 }
 
-/// A like without `at` gets `now`.
+/// Judges one event. A like without `at` gets `now`.
 fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a>, Refusal> {
     let decode = |body: &[u8]| event::decode(body, terms, now).and_then(Message::of_publisher);
     match decode(body) {

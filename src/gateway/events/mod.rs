@@ -1,4 +1,4 @@
-//! `POST /v1/events`: one event, or a list. The way: head, body, judge, publish, answer.
+//! `POST /v1/events`: one event, or a list. The steps: head, body, judge, publish, answer.
 
 mod judge;
 mod publish;
@@ -21,17 +21,17 @@ use tallyd_core::event::LIST_BYTES_MAX;
 use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;
 
-/// Bodies up to this size are read whatever else is being read.
+/// Bodies up to this size need no permit to be read.
 pub(super) const BODY_SMALL: usize = 16 << 10;
 
-/// How long a body may take to arrive.
+/// Time limit for a body to arrive.
 const BODY_MAX: Duration = Duration::from_secs(10);
 
 pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Response> {
     let length = body_length(request.headers())?;
     let traceparent = request.headers().get(HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = {
-        // A slow body holds none of the requests that are answered at the same time.
+        // A slow body must not occupy one of the permits for requests in flight.
         let _room = match length {
             0..=BODY_SMALL => None,
             _ => Some(gate.bodies.try_acquire().map_err(|_| Refused::busy())?),
@@ -39,7 +39,7 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         read(request).await?
     };
     let entered = gate.enter()?;
-    // A task of its own: a client that goes away must not leave an event counted and not published.
+    // A separate task: if the client disconnects, no event must stay counted but unpublished.
     let answering = tokio::spawn(async move {
         let _entered = entered;
         tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await
@@ -58,7 +58,7 @@ async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
     Ok(Verdicts { events: verdicts }.into())
 }
 
-/// How long the body will be.
+/// The length of the body, from the headers.
 fn body_length(headers: &HeaderMap) -> Answer<usize> {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = content_type.split(';').next().unwrap_or_default().trim();
@@ -73,7 +73,7 @@ fn body_length(headers: &HeaderMap) -> Answer<usize> {
             Err(Refused::new(StatusCode::LENGTH_REQUIRED, "length-required", message))
         }
         Some(length) if length > LIST_BYTES_MAX => {
-            let message = format!("a body has at most {LIST_BYTES_MAX} bytes");
+            let message = format!("the body must have at most {LIST_BYTES_MAX} bytes");
             Err(Refused::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", message))
         }
         Some(length) => Ok(length),
@@ -83,7 +83,7 @@ fn body_length(headers: &HeaderMap) -> Answer<usize> {
 async fn read(request: Request) -> Answer<Bytes> {
     match tokio::time::timeout(BODY_MAX, to_bytes(request.into_body(), LIST_BYTES_MAX)).await {
         Ok(Ok(body)) => Ok(body),
-        Ok(Err(_)) => Err(Refused::bad("incomplete-body", "the body could not be read to its end")),
+        Ok(Err(_)) => Err(Refused::bad("incomplete-body", "the body is incomplete")),
         Err(_) => {
             let message = format!("the body took longer than {} s", BODY_MAX.as_secs());
             Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "request-timeout", message))

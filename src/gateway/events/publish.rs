@@ -1,7 +1,7 @@
-//! Events that were judged are published. A: limits are asked for. B: all messages are sent, pipelined. C: the broker has confirmed what it has.
-//! D: confirmed likes are remembered. Only C decides the verdicts; A and D are left out while Redis is away.
+//! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms messages. D: remembers confirmed
+//! likes. Only C decides the verdicts. While Redis is unreachable, A and D are skipped.
 //!
-//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, those of several users at the same time.
+//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, events of several users at the same time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEve
 use tallyd_core::model::{CounterKey, Micros, UserId};
 use tallyd_core::writers::Writers;
 
-/// Users whose events of one request are counted at the same time.
+/// Most users whose events of one request are counted at the same time.
 const USERS_AT_ONCE: usize = 32;
 
 /// An event, and its place in the request.
 type Placed<'a> = (usize, Judged<'a>);
 
-/// Publishes what was not refused, and gives the verdicts, in the order of the request.
+/// Publishes the events that were not refused. Returns the verdicts in the order of the request.
 pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
     let writers = gate.client.writers().await;
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
@@ -84,7 +84,7 @@ async fn publish_plain(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, 
                     Verdict::confirmed(event.at())
                 }
                 Ok(Some(Err(error))) | Err(error) => Verdict::unconfirmed(event.at(), problem(error)),
-                Ok(None) => Verdict::unconfirmed(event.at(), "the broker said nothing of it"),
+                Ok(None) => Verdict::unconfirmed(event.at(), "the broker did not answer for this event"),
             },
         ));
     }
@@ -94,12 +94,12 @@ async fn publish_plain(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, 
     verdicts
 }
 
-/// Without the causes, which can name an address.
+/// The message without its causes, which can contain an address.
 fn problem(error: &BrokerError) -> String {
-    format!("the broker did not confirm it: {error}")
+    format!("the broker did not confirm the event: {error}")
 }
 
-/// Takes those of `events` out that are likes of users who click too often.
+/// Removes likes of users who click too often from `events`.
 async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     if gate.config.client.rate_likes_max == 0 {
         return Vec::new();
@@ -116,7 +116,7 @@ async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdi
     verdicts
 }
 
-/// Counts and publishes events that API servers count, those of a user or a number one after the other.
+/// Counts and publishes events that API servers count. The events of one user or one number follow one after the other.
 async fn count_all(gate: &Gate, events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     let mut groups: BTreeMap<String, Vec<Placed<'_>>> = BTreeMap::new();
     for (place, event) in events {
@@ -144,11 +144,11 @@ async fn count(gate: &Gate, event: &Judged<'_>) -> Verdict {
         Message::Set(SetEvent { target, metric, value, at }) => {
             change(gate, (target, metric), Change::Set(value), at).await
         }
-        Message::Fence(_) => Verdict::refused(Reason::UnknownType.code(), "a fence is sent by tallyd alone"),
+        Message::Fence(_) => Verdict::refused(Reason::UnknownType.code(), "only tallyd can send a fence"),
     }
 }
 
-/// The whole way of a like. Its `at` is Redis': that of a second try is the first one's, because Redis remembers the click.
+/// Counts and publishes a like. Its `at` is from Redis. A retry gets the same `at`, because Redis remembers the click.
 async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) -> Verdict {
     let clicked = match liked {
         true => gate.client.like(target, user, &[]).await,
@@ -167,13 +167,13 @@ async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) ->
     }
 }
 
-/// With its own `at`, and as if it had been taken back: MySQL applies it once, and Redis counts it again.
+/// Counts and publishes with the event's own `at`, as if an earlier count had been undone: MySQL applies it once, and Redis counts it again.
 async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: Micros) -> Verdict {
     let changed = Changed::at(target, metric, change, at);
     match gate.client.republish(&changed, TakenBack::Yes).await {
         Ok(Counting::Counted(changed)) => Verdict::counted(changed.at, changed.added() != 0, changed.count),
         Ok(Counting::BelowZero { count }) => {
-            Verdict::refused("below-zero", format!("the number is {count}, and no [[rule]] says below_zero"))
+            Verdict::refused("below-zero", format!("the number is {count}, and no [[rule]] sets below_zero"))
         }
         Err(CountError::NotCounted(error)) => not_counted(&error, at),
         Err(CountError::NotPublished { source, .. }) => Verdict::unconfirmed(at, problem(&source)),
@@ -183,7 +183,7 @@ async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: M
 fn not_counted(error: &ClientError, at: Micros) -> Verdict {
     match error {
         ClientError::Invalid(message) => Verdict::refused(Reason::ValueOutOfRange.code(), message.clone()),
-        error => Verdict::unconfirmed(at, format!("it was not counted: {error}")),
+        error => Verdict::unconfirmed(at, format!("the event was not counted: {error}")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an answer says of each event, and the status that follows from all. Pure.
+//! The verdict on each event, and the status of the answer. Pure.
 
 use std::time::Duration;
 
@@ -22,40 +22,40 @@ pub(in crate::gateway) struct Verdicts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
 pub(in crate::gateway) enum Verdict {
-    /// The broker has it on disk.
+    /// The broker has the event on disk.
     Confirmed {
-        /// When it happened, as it was published.
+        /// The event's time, as published.
         at: i64,
         #[serde(flatten)]
         counted: Option<Counted>,
     },
-    /// It can never be applied, and was not published.
+    /// The event can never be applied, so it was not published.
     Refused {
         /// For programs: a reason of docs/events.md, "Refused events".
         reason: String,
-        /// For people: the problem, and what is allowed.
+        /// For people: the problem, and the allowed values.
         message: String,
     },
-    /// It may have been published: send it again, with this `at`.
+    /// The event might have been published. Send it again with this `at`.
     Unconfirmed {
-        /// When it happened. The event that is sent again must have it.
+        /// The event's time. A retry must have the same.
         at: i64,
         /// The reason.
         message: String,
     },
     /// The user clicks too often. Nothing was published.
     Limited {
-        /// After how many milliseconds it can be sent again.
+        /// Milliseconds after which the event can be sent again.
         wait_ms: u64,
     },
 }
 
-/// What API servers know at once where they count (`writer = "api"`).
+/// The result of counting, if API servers count (`writer = "api"`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub(in crate::gateway) struct Counted {
-    /// Whether it changed anything. A like of what the user likes already does not.
+    /// Whether the event changed anything. A repeated like does not.
     pub changed: bool,
-    /// The number after the event. Null where Redis has lost it.
+    /// The number after the event. Null if Redis has lost it.
     pub count: Option<i64>,
 }
 
@@ -108,7 +108,7 @@ impl From<Verdicts> for Response {
     }
 }
 
-/// The status of an answer, and after how many seconds the request can be sent again.
+/// The status of an answer, and the seconds after which the request can be sent again.
 fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
     let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
     if has("unconfirmed") {

@@ -1,6 +1,6 @@
-//! The admin port: a target's numbers, whoever may ask, and servers that are away.
+//! The admin port: a target's numbers, who has access, and unreachable servers.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod health;
 mod metrics;
@@ -21,10 +21,10 @@ use tallyd_core::model::UserId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Any free port: the log says which.
+/// Any free port, which the log names.
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\nhosts = [\"tallyd.example.com\"]\n";
 
-/// Where the daemon's admin port is.
+/// The address of the daemon's admin port.
 async fn address(daemon: &Daemon) -> String {
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();
@@ -49,7 +49,7 @@ impl Answer {
     }
 }
 
-/// Sends what is given, and reads until the end.
+/// Sends the request and reads until the end.
 async fn send(address: &str, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -84,7 +84,7 @@ async fn a_targets_numbers_are_those_that_show_prints() {
     let likes = json!({ "metric": "like", "redis": 0, "counter": 2, "rows": 2 });
     assert_eq!(answer.json(), json!({ "target": "video:42", "numbers": [likes] }));
 
-    // A metric and a kind that are added are there from then on.
+    // A reload adds a metric and a kind.
     world.write(&format!("{ANY}[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\n"));
     assert_eq!(get(&address, "/v1/counters/post/42").await.status, 404);
     daemon.signal("HUP");
@@ -101,12 +101,12 @@ async fn what_can_not_be_answered_is_refused_with_its_reason() {
     let daemon = world.daemon();
     let address = address(&daemon).await;
     for (path, status, reason) in [
-        ("/v1/counters/viedo/42", 404, "there is no such kind; there are video"),
-        ("/v1/counters/video/0", 400, "an id is a number, 1 to 9223372036854775807"),
-        ("/v1/counters/video/9223372036854775808", 400, "an id is a number"),
-        ("/v1/counters/video/x%20y", 400, "an id is a number"),
-        ("/v1/counters/video", 404, "there is nothing here"),
-        ("/v1", 404, "there is nothing here"),
+        ("/v1/counters/viedo/42", 404, "unknown kind: use one of video"),
+        ("/v1/counters/video/0", 400, "the id must be a number from 1 to 9223372036854775807"),
+        ("/v1/counters/video/9223372036854775808", 400, "the id must be a number"),
+        ("/v1/counters/video/x%20y", 400, "the id must be a number"),
+        ("/v1/counters/video", 404, "unknown path"),
+        ("/v1", 404, "unknown path"),
     ] {
         let answer = get(&address, path).await;
         assert_eq!(answer.status, status, "{path}: {}", answer.body);
@@ -114,7 +114,7 @@ async fn what_can_not_be_answered_is_refused_with_its_reason() {
     }
     let posted =
         send(&address, "POST /v1/counters/video/42 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").await;
-    assert_eq!((posted.status, posted.error().as_str()), (405, "GET alone is answered"));
+    assert_eq!((posted.status, posted.error().as_str()), (405, "only GET is supported"));
     for (host, status) in [
         ("Host: localhost\r\n", 200),
         ("Host: tallyd.example.com:80\r\n", 200),
@@ -153,14 +153,14 @@ async fn servers_that_are_away_are_told_in_time_and_slow_nothing_else() {
     let answers = futures_util::future::join_all((0..40).map(|_| get(&address, path))).await;
     assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
     assert!(answers.iter().all(|answer| answer.status == 503 && answer.head.contains("retry-after: 1")));
-    let many = answers.iter().filter(|answer| answer.error() == "too many ask at once").count();
-    let late = answers.iter().filter(|answer| answer.error().contains("has not answered within 5 s")).count();
+    let many = answers.iter().filter(|answer| answer.error() == "too many requests in flight: retry").count();
+    let late = answers.iter().filter(|answer| answer.error().contains("did not answer within 5 s")).count();
     assert!(many + late == 40 && (1..=24).contains(&many), "{many} refused, {late} late");
     mysql.release();
     mysql.cut();
     let publisher = world.publisher().await;
     world.publish(&publisher, &[like(42, 1)]).await;
-    eventually("the like is told", || async {
+    eventually("the like is reported", || async {
         let answer = get(&address, path).await;
         answer.status == 200 && answer.json()["numbers"][0]["counter"] == 1
     })
@@ -194,7 +194,7 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
     let address = address(&daemon).await;
     daemon.logged("\"started\"").await;
     let silent = TcpStream::connect(&address).await.unwrap();
-    // What has come of a request may wait for the rest of it.
+    // A request can be slow to arrive.
     let mut slow = TcpStream::connect(&address).await.unwrap();
     slow.write_all(b"GET /v1/counters/video/42 HTTP/1.1\r\nHost: ").await.unwrap();
     proxy.hold();
@@ -203,8 +203,8 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
         let address = address.clone();
         asked.spawn(async move { get(&address, "/v1/counters/video/42").await });
     }
-    // So sixteen are being answered.
-    assert_eq!(asked.join_next().await.unwrap().unwrap().error(), "too many ask at once");
+    // So sixteen requests are in flight.
+    assert_eq!(asked.join_next().await.unwrap().unwrap().error(), "too many requests in flight: retry");
     daemon.signal("TERM");
     daemon.logged("\"stop-asked\"").await;
     proxy.release();

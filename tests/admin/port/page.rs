@@ -12,20 +12,20 @@ use super::common::proxy::Proxy;
 use super::common::{Dice, World, drift, eventually, target};
 use super::{ANY, address, get, like};
 
-/// What would be done if it were taken for markup.
+/// Markup with a visible effect if the page did not escape it.
 const MARKUP: &str = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>";
 
-/// Where pictures of the page are kept.
+/// The folder for screenshots of the page.
 fn pictures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/artifacts")
 }
 
-/// A port of this machine that nothing listens on: bound by nobody since it was given back.
+/// A free port of this machine, on which nothing listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Whether that many events are shown as committed.
+/// Whether the page shows that many committed events.
 async fn committed(browser: &Browser, events: u32) -> bool {
     browser.text("#tile-events .note").await == format!("{events} since the start")
 }
@@ -39,7 +39,7 @@ pub(super) async fn unfold(browser: &Browser) {
     browser.value("document.querySelectorAll('details').forEach((section) => (section.open = true))").await;
 }
 
-/// Fails where the console has said anything but that a request had no answer.
+/// Fails if the console has any message but a failed request.
 async fn assert_quiet(browser: &Browser, may_fail: bool) {
     let said = browser.console().await;
     let is_expected = |line: &String| may_fail && line.contains("net::ERR_");
@@ -47,7 +47,7 @@ async fn assert_quiet(browser: &Browser, may_fail: bool) {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// What a page as wide as that has to be scrolled sideways.
+/// How far a page of that width can be scrolled sideways.
 async fn too_wide(browser: &Browser, width: u32, scheme: &str) -> i64 {
     browser.show_as(width, 900, scheme).await;
     let beyond = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
@@ -85,9 +85,9 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     shows(&browser, "#reconciles", "full").await;
     let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
-    assert!(browser.text("#plot-lag").await.contains("ms"), "an axis has its unit");
+    assert!(browser.text("#plot-lag").await.contains("ms"), "an axis must have its unit");
     let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
-    assert_eq!(browser.value(titles).await, true, "every time has the time of day");
+    assert_eq!(browser.value(titles).await, true, "every time must have the time of day");
 
     assert_quiet(&browser, false).await;
     let requests = browser.requests().await;
@@ -153,7 +153,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     shows(&browser, "#servers", "✕ down").await;
     assert!(browser.value("document.title").await.as_str().unwrap().starts_with("✕ Not ready"));
     let first = browser.value("document.querySelector('#troubles li').getBoundingClientRect().bottom").await;
-    assert!(first.as_f64().unwrap() < 400.0, "it is seen without scrolling: {first}");
+    assert!(first.as_f64().unwrap() < 400.0, "it must be visible without scrolling: {first}");
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-away.png")).await;
     proxy.release();
@@ -183,12 +183,8 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     daemon.kill();
     shows(&browser, "#state", "The daemon does not answer").await;
     shows(&browser, "#since", "The values below are from").await;
-    assert_eq!(
-        browser.value("document.querySelectorAll('.known.stale').length").await,
-        2,
-        "head and tables are greyed"
-    );
-    assert!(committed(&browser, 2).await, "what was known stays");
+    assert_eq!(browser.value("document.querySelectorAll('.known.stale').length").await, 2, "head and tables are grey");
+    assert!(committed(&browser, 2).await, "the last known values stay");
     assert!(browser.text("#owner").await.ends_with(&former));
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-gone.png")).await;
@@ -198,13 +194,13 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     eventually("the next process is shown", || async { browser.text("#owner").await.ends_with(&next) }).await;
     shows(&browser, "#state", "Ready: events are written").await;
     assert_eq!(browser.value("document.querySelectorAll('.stale').length").await, 0);
-    assert!(committed(&browser, 0).await, "what it shows is the next one's");
-    eventually("the plot says when the next one began", || async {
+    assert!(committed(&browser, 0).await, "the next process's values are shown");
+    eventually("the plot marks the start of the next process", || async {
         browser.value("document.querySelectorAll('#plot-events .started').length").await == 2
     })
     .await;
     let points = browser.value(plot).await;
-    assert!(points.as_str().unwrap().contains('M'), "what the former one told is still plotted: {points}");
+    assert!(points.as_str().unwrap().contains('M'), "the former process's values are still plotted: {points}");
     assert_quiet(&browser, true).await;
     browser.close().await;
     assert!(daemon.stop().success());
@@ -219,7 +215,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     let browser = Browser::start().await;
     browser.open(&format!("http://{address}/")).await;
     shows(&browser, "#state", "Ready: events are written").await;
-    // What the daemon tells is changed on the way, by window.change.
+    // `window.change` changes the daemon's answers before the page gets them.
     let between = r"(() => {
         const asked = window.fetch;
         window.fetch = async (path, limits) => {
@@ -232,7 +228,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     assert_eq!(browser.value(between).await, true);
     let change = async |script: &str| drop(browser.value(&format!("(window.change = {script}, true)")).await);
     change("(path, told) => path === 'v1/status' ? { ...told, started_at: 1e300 } : told").await;
-    shows(&browser, "#state", "The page could not show the status: reload it").await;
+    shows(&browser, "#state", "Rendering error: reload the page").await;
     shows(&browser, "#since", "Invalid time value").await;
     change("null").await;
     shows(&browser, "#state", "Ready: events are written").await;
@@ -241,28 +237,28 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
         .await;
     shows(&browser, "#troubles", "twice").await;
     browser.value("(window.answered = 0, true)").await;
-    eventually("it is told again", || async { browser.value("window.answered > 3").await == true }).await;
+    eventually("the page gets another answer", || async { browser.value("window.answered > 3").await == true }).await;
     let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
-    assert_eq!(lines, 2, "what has the same name is not made anew");
+    assert_eq!(lines, 2, "rows with the same name are not rebuilt");
 
-    // The daemon is young: the shortest time is shown, and more once there is more.
+    // The daemon has run for a short time, so the page shows the shortest range, and more when there are more values.
     assert_eq!(browser.text("#reach").await, "The last 10 minutes");
     for (minutes, words) in [(12, "The last 30 minutes"), (31, "The last hour")] {
         let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");
         change(&format!("(path, told) => path === 'v1/history' ? {older}.concat(told) : told")).await;
         shows(&browser, "#reach", words).await;
         let first = "Number(/M([0-9.]+)/.exec(document.querySelector('#plot-events path').getAttribute('d'))[1])";
-        assert!(browser.value(first).await.as_f64().unwrap() >= 52.0, "all points are within the axes");
+        assert!(browser.value(first).await.as_f64().unwrap() >= 52.0, "all points must be within the axes");
     }
     browser.close().await;
     assert!(daemon.stop().success());
     world.close().await;
 }
 
-/// How long likes come for the pictures.
+/// How long likes arrive for the screenshots.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
-/// Likes as API servers count them, sometimes more and sometimes fewer.
+/// Likes as API servers count them, at a changing rate.
 async fn traffic(world: &World, until: Instant) {
     let client = world.client();
     let (mut dice, began) = (Dice::new(7), Instant::now());
@@ -337,7 +333,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     world.close().await;
 }
 
-/// Every text's contrast with what is behind it: 4.5 at least (WCAG 2.2, 1.4.3).
+/// Checks that every text has a contrast of at least 4.5 with its background (WCAG 2.2, 1.4.3).
 async fn assert_legible(browser: &Browser) {
     let script = r"(() => {
         const luminance = (colour) => {

@@ -1,4 +1,4 @@
-//! A socket in the file system instead of a port.
+//! The admin port as a Unix socket.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -18,15 +18,15 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let told = asked(&["status", "--format", "json", "--url", &url]);
     assert!(stdout(&told).contains("\"partitions\""), "{}{}", stdout(&told), stderr(&told));
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-    assert_eq!(mode & 0o002, 0, "the umask of tests lets no stranger write: {mode:o}");
+    assert_eq!(mode & 0o002, 0, "the umask of the tests must not let others write: {mode:o}");
 
     let second = world.daemon();
     second.logged(&format!("[admin] listen = \\\"{url}\\\": another process listens there")).await;
     assert!(second.stop().success());
-    assert!(path.exists(), "the socket of the first daemon stays");
+    assert!(path.exists(), "the socket of the first daemon must stay");
 
     daemon.kill();
-    assert!(path.exists(), "what a killed daemon leaves");
+    assert!(path.exists(), "a killed daemon leaves its socket");
     let none = asked(&["healthcheck"]);
     assert_eq!(none.status.code(), Some(75));
     assert!(stderr(&none).contains(&format!("no daemon answers at {url}: Connection refused")), "{}", stderr(&none));
@@ -34,11 +34,11 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let daemon = world.daemon();
     eventually("it is healthy again", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
     assert!(daemon.stop().success());
-    assert!(!path.exists(), "a daemon that ends takes it away");
+    assert!(!path.exists(), "a daemon must remove its socket when it exits");
 
     std::fs::write(&path, "notes").unwrap();
     let daemon = world.daemon();
-    daemon.logged("there is a file of that name, which is no socket").await;
+    daemon.logged("a file with this name exists and is not a socket").await;
     assert!(daemon.stop().success());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "notes");
     world.close().await;
