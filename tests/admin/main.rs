@@ -1,6 +1,6 @@
-//! Those who look: the admin port and its page, the status, the alerts and the dashboard.
+//! The admin port and its page, the status commands, the alerts and the dashboard.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod ops;
 mod port;

@@ -1,4 +1,4 @@
-//! The two clients as commands.
+//! The two example clients as commands.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -13,7 +13,7 @@ use tallyd_core::model::Target;
 
 use super::common::{World, stderr, stdout, target};
 
-/// The board that clicks count on.
+/// The board that counts clicks.
 pub const BOARD: &str = "clicked";
 
 /// A client under examples/.
@@ -26,7 +26,7 @@ pub enum Example {
 impl Example {
     pub const ALL: [Self; 2] = [Self::Python, Self::Node];
 
-    /// For the world's name.
+    /// The part of the world's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "py",
@@ -42,14 +42,17 @@ impl Example {
             Self::Python => command.arg(root.join("examples/python").join(script).with_extension("py")),
             Self::Node => {
                 let installed = root.join("target/clients");
-                assert!(installed.join("node_modules").exists(), "what examples/node needs is missing: run dev/test");
+                assert!(
+                    installed.join("node_modules").exists(),
+                    "the libraries of examples/node are missing: run dev/test"
+                );
                 command.arg(installed.join("examples/node").join(script).with_extension("js"))
             }
         };
         command
     }
 
-    /// Runs it against the world's servers, or with other settings.
+    /// Runs it with the world's servers or other settings.
     pub fn run(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> Output {
         Self::for_world(self.command("like").args(arguments), world).envs(settings.iter().copied()).output().unwrap()
     }
@@ -66,7 +69,7 @@ impl Example {
             .env("BOARD_PERIODS", "week total")
     }
 
-    /// A program of its own that uses the client's functions: `server` in Python, `client` in Node. What it prints.
+    /// Runs a program that uses the client's functions: `server` in Python, `client` in Node. Returns its output.
     pub fn program(self, world: &World, settings: &[(&str, &str)], text: &str) -> String {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = match self {
@@ -99,7 +102,7 @@ impl Example {
     pub fn interpreter(self) -> Command {
         match self {
             Self::Python => {
-                // Debian's own Python, which sees Debian's packages.
+                // Debian's own Python, which finds Debian's packages.
                 let debian = Path::new("/usr/bin/python3");
                 let mut command = Command::new(if debian.exists() { debian } else { Path::new("python3") });
                 command.env("PYTHONDONTWRITEBYTECODE", "1");
@@ -107,27 +110,27 @@ impl Example {
             }
             Self::Node => {
                 let mut command = Command::new("node");
-                // The sources are linked to beside their libraries.
+                // The sources are linked beside their libraries.
                 command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
                 command
             }
         }
     }
 
-    /// What it prints, line by line.
+    /// Returns the output line by line.
     pub fn lines(self, world: &World, arguments: &[&str]) -> Vec<String> {
         let output = self.run(world, &[], arguments);
         assert!(output.status.success(), "{self:?} {arguments:?}: {}", stderr(&output));
         stdout(&output).lines().map(str::to_owned).collect()
     }
 
-    /// The event of a click that was published, with `changed`.
+    /// The event of a published click, with `changed`.
     pub fn click(self, world: &World, arguments: &[&str]) -> Value {
         let lines = self.lines(world, arguments);
         serde_json::from_str(&lines[0]).unwrap_or_else(|error| panic!("{error}: {lines:?}"))
     }
 
-    /// What it says of a click that fails.
+    /// The error of a click that fails.
     pub fn refused(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> String {
         let output = self.run(world, settings, arguments);
         assert!(!output.status.success(), "{self:?} {arguments:?}: {}", stdout(&output));
@@ -140,7 +143,7 @@ pub fn outcome(event: &Value) -> (bool, Option<i64>) {
     (event["changed"].as_bool().unwrap(), event["count"].as_i64())
 }
 
-/// What the target has on the board, in the week and in total.
+/// The target's scores on the board, in the week and in total.
 pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     let mut redis = world.redis().await;
     let mut keys: Vec<String> = redis.keys(format!("{}:board:{{{BOARD}}}:*", world.name)).await.unwrap();
@@ -153,7 +156,7 @@ pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     scores
 }
 
-/// Counters in Redis, counters in MySQL and like records, without those that are zero.
+/// Counters in Redis, counters in MySQL, and like records, without zeros.
 pub async fn three_truths(world: &World) -> [BTreeMap<Target, i64>; 3] {
     let mut counters = world.counters().await;
     counters.retain(|_, likes| *likes != 0);

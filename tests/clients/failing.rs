@@ -1,4 +1,4 @@
-//! What clients do when something fails: nothing is counted that is not published, and nothing is waited for without an end.
+//! Clients while something fails: an unpublished click is not counted, and every wait has an end.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use super::common::{World, eventually, target};
 use super::example::{Example, on_board, outcome, three_truths};
 use super::stalling::{Stall, Stalling};
 
-/// How long the clients give each server.
+/// The clients' timeout for each server.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// What a loaded machine may need beside that.
+/// A loaded machine can need this much more.
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// Neither a number nor a click is left of it.
+/// Neither its number nor its click must be left.
 async fn assert_taken_back(example: Example, world: &World) {
     assert_eq!(world.redis_counters().await.get(&target(42)), None, "{example:?}");
     assert_eq!(on_board(world, 42).await, [None; 2], "{example:?}");
@@ -29,12 +29,12 @@ async fn clients_take_back_what_the_broker_does_not_take() {
     for example in Example::ALL {
         let world = World::new(&format!("client_refused_{}", example.name()), "").await;
         let click = |settings: &[(&str, &str)]| example.refused(&world, settings, &["video", "42", "7"]);
-        assert!(click(&[]).contains("no exchange"), "nobody has made one");
+        assert!(click(&[]).contains("no exchange"), "the exchange must not exist");
         assert_taken_back(example, &world).await;
         click(&[("AMQP_URL", "amqp://tally:tally@127.0.0.1:1/%2f")]);
         assert_taken_back(example, &world).await;
 
-        // An exchange without a queue sends back what comes.
+        // An exchange without a queue returns each message.
         let link = world.broker.connect("test").await.unwrap();
         let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
         let exchange = world.broker.exchange();
@@ -44,7 +44,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert!(returned.contains("no queue takes") || returned.contains("UnroutableError"), "{returned}");
         assert_taken_back(example, &world).await;
 
-        // A queue that is full refuses it.
+        // A full queue rejects it.
         let queue = format!("{}.full", world.name);
         let mut full = FieldTable::default();
         full.insert("x-max-length".into(), AMQPValue::LongInt(0));
@@ -66,7 +66,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
         assert_eq!(on_board(&world, 42).await, [Some(1); 2]);
-        eventually("all three say the same", || async {
+        eventually("all three agree", || async {
             three_truths(&world).await.iter().all(|numbers| numbers.get(&target(42)) == Some(&1))
         })
         .await;
@@ -113,9 +113,9 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
             example.refused(&world, &[], &["video", ids[0], ids[1]]);
         }
         example.refused(&world, &[], &["song", "42", "7"]);
-        // Without Redis nothing is counted, and so nothing is published.
+        // Without Redis nothing is counted, so nothing is published.
         example.refused(&world, &[("REDIS_URL", "redis://127.0.0.1:1/")], &["video", "42", "10"]);
-        // A second click within the window is one too many; another user's is not.
+        // A user's second click within the window is too many. Another user's click is not.
         let one = [("CLICKS_MAX", "1")];
         assert!(example.run(&world, &one, &["video", "42", "8"]).status.success());
         assert!(
@@ -124,7 +124,7 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
                 .contains("the user clicks too often: wait ")
         );
         assert!(example.run(&world, &one, &["video", "42", "9"]).status.success());
-        eventually("all three say the same", || async {
+        eventually("all three agree", || async {
             three_truths(&world).await.iter().all(|numbers| numbers.get(&target(42)) == Some(&3))
         })
         .await;
@@ -142,14 +142,14 @@ async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
         let world = World::new(&format!("client_silent_{}", example.name()), "").await;
         world.publisher().await;
         let amqp = world.api.amqp.url.expose();
-        // Of the first connection the confirm never comes. The second one is answered.
+        // The first connection gets no confirm. The second one does.
         let once = Stalling::before(amqp, Stall { after: "target_id", callers: 1 }).await;
         let began = Instant::now();
         let output = example.run(&world, &[("AMQP_URL", &once.url)], &["video", "43", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
         assert_eq!((once.stalled(), once.callers()), (1, 2), "{example:?}");
-        // No connection is answered: not what is published, and not even the first word.
+        // No connection gets an answer, either to a publish or to the handshake.
         for after in ["target_id", "AMQP"] {
             let always = Stalling::before(amqp, Stall { after, callers: ALL }).await;
             let began = Instant::now();
@@ -174,13 +174,13 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
-        // The unlike counts at the first call, and the second one says that it was so already.
+        // The unlike counts at the first call. The second call learns that nothing changed.
         let lost = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
         let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
-        // A new user's like is unknown first: neither call is answered.
+        // A new user's like is unknown first, and neither call gets an answer.
         let always = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
         example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
         assert_eq!(always.stalled(), 2, "{example:?}");
@@ -231,7 +231,7 @@ async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
     let kind = lapin::ExchangeKind::Topic;
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
     link.channel.exchange_declare(exchange.clone().into(), kind, durable, FieldTable::default()).await.unwrap();
-    // User 8's events are refused; those of all others are taken.
+    // User 8's events are rejected, all others are accepted.
     let queues = [("taken", "7", 1_000), ("refused", "8", 0)]
         .map(|(name, key, max)| (format!("{}.{name}", world.name), key, max));
     for (queue, key, max) in &queues {

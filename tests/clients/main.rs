@@ -1,7 +1,7 @@
-//! The clients under examples/, in Python and Node: they do what docs/clients-counting-at-once.md says, against the real servers and the real daemon, and
-//! agree with tallyd on every vector.
+//! The example clients in Python and Node. They do what docs/clients-counting-at-once.md says, with real servers and
+//! the real daemon, and agree with tallyd on every vector.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod example;
 mod failing;

@@ -1,6 +1,6 @@
-//! The way of a newcomer: the documented accounts, the first event from Python, and what comes of it.
+//! A newcomer's first steps: the documented accounts, the first event from Python, and its result.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 use std::fs;
 use std::path::Path;
@@ -31,11 +31,11 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     let world = World::new("python", "").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    assert_eq!(read(&world, "42"), "unknown", "nobody has loaded Redis yet");
+    assert_eq!(read(&world, "42"), "unknown", "Redis must not be loaded yet");
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert_eq!(read(&world, "42"), "0");
 
-    // The server may know the script or not: EVALSHA or EVAL, both end in the same.
+    // The server may or may not know the script: EVALSHA and EVAL give the same result.
     let mut redis = world.redis().await;
     for user in ["1", "9223372036854775807"] {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
@@ -69,11 +69,11 @@ async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     let output = Example::Python.run(&world, &[], &["video", "1", "1"]);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
-    assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was taken back");
+    assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was undone");
     world.close().await;
 }
 
-/// The SQL blocks under a heading of a document, in this world's names.
+/// The SQL blocks under a heading of a document, with this world's names.
 fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
@@ -81,7 +81,7 @@ fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
 }
 
-/// The line of a document that begins so, without the beginning.
+/// The rest of the document's line that begins so.
 fn documented_line(document: &str, beginning: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(beginning));
@@ -93,7 +93,7 @@ fn rabbitmqctl(arguments: &[&str]) {
     assert!(output.status.success(), "rabbitmqctl {arguments:?}: {}", stderr(&output));
 }
 
-/// An address with another user and password.
+/// The address with another user and password.
 pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_username(user).unwrap();
@@ -101,7 +101,7 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// The permissions that the documents give an account, in this world's names.
+/// The documented permissions of an account, with this world's names.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
     let patterns: Vec<String> =
@@ -110,7 +110,7 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
-/// Makes an account in Redis by the documented line that begins so, for the world's keys.
+/// Makes an account in Redis from the documented line that begins so, for the world's keys.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));
@@ -119,7 +119,7 @@ async fn allow(world: &World, account: &str, beginning: &str) {
     let () = command.query_async(&mut world.redis().await).await.unwrap();
 }
 
-/// Whatever the clients in other languages do: each leaves one like.
+/// Runs everything that the clients in other languages do. Each leaves one like.
 fn use_clients(world: &World, addresses: &[(&str, &str)]) {
     let settings = [addresses, &[("CLICKS_MAX", "5")]].concat();
     for (example, user) in [(Example::Python, "7"), (Example::Node, "8")] {
@@ -134,11 +134,11 @@ fn use_clients(world: &World, addresses: &[(&str, &str)]) {
         run(&["--liked-by", user, "video", "42", "43"]);
         let nowhere = [&settings[..], &[("EXCHANGE", "tally.nowhere")]].concat();
         let output = example.run(world, &nowhere, &["video", "44", user]);
-        assert!(!output.status.success(), "{example:?}: it is taken back");
+        assert!(!output.status.success(), "{example:?}: it must be undone");
     }
 }
 
-/// Whatever a producer does with boards.
+/// Runs everything that a producer does with boards.
 async fn use_boards(world: &World, redis_url: &str) {
     let mut config = world.api.clone();
     config.redis.url = redis_url.into();
@@ -154,7 +154,7 @@ async fn use_boards(world: &World, redis_url: &str) {
     client.read(&[target(42)]).await.unwrap();
 }
 
-/// Starts a daemon that finds a day of the ledger which is long over.
+/// Starts a daemon with an expired day in the ledger.
 async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
     let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16)); \
                INSERT INTO recent_delta VALUES (1, 1, 3, (UNIX_TIMESTAMP() - 20 * 86400) * 1000000, REPEAT('x', 16), 1)";
@@ -177,7 +177,7 @@ async fn the_documented_rights_are_enough() {
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
 
     let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
-    // The database is there, under another name; its tables shall be made anew by the documented account.
+    // The database exists under another name. The documented account must make its tables again.
     let sql =
         documented_sql(&world, "docs/operations/security.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
@@ -249,7 +249,7 @@ async fn the_documented_rights_are_enough() {
     world.close().await;
 }
 
-/// Drift to repair, and a board to archive: with what comes late, and with its end.
+/// Repairs a drift and archives a board, with its late writes and its end.
 async fn repair_and_archive(
     world: &World,
     tallyd: &dyn Fn(&[&str]) -> String,
@@ -264,7 +264,7 @@ async fn repair_and_archive(
     tallyd(&["reconcile", "--changed"]);
 }
 
-/// A message that the broker has set aside: taken in, shown, sent again and deleted.
+/// A message that the broker dead-lettered is taken in, shown, replayed and deleted.
 async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
     let like = LikeEvent { target: target(45), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true };
     let publisher = world.broker.connect_publisher("test").await.unwrap();
@@ -280,7 +280,7 @@ async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) 
     assert!(tallyd(&["dead", "purge", "--replayed"]).contains("1 dead letters deleted"));
 }
 
-/// A board that is saved, lost and restored, and one that is put back from its archive.
+/// A board is saved, lost and restored. Another one is restored from its archive.
 async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &mut redis::aio::MultiplexedConnection) {
     tallyd(&["board", "snapshot", "first", "total"]);
     tallyd(&["board", "snapshot", "first", "total"]);

@@ -1,4 +1,4 @@
-//! A proxy in front of a server that hears its callers out, and then never answers: as a server does that hangs.
+//! A proxy before a server. It reads the callers' requests and then never answers, like a server that hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,17 +8,17 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Which callers are left without an answer.
+/// The callers that get no answer.
 #[derive(Clone, Copy)]
 pub struct Stall {
     /// From the moment at which they have sent this.
     pub after: &'static str,
-    /// The first of them, so many; all others are answered.
+    /// This many of the first callers. All others get answers.
     pub callers: usize,
 }
 
 pub struct Stalling {
-    /// The server's, with the proxy in its place.
+    /// The server's URL, with the proxy in its place.
     pub url: String,
     callers: Arc<AtomicUsize>,
     stalled: Arc<AtomicUsize>,
@@ -50,7 +50,7 @@ impl Stalling {
         self.callers.load(Ordering::Relaxed)
     }
 
-    /// How many of them were left without an answer.
+    /// How many of them got no answer.
     pub fn stalled(&self) -> usize {
         self.stalled.load(Ordering::Relaxed)
     }
@@ -79,7 +79,8 @@ async fn ask(
 async fn answer(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // An error of Redis is let through: it says that nothing was done, and what is to be lost is the answer of what was.
+        // An error of Redis is let through, because it says that nothing was done. Only the answer of a done command
+        // must be lost.
         if (!*silent.borrow() || bytes.starts_with(b"-NOSCRIPT")) && to.write_all(&bytes[..read]).await.is_err() {
             return;
         }

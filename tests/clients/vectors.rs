@@ -1,4 +1,5 @@
-//! The vectors under tests/vectors: what tallyd makes of them, and that each client makes the same. Scores are in tests/it/boards/score.rs.
+//! The vectors under tests/vectors: tallyd and each client must compute the same. Scores are in
+//! tests/it/boards/score.rs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,12 +24,12 @@ use tallyd_redis::read::Found;
 use super::common::{World, stderr, stdout, target};
 use super::example::Example;
 
-/// The kinds of the vectors, as a configuration has them.
+/// The kinds of the vectors, as in a configuration.
 fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
 }
 
-/// What the vectors' events are judged by. Their times are long ago, and none is too old.
+/// Judges the vectors' events. Their times are long ago, but none is too old.
 fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
@@ -101,7 +102,7 @@ struct Event {
     refused: Option<String>,
 }
 
-/// What a client knows: ids and time are text.
+/// The inputs of a client. Ids and time are text.
 #[derive(Deserialize)]
 struct Given {
     #[serde(rename = "type")]
@@ -114,7 +115,7 @@ struct Given {
 }
 
 impl Given {
-    /// What a client without checks would publish.
+    /// The event of a client without checks.
     fn unchecked(&self) -> Value {
         let mut body = serde_json::json!({
             "type": self.event_type, "kind": self.kind, "target_id": self.target_id, "user_id": self.user_id,
@@ -123,7 +124,7 @@ impl Given {
         body
     }
 
-    /// What tallyd understands of the vector's inputs.
+    /// The event that tallyd decodes from the vector's inputs.
     fn event(&self) -> LikeEvent {
         let kind = Kind(kinds()[&self.kind]);
         LikeEvent {
@@ -156,7 +157,7 @@ struct Count {
     refused: Option<String>,
 }
 
-/// What a client knows of another number's change. Some of what is refused is not even of the right type.
+/// The inputs of a client for a change of another number. Some rejected inputs have a wrong type.
 #[derive(Deserialize, serde::Serialize)]
 struct Change {
     kind: String,
@@ -194,7 +195,7 @@ struct Set {
     refused: Option<String>,
 }
 
-/// What a client knows of a number that is set. Some of what is refused is not even of the right type.
+/// The inputs of a client for a number that is set. Some rejected inputs have a wrong type.
 #[derive(Deserialize, serde::Serialize)]
 struct Setting {
     #[serde(rename = "type")]
@@ -266,6 +267,6 @@ fn the_clients_agree_with_every_vector() {
         let checked = text.lines().map(|line| line.split_once(": ").unwrap());
         let checked: BTreeMap<String, String> =
             checked.map(|(name, count)| (name.to_owned(), count.to_owned())).collect();
-        assert_eq!(checked, expected, "{example:?} has not looked at all of them");
+        assert_eq!(checked, expected, "{example:?} has not checked all of them");
     }
 }

@@ -1,7 +1,7 @@
-//! Servers killed and started again under the running daemon. These tests share their servers with all others, so each
-//! runs alone: .config/nextest.toml says so, and under plain `cargo test` the lock here does.
+//! Servers are killed and restarted under the running daemon. All tests share their servers, so each of these runs
+//! alone. .config/nextest.toml ensures that, and the lock here for plain `cargo test`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
     (bodies, model)
 }
 
-/// Publishes through whatever happens to the broker: what was not confirmed is published again.
+/// Publishes during any fault of the broker. Unconfirmed events are published again.
 async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     let exchange = world.broker.exchange();
     let mut publisher: Option<Publisher> = None;
@@ -60,7 +60,8 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     }
 }
 
-/// Half of the events are waiting when the server is killed under the daemon; the other half comes while it is away.
+/// Half of the events wait when the server is killed under the daemon. The other half arrives before it is started
+/// again.
 async fn survives(name: &str, server: &str) {
     let _alone = ALONE.lock().await;
     let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
@@ -68,8 +69,8 @@ async fn survives(name: &str, server: &str) {
     let (bodies, model) = traffic(7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
-    // RabbitMQ 3.10 saves the directory of its quorum queues some time after it has confirmed the declare: killed before,
-    // it has lost the queue for good. Nothing tells when it has.
+    // RabbitMQ 3.10 saves the directory of its quorum queues some time after it has confirmed the declare. If it is
+    // killed before, the queue is lost permanently. Nothing shows when it has saved it.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
@@ -121,7 +122,7 @@ async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
 }
 
-/// Reads numbers that are never zero, all the time. How often one was unknown.
+/// Reads numbers that are never zero, all the time. Returns how often one was unknown.
 async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
@@ -142,7 +143,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
     let mut model = Model::default();
-    // User 1 likes them for ever.
+    // User 1's likes stay.
     let targets: Vec<Target> = (1..=50).map(target).collect();
     for target in &targets {
         model.apply(&client.like(*target, UserId(1), &[]).await.unwrap().counted().unwrap().event);
@@ -167,10 +168,10 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
         .await;
     }
     stop.cancel();
-    assert!(reader.await.unwrap() > 0, "something was unknown");
+    assert!(reader.await.unwrap() > 0, "something must be unknown");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // Likes that were published late; a flush that came between the count and the answer.
+    // Some likes were published late, and a flush can come between a count and its answer.
     eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
@@ -193,7 +194,7 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     let back = std::time::Instant::now();
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
-    // Generous for a loaded machine; the retries themselves are a second apart.
+    // Generous for a loaded machine. The retries are a second apart.
     assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
     world.publish(&publisher, &bodies[100..]).await;
     world.drained(&publisher).await;
@@ -212,7 +213,7 @@ async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_r
     servers::kill("mysql");
     let (bodies, model) = traffic(12);
     world.publish(&publisher, &bodies).await;
-    eventually("the consumer has given all back and waits", || async {
+    eventually("the consumer has returned all messages and waits", || async {
         let depth = publisher.depth(&world.broker.queue(0)).await.unwrap();
         (depth.consumers, u64::from(depth.messages)) == (0, EVENTS)
     })
@@ -249,9 +250,9 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
                 == 0
     })
     .await;
-    // One that was published before: should it arrive after all, it changes nothing.
+    // This event was published before, so it changes nothing if it arrives after all.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
-    assert!(blocked.await.is_err(), "the alarm was on: nobody could publish");
+    assert!(blocked.await.is_err(), "the alarm must block publishers");
     let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
     assert_eq!(checked.status.code(), Some(75));
     let said = String::from_utf8(checked.stderr).unwrap();
@@ -271,7 +272,7 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     let world = World::new("ack_timeout", "").await;
     let publisher = world.publisher().await;
     let (bodies, model) = traffic(19);
-    // Read by a channel when it opens; as RabbitMQ has them from the start.
+    // A channel reads it when it opens. These are RabbitMQ's defaults.
     let patience = |timeout_ms: u32, tick_ms: u32| {
         let set = format!(
             "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
@@ -285,9 +286,10 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     servers::kill("mysql");
     let (first, rest) = bodies.split_at(100);
     world.publish(&publisher, first).await;
-    // RabbitMQ closes the channel; from 4.3 on it cancels the consumer.
+    // RabbitMQ closes the channel. From 4.3 on it cancels the consumer.
     let ways = ["delivery acknowledgement on channel", "the broker cancelled the consumer"];
-    eventually("the broker waits no longer", || async { ways.iter().any(|said| daemon.log().contains(said)) }).await;
+    eventually("the broker has given up waiting", || async { ways.iter().any(|said| daemon.log().contains(said)) })
+        .await;
     patience(1_800_000, 60_000);
     servers::start("mysql");
     world.publish(&publisher, rest).await;

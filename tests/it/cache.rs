@@ -1,6 +1,6 @@
-//! The Lua scripts on a real Redis: what is added once, what is refused, what is unknown.
+//! The Lua scripts on a real Redis: what they add once, reject, and don't know.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use tallyd_redis::layout::Loaded;
 
 const LIKE: Metric = Metric(1);
 
-/// OutboxOffsets the buckets of videos as being loaded by `run`; says which it were.
+/// Marks the buckets of videos as being loaded by `run`. Returns their numbers.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost =
         world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
     lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
-/// The state of a bucket that is being loaded, and in which a target has two likes.
+/// The state of a bucket that is being loaded and has a target with two likes.
 async fn liked_twice(world: &World) -> Loaded {
     let client = world.client();
     begin_load(world, 7).await;
@@ -48,7 +48,7 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
-    assert!(cut < later.event.at, "what is counted later is newer than the cut");
+    assert!(cut < later.event.at, "a later count is newer than the cut");
     world.close().await;
 }
 
@@ -68,7 +68,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
         until: Micros::MAX,
     }];
     assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
-    // The first one again, and another one that was measured before it: the bucket has changed since.
+    // The first one again, and another one that was measured before it. The bucket has changed since.
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
     }
@@ -82,7 +82,7 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     let world = World::new("below_zero", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let loaded = liked_twice(&world).await;
-    // Another one of the same bucket, which may.
+    // Another one of the same bucket, which is allowed.
     let bucket = world.cache.keys.bucket(target(1));
     let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
     let repair = |target, delta, below_zero| Repair {
@@ -110,8 +110,12 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), all.len() as u64 - 1);
     assert_eq!(world.cache.unloaded("video", all.into_iter()).await.unwrap().lost, 1);
-    assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
-    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), 0, "another run loads it now");
+    assert_eq!(begin_load(&world, 8).await, [3], "loaded buckets are left alone");
+    assert_eq!(
+        world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(),
+        0,
+        "another run is loading it now"
+    );
     assert_eq!(world.cache.end_load("video", 8, buckets.iter().copied()).await.unwrap(), 1);
     world.close().await;
 }
@@ -125,8 +129,8 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("3").query_async(&mut redis).await.unwrap();
     let first = client.count(target(42), UserId(1), true, &[]).await.unwrap();
     let second = client.count(target(42), UserId(2), true, &[]).await.unwrap();
-    assert_eq!((first.count, second.count), (None, None), "nobody has loaded the bucket");
-    assert!(first.event.at < second.event.at, "Redis' clock goes on");
+    assert_eq!((first.count, second.count), (None, None), "the bucket is not loaded");
+    assert!(first.event.at < second.event.at, "Redis' clock must advance");
     let field = || async {
         let mut redis = world.redis().await;
         let value: Option<String> = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
@@ -139,7 +143,7 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     assert_eq!(field().await.as_deref(), Some("3"), "trailing zeros are left out");
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("0,1").query_async(&mut redis).await.unwrap();
     client.count(target(42), UserId(1), false, &[]).await.unwrap();
-    assert_eq!(field().await, None, "a target of which everything is zero has no field");
+    assert_eq!(field().await, None, "a target with only zeros has no field");
     world.close().await;
 }
 
@@ -171,7 +175,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
         let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
         assert_eq!(after, text);
     }
-    // What was refused was not remembered as taken back.
+    // A rejected event is not remembered as undone.
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
     assert!(client.take_back(&event, &[]).await.unwrap());
     let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
@@ -200,7 +204,7 @@ async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
         Cache::new(&Redis { url: url.as_str().into(), ..world.config.redis.clone() }, &world.config.metrics).unwrap();
     cache.ping().await.unwrap();
     proxy.cut();
-    assert!(cache.ping().await.is_err(), "the cut is seen");
+    assert!(cache.ping().await.is_err(), "the cut connection is noticed");
     cache.ping().await.unwrap();
     world.close().await;
 }
@@ -226,7 +230,11 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     let (known, lost): (Vec<_>, Vec<_>) =
         (1..200).map(target).partition(|target| world.cache.keys.bucket(*target) != 3);
     assert!(redis_likes(&client, &lost).await.iter().all(Option::is_none), "bucket 3 is being loaded");
-    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [], "what is being loaded is not noted");
+    assert_eq!(
+        world.cache.take_missing(&names, 10).await.unwrap(),
+        [],
+        "a bucket that is being loaded is not reported"
+    );
     let _: i64 = redis::cmd("UNLINK")
         .arg(world.cache.keys.counters("video", 3))
         .query_async(&mut world.redis().await)
@@ -238,7 +246,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     assert_eq!(numbers[..2], [Some(1), Some(0)]);
     assert!(numbers[known.len()..].iter().all(Option::is_none), "a part of the number is not the number");
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(1), 3)]);
-    // What is no bucket is dropped.
+    // Invalid bucket names are dropped.
     let mut redis = world.redis().await;
     for junk in ["video:zz", "film:13", "video:3", "video:20", "video:h13", "junk", "post:1f"] {
         let _: i64 =
@@ -258,7 +266,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // A set from the future was made before the clock was put back. By a minute it can have been made since: lua/count.lua goes on from it.
+    // A set from the future was made before the clock was put back. If it is ahead by at most a minute, it can be
+    // newer, and lua/count.lua counts from it.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

@@ -1,6 +1,6 @@
-//! `count` events: each counts once, whatever happens on the way.
+//! `count` events: each counts once, despite any fault.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
 /// By target and metric.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
-/// So many counts of all sorts, and what they come to.
+/// Counts of all kinds, and their sums.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
     let (mut dice, now) = (Dice::new(5), tallyd::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
@@ -56,7 +56,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let publisher = world.publisher().await;
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
-    // Others with a like among them, so that a batch that comes again is one of many things.
+    // Other events with a like among them, so that a redelivered batch has many kinds of events.
     let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
@@ -72,7 +72,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     world.close().await;
 }
 
-/// A publisher that sends again what was not confirmed, all the time.
+/// A publisher that keeps sending unconfirmed events again.
 #[tokio::test]
 async fn batches_with_one_applied_count_each_are_written_once() {
     let world = World::new("counts_again", &format!("[log]\nlevel = \"debug\"\n{METRICS}")).await;
@@ -128,7 +128,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
         daemon.kill();
         daemon = next;
     }
-    // By other partitions than before.
+    // Through other partitions than before.
     let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
     world.publish(&publisher, &elsewhere).await;
     world.drained(&publisher).await;
@@ -141,7 +141,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
 async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
     let ago = |seconds: i64| Micros(tallyd::runtime::clock::now().0 - seconds * 1_000_000);
-    // Of a day that is long over; the daemon empties it when it starts.
+    // An expired day, which the daemon empties when it starts.
     let old = ago(20 * 86_400).0 / 1_000_000;
     let insert = format!(
         "INSERT INTO applied_event VALUES ({old}, REPEAT('x', 16)), ({}, REPEAT('y', 16))",
@@ -162,7 +162,7 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     world.close().await;
 }
 
-/// Whatever a daemon's own configuration says.
+/// Independent of a daemon's own configuration.
 #[tokio::test]
 async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let keeping = |keep: &str| format!("[consumer]\napplied_event_keep = \"{keep}\"\n{METRICS}");
@@ -215,7 +215,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
-    // The same event, within its second; another number and another target of one happening; and another event.
+    // The same event within its second; the same id for another number and another target; and another event.
     let bodies = [
         view(1, 1, at(0), "id"),
         view(1, 1, at(999_999), "id"),
@@ -280,7 +280,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     world.drained(&publisher).await;
     let shown = stdout(&world.tallyd(&["show", "video:42"]));
     let words = |line: usize| shown.lines().nth(line).unwrap().split_whitespace().collect::<Vec<_>>();
-    assert_eq!(words(2), ["like", "unknown", "3", "3"], "nobody has loaded the bucket\n{shown}");
+    assert_eq!(words(2), ["like", "unknown", "3", "3"], "the bucket must not be loaded\n{shown}");
     assert!(world.tallyd(&["reconcile"]).status.success());
     let shown = world.report(&["show", "video:42"]);
     let number = |metric: &str, redis: Option<i64>, counter: i64, rows: Option<i64>| serde_json::json!({ "metric": metric, "redis": redis, "counter": counter, "rows": rows });
@@ -294,7 +294,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     world.close().await;
 }
 
-/// The blocks of that language in docs/counters.md.
+/// The blocks in that language in docs/counters.md.
 fn documented(language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
     let opening = format!("```{language}\n");
@@ -329,7 +329,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     assert_eq!(numbers, [1, 0, 1_000, 0]);
     assert_eq!(numbers_of(&world, 9).await, BTreeMap::from([(5, 1), (8, 1)]));
 
-    // Of many targets the view reads those few by key.
+    // The view reads these few of many targets by key.
     let rows: Vec<String> = (1_000..3_000).map(|id| format!("(1, {id}, 1, 0, 1, NOW(6))")).collect();
     let fill =
         format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));

@@ -1,6 +1,6 @@
 //! The daemon and its commands on the shared servers of dev/up.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod archive;
 mod boards;

@@ -1,4 +1,5 @@
-//! Commands for what operators did by hand in MySQL and RabbitMQ: each does its task, can be repeated, and refuses where it must.
+//! Commands that replace manual work in MySQL and RabbitMQ. Each does its task, can be repeated, and refuses invalid
+//! requests.
 
 use std::process::{Command, Output, Stdio};
 
@@ -37,7 +38,7 @@ fn set(world: &mut World, partitions: u16) {
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// The messages in each queue that there is.
+/// The messages in each queue that exists.
 async fn queued(world: &World) -> Vec<Option<u32>> {
     let link = world.broker.connect("test").await.unwrap();
     let depths = world.broker.depths(&link, &world.broker.numbered(4)).await.unwrap();
@@ -182,7 +183,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
 
 // ---------------------------------------------------------------------------------------------- after-restore
 
-/// Runs a command on a terminal, with this answer.
+/// Runs a command on a terminal with this answer.
 fn typed(world: &World, arguments: &str, answer: &str) -> Output {
     let line = format!("{} --config {} {arguments}", env!("CARGO_BIN_EXE_tallyd"), world.config_path().display());
     let echo = format!("echo {answer} | script -qec '{line}' /dev/null");

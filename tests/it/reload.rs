@@ -1,6 +1,6 @@
-//! SIGHUP: what is taken at once, what is refused, and that nothing is lost meanwhile. Codes that keep their meaning.
+//! SIGHUP: settings apply immediately or are rejected, and nothing is lost meanwhile. Codes keep their meaning.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn events(daemon: &Daemon, name: &str) -> Vec<serde_json::Value> {
     lines.filter(|line| line["event"] == name).collect()
 }
 
-/// Takes the settings, and waits for the last word on them: the event that is given, once more.
+/// Reloads the settings, and waits for the next log line with the given event.
 async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> serde_json::Value {
     let before = events(daemon, end).len();
     world.write(settings);
@@ -32,7 +32,7 @@ async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> se
     events(daemon, end).pop().unwrap()
 }
 
-/// The numbers in MySQL, by target and metric, without those that are zero.
+/// The numbers in MySQL, by target and metric, without zeros.
 async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
     let sql = "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter GROUP BY target_id, metric \
                HAVING value <> 0";
@@ -48,7 +48,7 @@ async fn dead_letters(world: &World) -> Vec<String> {
     sqlx::query_scalar("SELECT reason FROM dead_letter ORDER BY id").fetch_all(&world.pool).await.unwrap()
 }
 
-/// Likes and views without an end, until the stop; how many views of video 7 there were, and what the likes come to.
+/// Likes and views until the stop. Returns the number of views of video 7, and the result of the likes.
 async fn traffic(
     world: &World,
     sent: Arc<AtomicU64>,
@@ -91,11 +91,11 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     let mut metrics = String::new();
     for code in 10..20_u8 {
         let before = sent.load(Ordering::Relaxed);
-        eventually("the traffic goes on", || async { sent.load(Ordering::Relaxed) > before }).await;
+        eventually("the traffic continues", || async { sent.load(Ordering::Relaxed) > before }).await;
         metrics += &format!("m{code} = {code}\n");
         let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
         assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
-        // Through both partitions, at once.
+        // Through both partitions together.
         let events: Vec<_> = (1..=50).map(|id| counted(id, &format!("m{code}"), &format!("{code}-{id}"))).collect();
         world.publish(&publisher, &events).await;
         expected.extend((1..=50).map(|id| ((id, code), 1)));
@@ -108,8 +108,8 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert_eq!(numbers(&world).await, expected);
     world.assert_equals(&model).await;
     assert_eq!(dead_letters(&world).await, Vec::<String>::new());
-    // Not one for each reload; a session begins anew once when it knows how large messages are.
-    assert!(events(&daemon, "consuming").len() < 10, "the sessions went on");
+    // Not one for each reload. A session restarts once when it knows the size of messages.
+    assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
     assert!(daemon.stop().success());
@@ -190,7 +190,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     daemon.logged("\"reloaded\"").await;
     let changed = &events(&daemon, "reloaded")[0]["changed"];
     assert_eq!(changed, "[consumer] future_max, [log] level, [reconcile] changed_cron");
-    // The schedule rings, the filter lets more through, and an event from the nearer future is taken.
+    // The schedule fires, the log filter lets more through, and an event from the nearer future is accepted.
     daemon.logged("\"job-started\"").await;
     let publisher = world.publisher().await;
     let like = LikeEvent {
@@ -202,7 +202,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     world.publish(&publisher, &[body(&like)]).await;
     eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
     daemon.logged("\"batch-committed\"").await;
-    // Named as long as it is so; and what is taken back is taken.
+    // Reported until it is fixed, and a setting that is changed back is accepted.
     let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
     assert_eq!(named["keys"], "[amqp] partitions");
     let back = reload(&world, &daemon, "", "reloaded").await;
@@ -242,7 +242,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // The code of what had none may be another's once a configuration was without it; that of the other one is not free.
+    // A code without numbers can get a new name once a configuration was without it. The other one's code is not free.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no numbers"));
@@ -252,7 +252,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
     assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");
-    // And what is retired may come back.
+    // And a retired metric can return.
     reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -261,7 +261,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     let world = World::new("reload_codes", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
-    // Numbers of before there was a registry: it takes what is configured.
+    // Numbers from before the registry: it accepts the configured codes.
     let insert = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
                   VALUES (1, 42, 2, 0, 5, '2026-11-21'), (1, 42, 3, 0, 6, '2026-11-21')";
     sqlx::query(insert).execute(&world.pool).await.unwrap();
@@ -302,9 +302,12 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     proxy.hold();
     let daemon = world.daemon_with(&through_proxy);
     daemon.logged("\"mysql-away\"").await;
-    // Nothing that needs MySQL can be taken now, and the rest can.
+    // Settings that need MySQL can't be applied now. The others can.
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\nview = 2\nclap = 3\n", "reload-refused").await;
-    assert!(refused["problems"].as_str().unwrap().contains("the meaning of codes could not be read from MySQL"), "{refused}");
+    assert!(
+        refused["problems"].as_str().unwrap().contains("the meaning of codes could not be read from MySQL"),
+        "{refused}"
+    );
     proxy.release();
     daemon.logged("\"started\"").await;
     eventually("the event is written", || async { !numbers(&world).await.is_empty() }).await;

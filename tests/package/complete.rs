@@ -1,4 +1,4 @@
-//! Completions and manual pages, read by the shells and by groff.
+//! Completions and manual pages, as the shells and groff read them.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{stderr, stdout};
 
-/// The program, in a place without a configuration.
+/// Runs the program where there is no configuration.
 fn tallyd(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
     command.args(arguments).args(["--config", "/nowhere/config.toml"]).output().unwrap()
@@ -53,7 +53,7 @@ fn bash_completes_a_command_and_its_options() {
     assert_eq!(complete("tallyd board top --ranking comp"), "competition");
 }
 
-/// The words of a page as a terminal shows it; nothing in it may be wrong.
+/// The words of a page as a terminal shows them. Fails on any warning.
 fn rendered(page: &Path) -> String {
     let output = run("groff", &["-man", "-Tascii", "-P-c", "-P-u", "-P-b", "-ww", page.to_str().unwrap()]);
     assert!(output.status.success() && stderr(&output).is_empty(), "{}: {}", page.display(), stderr(&output));
@@ -76,7 +76,7 @@ fn the_manual_has_a_page_for_each_command() {
         assert!(text.contains("EXIT STATUS 0 done"), "{text}");
         names.push(name);
     }
-    // What the help lists has a page, and nothing else has.
+    // The pages are exactly the commands in the help.
     let help = stdout(&tallyd(&["--help"]));
     let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
     let commands =

@@ -1,4 +1,4 @@
-//! The image and compose.yaml: what can be said of them without a container engine. dev/release.check runs them.
+//! The image and compose.yaml, checked without a container engine. dev/release.check runs them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,16 +21,16 @@ fn compose() -> Value {
     serde_saphyr::from_str(&read("compose.yaml")).unwrap()
 }
 
-/// The instructions of the Dockerfile of that name, each on one line.
+/// The instructions of that Dockerfile, each on one line.
 fn instructions(name: &str) -> Vec<String> {
     let text = read("Dockerfile").replace("\\\n", " ");
     text.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.trim().to_owned())).collect()
 }
 
-/// What of the sources the build gets to see.
+/// The files of the sources that the build can read.
 fn context() -> Vec<String> {
     let text = read(".dockerignore");
-    assert!(text.lines().any(|line| line == "*"), "all but what follows is left out");
+    assert!(text.lines().any(|line| line == "*"), "everything but the following paths is excluded");
     text.lines().filter_map(|line| Some(line.strip_prefix('!')?.to_owned())).collect()
 }
 
@@ -41,7 +41,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         let copied = Command::new("cp").arg("-r").arg(root().join(&path)).arg(folder.path()).status().unwrap();
         assert!(copied.success(), "{path}");
     }
-    // Cargo looks for every target that Cargo.toml names, and for the versions in Cargo.lock.
+    // Cargo needs every target of Cargo.toml, and the versions in Cargo.lock.
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"])
         .current_dir(&folder)
@@ -52,7 +52,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         let source = copied.split(' ').find(|word| !word.starts_with("--")).unwrap();
         assert!(source == "." || context().iter().any(|path| path == source), "{source} is not in the context");
     }
-    // Whatever is compiled in.
+    // Everything that is compiled in.
     for included in ["crates", "lua", "migrations", "ops", "src"] {
         assert!(context().iter().any(|path| path == included), "{included}");
     }
@@ -68,7 +68,7 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     assert_eq!(instructions("CMD"), [r#"["run"]"#]);
     let health = &instructions("HEALTHCHECK")[0];
     let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
-    // Not readiness: an orchestrator starts what is unhealthy again.
+    // Liveness, not readiness, because an orchestrator restarts an unhealthy container.
     assert_eq!(command, ["/usr/bin/tallyd", "healthcheck", "--live"]);
     let known = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(&command[1..]).arg("--help").output().unwrap();
     assert!(known.status.success(), "{command:?}");
@@ -110,7 +110,7 @@ fn services_of_compose_wait_for_what_there_is() {
     }
 }
 
-/// The environment of a service, with what the image sets.
+/// The environment of a service, with the image's variables.
 fn environment(service: &str) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> = instructions("ENV")
         .iter()
@@ -189,7 +189,7 @@ fn a_release_is_checked_with_the_images_that_are_named() {
     let services = compose["services"].as_object().unwrap().values();
     let named = services.map(|service| service["image"].as_str().unwrap().to_owned());
     let based = instructions("FROM").into_iter().map(|from| from.split(' ').next().unwrap().to_owned());
-    // Debian has no Grafana that could stand for its image.
+    // Debian has no Grafana that could replace its image.
     for image in named.chain(based).filter(|image| image != "tallyd" && !image.starts_with("grafana/")) {
         let path = if image.contains('/') { image } else { format!("library/{image}") };
         assert!(known.contains(&format!("[docker.io/{path}]=")), "{path}");
@@ -222,7 +222,7 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     assert!(read("docs/operations/containers.md").contains(&call));
 }
 
-/// As the manual says it of containers: what everybody can read is refused there, too.
+/// As the manual says for containers: files that everyone can read are rejected there, too.
 #[test]
 fn a_password_file_is_taken_if_not_everybody_can_read_it() {
     let folder = tempfile::tempdir().unwrap();

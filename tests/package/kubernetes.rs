@@ -1,4 +1,4 @@
-//! packaging/kubernetes: what can be said of it without a cluster. dev/release.check holds it against the published schemas.
+//! packaging/kubernetes, checked without a cluster. dev/release.check compares it with the published schemas.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -76,5 +76,5 @@ fn kubernetes_runs_this_version_and_lets_it_drain() {
     assert_eq!(job["metadata"]["name"], format!("tallyd-migrate-{}", version.replace('.', "-")).as_str());
     let deployment = yaml("packaging/kubernetes/deployment.yaml");
     let grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
-    assert!(grace > 80, "the most that [daemon] drain_max_s may be");
+    assert!(grace > 80, "the maximum of [daemon] drain_max_s");
 }

@@ -1,11 +1,12 @@
-//! A machine of its own to install on: the files of this one, in which whatever is changed is forgotten in the end.
+//! A separate machine to install on: it has the files of this one, and all changes are dropped in the end.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::{fs, io};
 
-/// What is mounted, in a namespace that ends with the process: over `/` a folder in memory takes all changes. `/run` is empty,
-/// so nobody finds the systemd of this machine; the network is this machine's. The package may be installed here already.
+/// The mounts, in a namespace that ends with the process. A folder in memory over `/` takes all changes. `/run` is
+/// empty, so this machine's systemd is not found. The network is this machine's. The package may be installed here
+/// already.
 const MOUNT: &str = r#"
 set -e
 top=$1
@@ -27,7 +28,7 @@ exec cat
 
 pub struct Machine {
     holder: Child,
-    /// The process that holds the namespace; with sudo not the child itself.
+    /// The process that holds the namespace. With sudo it is not the child itself.
     pid: String,
     root: String,
 }
@@ -60,7 +61,7 @@ impl Machine {
         command
     }
 
-    /// Runs a script; what it printed, if it went well.
+    /// Runs a script, which must succeed. Returns its output.
     pub fn run(&self, script: &str) -> String {
         let Output { status, stdout, stderr } = self.command(script).output().unwrap();
         let said = String::from_utf8_lossy(&stdout).into_owned();
@@ -68,14 +69,14 @@ impl Machine {
         said
     }
 
-    /// Writes a file that root alone can read.
+    /// Writes a file that only root can read.
     pub fn write(&self, path: &str, text: &str) {
         let mut writer = self.command(&format!("umask 077 && cat >'{path}'")).stdin(Stdio::piped()).spawn().unwrap();
         io::Write::write_all(&mut writer.stdin.take().unwrap(), text.as_bytes()).unwrap();
         assert!(writer.wait().unwrap().success(), "write {path}");
     }
 
-    /// Installs a package; what dpkg and the package said.
+    /// Installs a package. Returns the output of dpkg and the package.
     pub fn install(&self, package: &Path) -> String {
         let bytes = fs::read(package).unwrap();
         let mut writer = self.command("cat >/tmp/package.deb").stdin(Stdio::piped()).spawn().unwrap();
@@ -84,11 +85,11 @@ impl Machine {
         self.run("dpkg --force-unsafe-io --force-confold --install /tmp/package.deb 2>&1")
     }
 
-    /// Files that were not there when the machine was made, but for what dpkg and the accounts keep of themselves.
+    /// Files that were not there when the machine was made, without the own files of dpkg and the accounts.
     pub fn left(&self) -> String {
         let mut command = as_root("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
-        // Of the layer above: a character device stands for a file that was taken away, and is none that is left.
+        // The folder of changes. A character device means a deleted file, so it is not counted.
         let script = "cd \"$1/../changed\" && find . -newer begun '(' -type f -o -type l ')' \
             ! -path './var/lib/dpkg/*' ! -path './var/log/*' ! -path './var/cache/*' ! -name begun \
             ! -regex './etc/\\(passwd\\|group\\|shadow\\|gshadow\\|subuid\\|subgid\\)-?' ! -name .pwd.lock";

@@ -1,6 +1,7 @@
-//! The Debian package, made of this build by dev/package: installed, upgraded, removed and purged on a machine of its own.
+//! The Debian package of this build, made by dev/package: installed, upgraded, removed and purged on a separate
+//! machine.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod complete;
 mod image;
@@ -15,7 +16,7 @@ use std::process::Command;
 use machine::Machine;
 use tallyd_testkit as common;
 
-/// A package of this build, and where it is.
+/// A package of this build, and its path.
 struct Package {
     folder: tempfile::TempDir,
     file: PathBuf,
@@ -34,7 +35,7 @@ impl Package {
         Self { folder, file: PathBuf::from(said.trim_end()) }
     }
 
-    /// A later version, whose configuration has a comment more.
+    /// A later version, whose configuration has one more comment.
     fn next(&self) -> PathBuf {
         let (whole, file) = (self.folder.path().join("next"), self.folder.path().join("next.deb"));
         let script = "set -e
@@ -97,7 +98,7 @@ fn an_upgrade_takes_the_new_configuration_or_keeps_one_that_was_changed() {
     machine.install(&next);
     assert!(machine.run("cat /etc/tallyd/config.toml").contains("that is new"));
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
-    // A copy that somebody has made in its place, which the daemon could not read; and a group that somebody has chosen.
+    // An administrator replaced it by a copy that the daemon could not read, or chose a group.
     for (given, kept) in [("root", "640 root:tallyd"), ("adm", "640 root:adm")] {
         machine.run(&format!("chgrp {given} /etc/tallyd/config.toml"));
         machine.install(&next);
@@ -127,15 +128,15 @@ fn a_removed_package_leaves_its_configuration_and_a_purged_one_nothing() {
     machine.run("test -e /etc/tallyd/config.toml && ! test -e /usr/bin/tallyd");
     machine.install(&package.file);
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
-    assert_eq!(machine.run("systemctl is-enabled tallyd.service"), "enabled\n", "as before it was removed");
+    assert_eq!(machine.run("systemctl is-enabled tallyd.service"), "enabled\n", "as before its removal");
     machine.run("dpkg --remove tallyd 2>&1 && dpkg --purge tallyd 2>&1");
     assert_eq!(machine.left(), "");
     machine.run("! test -e /etc/tallyd && ! test -e /usr/share/doc/tallyd && ! test -e /usr/share/tallyd");
 }
 
-/// Every link of a document in the package leads to a file of it.
+/// Every link of a document in the package leads to a file of the package.
 fn documents_lead_somewhere(machine: &Machine) {
-    // Not to sources, licences and the changelog, which are elsewhere on Debian.
+    // Except links to sources, licences and the changelog, which are elsewhere on Debian.
     let left_out = [
         "CHANGELOG.md",
         "LICENSE-",

@@ -1,6 +1,6 @@
-//! Servers of the tests' own, of more than one node or with certificates: RabbitMQ, Redis and MySQL through failovers.
+//! The tests' own servers, with more than one node or with certificates: RabbitMQ, Redis and MySQL during failovers.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod brokers;
 mod cluster;

@@ -1,4 +1,4 @@
-//! The alerts: right, tried, explained.
+//! The alerts: their syntax, when they fire, their runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -60,20 +60,23 @@ fn every_alert_says_how_bad_it_is_and_what_has_happened() {
         let name = text(&alert, "alert");
         assert!(["critical", "warning"].contains(&text(&alert["labels"], "severity")), "{name}");
         let annotations = &alert["annotations"];
-        assert!(text(annotations, "summary").len() < 100, "{name}: a summary is one line");
-        assert!(text(annotations, "description").ends_with(['.', ')', '}']), "{name}: a description is sentences");
+        assert!(text(annotations, "summary").len() < 100, "{name}: the summary must be one line");
+        assert!(
+            text(annotations, "description").ends_with(['.', ')', '}']),
+            "{name}: the description must be sentences"
+        );
     }
 }
 
 #[test]
 fn every_alert_links_to_its_runbook_below_one_address() {
     let address = concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs");
-    assert!(read(MANUAL).contains(&format!("sed 's|{address}|")), "the manual says how to replace {address}");
+    assert!(read(MANUAL).contains(&format!("sed 's|{address}|")), "the manual must say how to replace {address}");
     for alert in alerts() {
         let name = text(&alert, "alert");
         let runbook = format!("{address}/operations/alerts/{name}.md");
         assert_eq!(text(&alert["annotations"], "runbook_url"), runbook);
-        assert!(path(RUNBOOKS).join(format!("{name}.md")).exists(), "{runbook} leads nowhere");
+        assert!(path(RUNBOOKS).join(format!("{name}.md")).exists(), "{runbook} has no section");
     }
 }
 
@@ -107,7 +110,7 @@ fn every_runbook_says_what_it_means_where_to_look_what_to_do_and_when_it_is_over
         for part in ["**Means:**", "**Look:**", "**Over:**"] {
             assert_eq!(body.matches(part).count(), 1, "{name}: {part}");
         }
-        assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: what is to be done?");
+        assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: the runbook has no step to do");
     }
 }
 
@@ -116,7 +119,10 @@ fn runbooks_name_log_events_that_there_are() {
     let listed = read("docs/operations/logs.md");
     for (name, body) in runbooks() {
         for event in body.split("F_EVENT=").skip(1).map(|rest| rest.split([' ', '`', '\n']).next().unwrap()) {
-            assert!(listed.contains(&format!("\n| `{event}` | ")), "{name}: {event} is not in the table of log events");
+            assert!(
+                listed.contains(&format!("\n| `{event}` | ")),
+                "{name}: {event} is missing in the table of log events"
+            );
         }
     }
 }
@@ -143,7 +149,7 @@ async fn rules_and_runbooks_ask_for_what_the_daemon_says() {
     let (metrics, recorded) = (metrics("ops_rules").await, recorded());
     let check = |what: &str, expression: &str| {
         let unknown = unknown(expression, &metrics, &recorded);
-        assert!(unknown.is_empty(), "{what}: the daemon doesn't say {unknown:?}");
+        assert!(unknown.is_empty(), "{what}: the daemon doesn't export {unknown:?}");
     };
     for rule in rules() {
         check(&rule.to_string(), text(&rule, "expr"));

@@ -1,4 +1,4 @@
-//! The dashboard: Grafana can load it, and each panel can be read without asking anybody.
+//! The dashboard: Grafana can load it, and each panel explains itself.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +26,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&read("ops/grafana/tallyd.json")).unwrap()
 }
 
-/// All but the rows' titles.
+/// All panels but the rows' titles.
 fn panels() -> Vec<Value> {
     list(&dashboard(), "panels").iter().filter(|panel| text(panel, "type") != "row").cloned().collect()
 }
@@ -53,7 +53,7 @@ fn every_panel_has_a_description_a_unit_a_legend_and_the_chosen_data_source() {
     let chosen = json!({ "type": "prometheus", "uid": "${datasource}" });
     for panel in panels() {
         let title = text(&panel, "title");
-        assert!(text(&panel, "description").ends_with('.'), "{title}: the description is a sentence");
+        assert!(text(&panel, "description").ends_with('.'), "{title}: the description must be a sentence");
         let defaults = &panel["fieldConfig"]["defaults"];
         assert!(!text(defaults, "unit").is_empty(), "{title}: no unit");
         assert!(!list(&defaults["thresholds"], "steps").is_empty(), "{title}: no thresholds");
@@ -74,7 +74,11 @@ fn no_two_panels_share_an_id_or_a_place() {
         let place = |key: &str| panel["gridPos"][key].as_u64().unwrap();
         assert!(place("x") + place("w") <= 24, "{panel}");
         for cell in (0..place("w")).flat_map(|x| (0..place("h")).map(move |y| (x, y))) {
-            assert!(cells.insert((place("x") + cell.0, place("y") + cell.1)), "{} lies on another", panel["title"]);
+            assert!(
+                cells.insert((place("x") + cell.0, place("y") + cell.1)),
+                "{} overlaps with another panel",
+                panel["title"]
+            );
         }
     }
 }
@@ -92,7 +96,7 @@ fn every_panel_asks_the_chosen_daemons() {
     }
 }
 
-/// promtool reads expressions in rules only: each becomes one.
+/// promtool reads expressions only in rules, so each becomes a rule.
 #[test]
 fn prometheus_takes_every_expression_of_the_dashboard() {
     let rule = |(number, (_, expression)): (usize, (String, String))| json!({"record": format!("panel:{number}"), "expr": expression});
@@ -104,14 +108,14 @@ fn prometheus_takes_every_expression_of_the_dashboard() {
     promtool(&["check", "rules"], &file).unwrap();
 }
 
-/// What nobody looks at need not be measured.
+/// A metric on no panel need not be measured.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_dashboard_asks_for_all_that_the_daemon_says_and_for_nothing_else() {
     let (metrics, recorded) = (metrics("ops_dashboard").await, recorded());
     let mut shown = String::new();
     for (title, expression) in expressions() {
         let unknown = unknown(&expression, &metrics, &recorded);
-        assert!(unknown.is_empty(), "{title}: the daemon doesn't say {unknown:?}");
+        assert!(unknown.is_empty(), "{title}: the daemon doesn't export {unknown:?}");
         shown.push_str(&expression);
     }
     for metric in metrics.keys() {

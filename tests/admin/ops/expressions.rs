@@ -1,4 +1,4 @@
-//! What a PromQL expression asks for. promtool says whether it is one.
+//! Finds the metrics and labels of a PromQL expression. promtool checks its syntax.
 
 use std::collections::BTreeSet;
 
@@ -21,14 +21,14 @@ const WORDS: [&str; 14] = [
     "nan",
 ];
 
-/// Words whose parentheses hold labels.
+/// Words with labels in their parentheses.
 const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
 #[derive(Default)]
 pub struct Asked {
     pub metrics: BTreeSet<String>,
     pub labels: BTreeSet<String>,
-    /// Selectors: metric, label, and the value if it must be that one.
+    /// Selectors: metric, label, and the value if only one is allowed.
     pub selected: BTreeSet<(String, String, Option<String>)>,
 }
 
@@ -80,7 +80,7 @@ fn is_call(next: &str) -> bool {
     ["(", "by (", "without ("].iter().any(|opening| next.starts_with(opening))
 }
 
-/// The expression with a number for every quoted text, and these.
+/// The expression with a number for every quoted text, and the texts.
 fn without_texts(expression: &str) -> (String, Vec<String>) {
     let parts: Vec<&str> = expression.split('"').collect();
     let texts: Vec<String> = parts.iter().skip(1).step_by(2).map(|&text| text.to_owned()).collect();
@@ -91,7 +91,7 @@ fn without_texts(expression: &str) -> (String, Vec<String>) {
     (outside.collect(), texts)
 }
 
-/// What the daemon doesn't say, of what the expression asks for. `recorded` are names that rules record.
+/// The metrics and labels of the expression that the daemon doesn't export. `recorded` are names that rules record.
 pub fn unknown(expression: &str, metrics: &Metrics, recorded: &BTreeSet<String>) -> Vec<String> {
     let asked = asked(expression);
     let known = |metric: &String| metric == "up" || metrics.contains_key(metric) || recorded.contains(metric);

@@ -1,4 +1,4 @@
-//! What a daemon says at GET /metrics, as Prometheus keeps it.
+//! The daemon's GET /metrics, as Prometheus stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,13 @@ use tokio::net::TcpStream;
 
 use crate::common::{World, eventually};
 
-/// Metrics by their names, with the values of the labels that each has of its own.
+/// Metrics by name, with the values of its own labels.
 pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Labels that Prometheus adds to each: none of a metric's own may be called so.
+/// Prometheus adds these labels to each metric, so no metric can have one with such a name.
 pub const ADDED: [&str; 2] = ["job", "instance"];
 
-/// Those of a daemon that has seen its servers and done all that it has a metric for.
+/// The metrics of a daemon that has seen its servers and done everything that has a metric.
 pub async fn metrics(name: &str) -> Metrics {
     let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
     let world = World::new(name, settings).await;
@@ -23,10 +23,10 @@ pub async fn metrics(name: &str) -> Metrics {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
     let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
-    // The last that a daemon learns: how its jobs, boards, queues and dead letters stand.
+    // The daemon learns these last: the states of its jobs, boards, queues and dead letters.
     let last = ["tallyd_job_running", "tallyd_board_members", "tallyd_queue_messages", "tallyd_dead_letters_open"];
     let said = || async { read(&ask(&address).await) };
-    eventually("the daemon has seen all", || async {
+    eventually("the daemon has seen everything", || async {
         let said = said().await;
         last.iter().all(|name| said.get(*name).is_some_and(|labels| !labels.is_empty()))
     })
@@ -37,7 +37,7 @@ pub async fn metrics(name: &str) -> Metrics {
     metrics
 }
 
-/// With the labels of gauges that have no sample before a run has ended.
+/// Adds the labels of gauges that have no sample before a run has ended.
 fn with_absent(mut metrics: Metrics) -> Metrics {
     let [jobs, verdicts] = ["tallyd_job_running", "tallyd_reconcile_targets_total"].map(|of| metrics[of].clone());
     let kinds = BTreeMap::from([("kind".to_owned(), BTreeSet::from(["video".to_owned()]))]);
@@ -64,7 +64,7 @@ async fn ask(address: &str) -> String {
 }
 
 fn read(text: &str) -> Metrics {
-    // A gauge without a sample is described all the same.
+    // A gauge without a sample has a description, too.
     let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let mut metrics: Metrics = described.map(|name| (name.to_owned(), BTreeMap::new())).collect();
     for sample in text.lines().filter(|line| !line.starts_with('#')) {
@@ -72,7 +72,7 @@ fn read(text: &str) -> Metrics {
         let (name, labels) = of.split_once('{').unwrap_or((of, ""));
         let known = metrics.entry(name.to_owned()).or_default();
         for (label, value) in labels.split("\",").filter_map(|pair| pair.split_once("=\"")) {
-            assert!(!ADDED.contains(&label), "{name} has a label of Prometheus: {label}");
+            assert!(!ADDED.contains(&label), "{name} has a label that Prometheus adds: {label}");
             known.entry(label.to_owned()).or_default().insert(value.trim_end_matches(['"', '}']).to_owned());
         }
     }

@@ -1,7 +1,7 @@
-//! What an operator loads into Prometheus and Grafana, and what the manual says about it: every alert is tried on numbers, has its
-//! section, and asks for nothing that the daemon doesn't say.
+//! The rules for Prometheus and the dashboard for Grafana, and their manual. Every alert is tested on numbers, has its
+//! section, and uses only metrics that the daemon exports.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod alerts;
 mod dashboard;
@@ -38,7 +38,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no text {key} in {value}"))
 }
 
-/// Runs promtool; what it said if it was not content.
+/// Runs promtool. Returns its output if it finds a problem.
 fn promtool(arguments: &[&str], file: &Path) -> Result<(), String> {
     let fetched = path("target/tools/promtool");
     let output = Command::new(if fetched.exists() { fetched } else { PathBuf::from("promtool") })

@@ -1,4 +1,4 @@
-//! Alive, ready, and how the daemon stands, while servers go and come back.
+//! Liveness, readiness and status of the daemon while servers fail and recover.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::common::proxy::Proxy;
 use super::common::{World, eventually};
 use super::{ANY, address, get, like};
 
-/// How one server stands.
+/// The status of one server.
 fn server(told: &Value, name: &str) -> Value {
     let servers = told["servers"].as_array().unwrap();
     servers.iter().find(|server| server["server"] == name).cloned().unwrap_or(Value::Null)
@@ -32,9 +32,9 @@ async fn ready_says_which_server_is_away_and_why() {
     assert_eq!((&told["ready"], &told["state"], &told["reasons"]), (&json!(true), &json!("running"), &json!([])));
     assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
 
-    // Without Redis events are written all the same.
+    // Events are written without Redis, too.
     redis.hold();
-    eventually("Redis is told to be away", || async {
+    eventually("Redis is reported as unreachable", || async {
         server(&get(&address, "/readyz").await.json(), "redis")["up"] == false
     })
     .await;
@@ -49,7 +49,8 @@ async fn ready_says_which_server_is_away_and_why() {
         eventually("it is not ready", || async { get(&address, "/readyz").await.status == 503 }).await;
         eventually("its server is the reason", || async {
             let told = get(&address, "/readyz").await.json();
-            server(&told, name)["up"] == false && told["reasons"].to_string().contains(&format!("{name} is unreachable: "))
+            server(&told, name)["up"] == false
+                && told["reasons"].to_string().contains(&format!("{name} is unreachable: "))
         })
         .await;
         assert_eq!(get(&address, "/livez").await.json(), json!({ "live": true, "stuck": [] }));
@@ -70,7 +71,7 @@ async fn who_drains_is_alive_and_not_ready() {
     let publisher = world.publisher().await;
     proxy.hold();
     world.publish(&publisher, &[like(42, 1)]).await;
-    eventually("a message is in hand", || async {
+    eventually("a message is in flight", || async {
         let told = get(&address, "/v1/status").await.json();
         told["partitions"][0]["oldest_unacked_s"].as_f64().unwrap() > 0.0
     })
@@ -104,19 +105,19 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     let garbage = (like(1, 1).0, b"{".to_vec());
     world.publish(&publisher, &[like(42, 1), like(42, 2), garbage]).await;
     let told = || async { get(&address, "/v1/status").await.json() };
-    eventually("the batch is told", || async { told().await["events_committed"] == 2 }).await;
-    eventually("the partition is told", || async {
+    eventually("the batch is reported", || async { told().await["events_committed"] == 2 }).await;
+    eventually("the partition is reported", || async {
         let partition = told().await["partitions"][0].clone();
         partition["standing"] == "writing" && partition["consumers"] == 1 && partition["owner"].is_string()
     })
     .await;
-    eventually("the dead letter is told", || async { told().await["dead_letters"]["malformed-json"] == 1 }).await;
-    eventually("the board is told", || async { told().await["boards"][0]["state"] == "open" }).await;
+    eventually("the dead letter is reported", || async { told().await["dead_letters"]["malformed-json"] == 1 }).await;
+    eventually("the board is reported", || async { told().await["boards"][0]["state"] == "open" }).await;
 
-    // A run of a shell is told, too.
+    // A run of a command is reported, too.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(report["ended"], "done");
-    eventually("the run is told", || async {
+    eventually("the run is reported", || async {
         let told = told().await;
         let jobs = told["jobs"].as_array().unwrap().clone();
         let full = jobs.iter().find(|job| job["job"] == "reconcile" && job["mode"] == "full");
@@ -129,7 +130,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
 
     proxy.hold();
     proxy.cut();
-    eventually("what fails is told", || async {
+    eventually("the failing operation is reported", || async {
         let told = told().await;
         let waits = told["waits"].as_array().unwrap();
         waits.iter().any(|wait| wait["what"] == "consuming partition 0" && wait["reason"].as_str().unwrap().len() > 5)
@@ -181,7 +182,7 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
     ] {
         sqlx::query(sql).execute(&world.pool).await.unwrap();
     }
-    // The queue.
+    // Declares the queue.
     let _publisher = world.publisher().await;
     let first = world.tallyd(&["reconcile", "--changed"]);
     assert!(first.status.success(), "{}", super::stderr(&first));
@@ -189,7 +190,7 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
     let mut dies = world.command();
     dies.args(["reconcile", "--full"]).env("TALLYD_FAULT_POINT", "reconcile:sampled");
     assert!(!dies.output().unwrap().status.success());
-    // Its lease is over.
+    // Ends its lease.
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
     let again = world.tallyd(&["reconcile", "--changed"]);
     assert!(again.status.success(), "{}", super::stderr(&again));
@@ -201,11 +202,11 @@ async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
 
     let daemon = world.daemon();
     let address = address(&daemon).await;
-    eventually("the runs are told", || async {
+    eventually("the runs are reported", || async {
         let told = get(&address, "/v1/status").await.json();
         let jobs = told["jobs"].as_array().unwrap().clone();
         let last = |mode: &str| jobs.iter().find(|job| job["mode"] == mode).map(|job| job["last"].clone());
-        let reason = "its process ended, or could not tell MySQL that it lives";
+        let reason = "its process ended, or could not renew its lease in MySQL";
         last("changed").is_some_and(|last| last["outcome"] == "done" && last["run"] == 4)
             && last("full").is_some_and(|last| last["outcome"] == "failed" && last["reason"] == reason)
             && told["reconciles"].as_array().unwrap().iter().all(|run| run["run"] != 2)

@@ -1,6 +1,7 @@
-//! What Prometheus is told.
+//! The metrics for Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use tallyd_core::event::Reason;
 
@@ -45,7 +46,7 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
 
     let publisher = world.publisher().await;
     let garbage = (like(1, 1).0, b"{".to_vec());
-    // The second one stands for the first.
+    // The second one is a duplicate of the first.
     world.publish(&publisher, &[like(42, 1), like(42, 1), garbage]).await;
     eventually("the events are counted", || async {
         let told = told().await;
@@ -83,7 +84,7 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     .await;
     let never = "tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"changed\"}";
     assert_eq!(told().await.get(never), None, "no run has ended");
-    assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids are no labels");
+    assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids must not be labels");
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -104,7 +105,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     let new = ask("Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await;
     assert!(new.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", new.head);
     assert!(new.body.contains("# TYPE tallyd_events_committed counter\n") && new.body.ends_with("# EOF\n"));
-    // Between two answers a partition or a queue may be seen for the first time.
+    // Between two answers a partition or a queue can be seen for the first time.
     eventually("both have the same samples", || async {
         let (old, new) = (ask("").await, ask("Accept: application/openmetrics-text;version=1.0.0\r\n").await);
         samples(&old.body).keys().eq(samples(&new.body).keys())
@@ -114,7 +115,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     world.close().await;
 }
 
-/// The descriptions: of each metric its type, what it means, and its labels but for `le`.
+/// The description of each metric: its type, its meaning, and its labels without `le`.
 fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
     let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
     for line in text.lines() {
@@ -133,6 +134,17 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
     all
 }
 
+/// The page with the type and the help text of each metric as the daemon has them.
+fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<String>)>) -> String {
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let (of, help, _) = told.get(cells.get(1)?.trim_matches('`'))?;
+        Some(format!("| {} | {of} | {} | {help} |", cells[1], cells[3]))
+    };
+    page.lines().map(|line| row(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+}
+
+/// With `TALLYD_UPDATE_SNAPSHOT=1` it first writes types and help texts into the page.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_metrics_are_those_that_are_told() {
     let settings = "[reconcile]\nwatch_every = \"1s\"\n[archive]\ncron = \"0 0 1 1 *\"\n\
@@ -154,14 +166,18 @@ async fn the_documented_metrics_are_those_that_are_told() {
     })
     .await;
     let told = described(&text().await);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations/metrics.md");
+    if std::env::var_os("TALLYD_UPDATE_SNAPSHOT").is_some() {
+        std::fs::write(&page, with_help(&std::fs::read_to_string(&page).unwrap(), &told)).unwrap();
+    }
     let mut documented = BTreeMap::new();
-    for row in include_str!("../../../docs/operations/metrics.md").lines().filter(|line| line.starts_with("| `")) {
+    for row in std::fs::read_to_string(&page).unwrap().lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let labels = cells[3].split(", ").map(|label| label.trim_matches('`').to_owned()).filter(|it| !it.is_empty());
         let entry = (cells[2].to_owned(), cells[4].to_owned(), labels.collect());
         documented.insert(cells[1].trim_matches('`').to_owned(), entry);
     }
-    // No run has gone through buckets.
+    // No run has scanned buckets.
     let mut told_too = told.clone();
     told_too.get_mut("tallyd_bucket_fields_max").unwrap().2.insert("kind".to_owned());
     // No period has ended.
@@ -175,8 +191,8 @@ async fn the_documented_metrics_are_those_that_are_told() {
         .filter(differ)
         .map(|name| match (documented.get(*name), told_too.get(*name)) {
             (None, _) => format!("docs/operations/metrics.md lacks {name}"),
-            (_, None) => format!("the daemon lacks {name}"),
-            (documented, told) => format!("{name}: documented {documented:?}, told {told:?}"),
+            (_, None) => format!("{name} is missing in the daemon's metrics"),
+            (documented, told) => format!("{name}: documented {documented:?}, exported {told:?}"),
         })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -1,4 +1,4 @@
-//! Whether people without a mouse, or without a screen, can use the status page: axe-core's rules, and the keyboard.
+//! Accessibility of the status page without a mouse or a screen: axe-core's rules, and the keyboard.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use super::common::{World, eventually};
 use super::page::{shows, unfold};
 use super::{ANY, address};
 
-/// Breaks of axe-core's rules, each with the elements that it is about.
+/// Violations of axe-core's rules, each with its elements.
 async fn violations(browser: &Browser) -> Value {
     let check = r"axe.run().then(({ violations }) => violations.map(({ id, nodes }) =>
         [id, nodes.map((node) => [node.html, node.failureSummary])]))";
     browser.value(check).await
 }
 
-/// Asserts that no rule is broken, in light and dark, with sections as they are and all unfolded.
+/// Fails if a rule is violated, in light and dark, with sections as they are and all unfolded.
 async fn assert_no_violations(browser: &Browser, state: &str) {
     for scheme in ["light", "dark"] {
         browser.show_as(1_200, 900, scheme).await;
@@ -99,7 +99,7 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
     shows(&browser, "#state", "Ready: events are written").await;
     shows(&browser, "#plot-drift", "in 2 runs").await;
     let skip = "(document.querySelector('.skip').click(), document.activeElement.id)";
-    assert_eq!(browser.value(skip).await, "wrong", "the first link leads to the problems");
+    assert_eq!(browser.value(skip).await, "wrong", "the first link must lead to the problems");
     let points = "document.querySelector('#plot-events [role=slider]').ariaValueMax > 0";
     eventually("the plots have two points", || async { browser.value(points).await == true }).await;
     let press = async |plot: &str, key: &str| {
@@ -117,7 +117,7 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
         assert!(said.starts_with("0 ") && said.contains(" UTC: "), "{said}");
         assert!(press(plot, "ArrowRight").await.starts_with("1 "), "{plot}");
         let read = "document.querySelectorAll('.plots .read').length";
-        assert_eq!(browser.value(read).await, 3, "a point is read out in all plots");
+        assert_eq!(browser.value(read).await, 3, "a point must be read out in all plots");
     }
     let said = press("plot-drift", "ArrowLeft").await;
     assert!(said.starts_with("0 ") && said.ends_with("full done: 0 of 0 drifted, 0 repaired"), "{said}");

@@ -1,4 +1,4 @@
-//! systemd's watchdog: a loop that hangs is no longer taken for one that waits.
+//! systemd's watchdog distinguishes a loop that hangs from one that waits.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use super::common::proxy::Proxy;
 use super::common::{Daemon, World, eventually};
 use super::{ANY, address, get, like};
 
-/// What systemd was told, in order.
+/// The messages to systemd, in order.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<String>>>);
 
@@ -23,7 +23,7 @@ impl Told {
     }
 }
 
-/// A daemon that tells systemd how it is, and what it has told.
+/// Starts a daemon that notifies systemd. Returns its messages, too.
 fn watched(world: &World, more: (&str, &str)) -> (Told, Daemon) {
     let path = world.folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -61,10 +61,11 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
 
     let (fed, fed_patient) = (of_hung.fed(), of_patient.fed());
     assert!(fed > 0, "before it hung");
-    eventually("the one that waits is fed on", || async { of_patient.fed() >= fed_patient + 4 }).await;
-    assert_eq!(of_hung.fed(), fed, "the one that hangs is not");
+    eventually("the waiting daemon continues to feed the watchdog", || async { of_patient.fed() >= fed_patient + 4 })
+        .await;
+    assert_eq!(of_hung.fed(), fed, "the hanging daemon must not feed it");
     assert_eq!(get(&address(&patient).await, "/livez").await.status, 200);
-    eventually("systemctl status says what is waited for", || async {
+    eventually("systemctl status shows the waiting operation", || async {
         of_patient.lines().iter().any(|line| line.starts_with("STATUS=running, ") && line.contains("; waiting: "))
     })
     .await;

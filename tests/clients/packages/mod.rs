@@ -1,4 +1,4 @@
-//! The packages under clients/: built, installed from what was built, and used from an empty folder.
+//! The packages under clients/: built, installed from the build, and used in an empty folder.
 
 mod gateway;
 mod readme;
@@ -32,16 +32,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs it to a good end.
+/// Runs it and fails if it fails.
 fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}{}", stdout(&output), stderr(&output));
     stdout(&output)
 }
 
-/// Builds Python's wheel and installs it. Everything else is Debian's.
+/// Builds Python's wheel and installs it. Everything else comes from Debian.
 fn install_python(folder: &Path) {
-    // Building writes into the sources.
+    // The build writes into the sources.
     let sources = folder.join("sources");
     run(Command::new("cp").args(["-r", "clients/python"]).arg(&sources).current_dir(root()));
     let pip = |arguments: &[&str]| {
@@ -51,13 +51,13 @@ fn install_python(folder: &Path) {
     pip(&["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "wheels", "./sources"]);
     let wheel = "wheels/tallyd-0.1.0-py3-none-any.whl";
     pip(&["install", "--no-index", "--no-deps", "--target", "installed", wheel]);
-    assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel is without its types");
+    assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel must have its types");
 }
 
-/// Packs Node's tarball and installs it, beside the libraries that dev/test has installed.
+/// Packs Node's tarball and installs it beside the libraries of dev/test.
 fn install_node(folder: &Path) {
     let libraries = root().join("target/clients/node_modules");
-    assert!(libraries.exists(), "what clients/node needs is missing: run dev/test");
+    assert!(libraries.exists(), "the libraries of clients/node are missing: run dev/test");
     run(Command::new("npm")
         .args(["pack", "--silent", "--pack-destination"])
         .arg(folder)
@@ -67,11 +67,11 @@ fn install_node(folder: &Path) {
     fs::write(folder.join("package.json"), "{\"private\": true}").unwrap();
     let options = ["install", "--offline", "--no-save", "--no-audit", "--no-fund", "--silent"];
     run(Command::new("npm").args(options).arg("./tallyd-0.1.0.tgz").current_dir(folder));
-    assert!(folder.join("node_modules/tallyd/src/index.d.ts").exists(), "the tarball is without its types");
+    assert!(folder.join("node_modules/tallyd/src/index.d.ts").exists(), "the tarball must have its types");
 }
 
 impl Package {
-    /// For the world's name.
+    /// The part of the world's name.
     fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -80,7 +80,7 @@ impl Package {
         }
     }
 
-    /// A new user's folder, in which the package is installed.
+    /// A new user's folder with the installed package.
     fn install(self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         match self {
@@ -100,7 +100,7 @@ impl Package {
                 python
             }
             Self::Node => {
-                // A module is looked for from where the program is.
+                // Node searches modules from the program's folder.
                 let program = folder.join("driver.mjs");
                 fs::copy(drivers.join("driver.mjs"), &program).unwrap();
                 let mut node = Command::new("node");
@@ -114,14 +114,14 @@ impl Package {
 
 type Answers = Arc<Mutex<HashMap<u64, oneshot::Sender<Value>>>>;
 
-/// A program that uses the package, by what it is told line by line.
+/// A program that uses the package and reads commands line by line.
 pub struct Driver {
     child: Child,
     orders: tokio::sync::Mutex<(ChildStdin, u64)>,
     answers: Answers,
 }
 
-/// An error of the package, with its event, or the events of a list that are to be published again.
+/// An error of the package, with its event, or with the events of a list that must be published again.
 #[derive(Debug)]
 pub struct Failure {
     pub class: String,
@@ -145,7 +145,7 @@ impl Driver {
                 let asked = waiting.lock().unwrap().remove(&answer["id"].as_u64().unwrap()).unwrap();
                 let _ = asked.send(answer);
             }
-            // Nobody waits for a program that has ended.
+            // When the program has ended, no call can wait for it.
             waiting.lock().unwrap().clear();
         });
         Self { child, orders, answers }
@@ -162,7 +162,7 @@ impl Driver {
             let order = json!({"id": id, "do": method, "with": with, "options": options});
             orders.0.write_all(format!("{order}\n").as_bytes()).await.unwrap();
         }
-        let mut answer = answered.await.unwrap_or_else(|_| panic!("the driver ended during {method}"));
+        let mut answer = answered.await.unwrap_or_else(|_| panic!("the driver exited during {method}"));
         if let Some(class) = answer["error"].as_str() {
             let message = answer["message"].as_str().unwrap().to_owned();
             return Err(Failure { class: class.to_owned(), message, event: answer["event"].take() });
@@ -170,14 +170,14 @@ impl Driver {
         Ok(answer["value"].take())
     }
 
-    /// The same, where nothing may fail.
+    /// The same, but the call must succeed.
     pub async fn done(&self, method: &str, with: Value) -> Value {
         self.call(method, with.clone(), json!({}))
             .await
             .unwrap_or_else(|failure| panic!("{method} {with}: {failure:?}"))
     }
 
-    /// The same, where it must fail.
+    /// The same, but the call must fail.
     pub async fn fails(&self, method: &str, with: Value) -> Failure {
         let called = self.call(method, with.clone(), json!({})).await;
         called.expect_err(&format!("{method} {with} did not fail"))
@@ -188,6 +188,6 @@ impl Driver {
         let Self { mut child, orders, .. } = self;
         drop(orders);
         let ended = tokio::time::timeout(super::common::DEADLINE, child.wait()).await;
-        assert!(ended.expect("the driver did not end").unwrap().success());
+        assert!(ended.expect("the driver did not exit").unwrap().success());
     }
 }

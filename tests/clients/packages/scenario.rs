@@ -1,4 +1,4 @@
-//! One scenario for all packages, against real servers and the real daemon, with servers that stall, die and reject. In the end rows,
+//! One scenario for all packages, with real servers that stall, crash and reject, and the real daemon. In the end rows,
 //! counters and Redis have each click once.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,15 +18,15 @@ use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
 use crate::stalling::{Stall, Stalling};
 
-/// For calls that must work, on a loaded machine too. Half of it finds a broker that has stalled.
+/// For calls that must succeed, on a loaded machine too. A stalled broker is detected within half of it.
 const DEADLINE_S: u64 = 8;
 /// For calls that must fail.
 const SHORT_S: u64 = 1;
-/// What a loaded machine may need beside that.
+/// A loaded machine can need this much more.
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// A package on a world, and who likes what in the end.
+/// A package on a world, and which users like which targets in the end.
 struct Site {
     world: World,
     driver: Driver,
@@ -70,7 +70,7 @@ impl Site {
 }
 
 fn assert_is(failure: &Failure, class: &str, says: &str) {
-    assert!(failure.class == class && failure.message.contains(says), "{failure:?} is no {class} with {says}");
+    assert!(failure.class == class && failure.message.contains(says), "{failure:?} must be a {class} with {says}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,7 +100,7 @@ async fn from_the_first_event_to_the_last(package: Package) {
     let daemon = site.world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(site.world.tallyd(&["reconcile"]).status.success());
-    // What was rejected is published again, as it is.
+    // Rejected events are published again, unchanged.
     for failure in &rejected {
         let method = if failure.event.is_array() { "publish_many" } else { "publish" };
         site.driver.done(method, json!([failure.event])).await;
@@ -120,7 +120,7 @@ async fn from_the_first_event_to_the_last(package: Package) {
     site.world.close().await;
 }
 
-/// A wrong password is reported immediately: a retry can't help.
+/// A wrong password is reported immediately, because a retry can't help.
 async fn refused_logins(site: &Site) -> Vec<Failure> {
     let [amqp, redis] = [site.amqp(), site.redis()].map(|url| logged_in(url, "tallyd_api", "wrong"));
     site.open(&amqp, &redis, DEADLINE_S).await;
@@ -134,7 +134,7 @@ async fn refused_logins(site: &Site) -> Vec<Failure> {
     vec![like, list]
 }
 
-/// No exchange, no queue, and a queue that is full.
+/// No exchange, no queue, and a full queue.
 async fn rejected(site: &Site) -> Vec<Failure> {
     let like = || site.driver.fails("like", json!(["video", 1, 1]));
     let link = site.world.broker.connect("test").await.unwrap();
@@ -170,7 +170,7 @@ fn likes(target: i64, users: RangeInclusive<i64>) -> Vec<Value> {
     users.map(like).collect()
 }
 
-/// Double clicks, second thoughts, counts that come twice, and what is refused.
+/// Double clicks, changed minds, duplicate counts, and rejected calls.
 async fn clicks(site: &mut Site) {
     for user in 1..=30 {
         site.likes.insert((42, user));
@@ -196,14 +196,14 @@ async fn clicks(site: &mut Site) {
     }
 }
 
-/// Lists whose confirms all come, are lost, and never come.
+/// Lists whose confirms arrive, are lost, and never arrive.
 async fn lists(site: &mut Site) {
     let mut list = likes(48, 1..=1_500);
     list.push(json!({"type": "count", "kind": "video", "target_id": 48, "metric": "view", "delta": 2}));
     let published = site.driver.done("publish_many", json!([list])).await;
     let users = published.as_array().unwrap().iter().map(|event| event["user_id"].as_str());
     assert!(users.eq(list.iter().map(|event| event["user_id"].as_str())), "{published}");
-    // All of it once more, as it is.
+    // All of it again, unchanged.
     assert_eq!(site.driver.done("publish_many", json!([published])).await, published);
 
     let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
@@ -221,7 +221,7 @@ async fn lists(site: &mut Site) {
     assert_is(&site.driver.fails("publish_many", json!([[{"type": "flip"}]])).await, "RefusedError", "event 0");
 }
 
-/// A broker takes an event and its confirm never comes.
+/// A broker accepts an event, but its confirm never arrives.
 async fn lost_confirms(site: &mut Site) {
     let began = Instant::now();
     let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
@@ -229,7 +229,7 @@ async fn lost_confirms(site: &mut Site) {
     site.like(44, 1).await;
     let count = site.driver.call("count", json!(["video", 44, "view"]), json!({})).await.unwrap();
     assert_eq!(count["delta"], 1);
-    assert_eq!((once.stalled(), once.callers()), (1, 2), "a connection that answers is kept");
+    assert_eq!((once.stalled(), once.callers()), (1, 2), "a connection that works is kept");
     assert!(began.elapsed() < Duration::from_secs(DEADLINE_S) + SLACK);
 
     let always = Stalling::before(site.amqp(), Stall { after: "target_id", callers: ALL }).await;
@@ -239,7 +239,7 @@ async fn lost_confirms(site: &mut Site) {
     let counted = site.driver.fails("count", json!(["video", 45, "view", 3])).await;
     assert_is(&counted, "UnconfirmedError", "publish `event` again");
 
-    // The user changes his mind, and then the first click is sent again.
+    // The user unlikes, and then the first click is sent again.
     site.open(site.amqp(), site.redis(), DEADLINE_S).await;
     site.unlike(45, 1).await;
     for event in [&late.event, &counted.event, &late.event] {
@@ -248,7 +248,7 @@ async fn lost_confirms(site: &mut Site) {
 }
 
 async fn dead_and_silent_brokers(site: &mut Site) {
-    // Not even the first word is answered.
+    // The handshake gets no answer.
     let silent = Stalling::before(site.amqp(), Stall { after: "AMQP", callers: ALL }).await;
     site.open(&silent.url, site.redis(), SHORT_S).await;
     let began = Instant::now();
@@ -259,7 +259,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     let broker = crate::common::proxy::behind(&proxy.address.to_string());
     site.open(&url, site.redis(), DEADLINE_S).await;
     site.like(46, 2).await;
-    // It dies while clicks are under way, and comes back before they are late.
+    // The broker crashes while clicks are in flight, and restarts before their deadline.
     let under_way = (3..=40).map(|user| site.driver.done("like", json!(["video", 46, user])));
     let dies = async {
         proxy.fail();
@@ -268,7 +268,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     };
     tokio::join!(join_all(under_way), dies);
     site.likes.extend((3..=40).map(|user| (46, user)));
-    // Its connections go again and again.
+    // Its connections close again and again.
     for user in 41..=45 {
         proxy.cut();
         site.like(46, user).await;
@@ -279,7 +279,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     let away = site.driver.fails("like", json!(["video", 46, 46])).await;
     assert_is(&away, "UnconfirmedError", "publish `event` again");
     proxy.lead(broker);
-    // The client has connected again by itself.
+    // The client has reconnected automatically.
     eventually("the broker is back", || async {
         site.driver.call("publish", json!([away.event]), json!({})).await.is_ok()
     })
@@ -287,7 +287,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     site.likes.insert((46, 46));
 }
 
-/// Unknown is not zero, and a Redis that fails gives no number.
+/// Unknown is not zero, and a failing Redis gives no number.
 async fn reading(site: &mut Site) {
     let views = [42, 43, 44, 45];
     let (proxy, url) = Proxy::before(site.redis()).await;
@@ -327,7 +327,7 @@ async fn reading(site: &mut Site) {
     proxy.silence();
     assert_is(&site.driver.fails("counts", json!(["video", [42], "view"])).await, "ReadError", "unknown");
     proxy.clear();
-    // An answer that comes late is nobody else's.
+    // A late answer must not be taken for another call's.
     assert_eq!(site.numbers(&[44, 42], "view").await, [json!(1), json!(15)]);
 }
 
@@ -346,7 +346,7 @@ async fn end(site: &Site, package: Package) {
     let views = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2";
     assert_eq!(world.count(views).await, 21);
 
-    // The daemon has added every click, and nothing had to be repaired.
+    // The daemon has added every click, and needed no repair.
     let mut expected = BTreeMap::new();
     for (target, _) in &rows {
         *expected.entry(crate::common::target(u64::try_from(*target).unwrap())).or_insert(0) += 1;

@@ -1,4 +1,5 @@
-//! The packages follow who counts a number: by the gateway where API servers do, and by RabbitMQ where no gateway answers.
+//! The packages follow the writer of a number: they use the gateway if API servers count it, and RabbitMQ if no gateway
+//! answers.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -29,7 +30,7 @@ impl Site<'_> {
         self.driver.call("open", json!([]), options).await.unwrap();
     }
 
-    /// All servers, with that address of the gateway.
+    /// All servers, with this address of the gateway.
     fn servers(&self, gateway: Option<&str>) -> Value {
         let api = &self.world.api;
         let mut servers = json!({"amqp_url": api.amqp.url.expose(), "redis_url": api.redis.url.expose()});
@@ -48,7 +49,7 @@ impl Site<'_> {
         read[0][1].clone()
     }
 
-    /// What MySQL has of it.
+    /// The target's rows in MySQL.
     async fn rows(&self) -> i64 {
         let sql = "SELECT COUNT(*) FROM like_record WHERE target_id = ? AND is_del = 0";
         sqlx::query_scalar(sql).bind(self.target).fetch_one(&self.world.pool).await.unwrap()
@@ -59,10 +60,10 @@ impl Site<'_> {
     }
 }
 
-/// Waits until the daemon has announced who counts.
+/// Waits until the daemon has announced the writers.
 async fn announced(world: &World) {
     let numbers = r#"{"api":["video:like","video:share"],"#;
-    eventually("the daemon announces who counts", || async {
+    eventually("the daemon announces the writers", || async {
         world.cache.writers().await.unwrap().is_some_and(|text| text.starts_with(numbers))
     })
     .await;
@@ -91,7 +92,7 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     world.drained(&world.publisher().await).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 3 * 7);
-    // Numbers that nobody could count are repaired, and after that all agree.
+    // A reconcile repairs numbers that were not counted. Then all agree.
     world.reconcile("--full").await;
     let report = world.report(&["reconcile", "--dry-run"]);
     assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
@@ -102,7 +103,7 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     world.close().await;
 }
 
-/// The answer to a publish comes after the count.
+/// The answer to a publish arrives after the count.
 async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.open(site.servers(Some(gateway)), 8).await;
     // Each of them twice, all at the same time.
@@ -127,7 +128,7 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.written(19).await;
 }
 
-/// Half of the deadline passes, and RabbitMQ gets the event.
+/// Half of the deadline passes, then RabbitMQ gets the event.
 async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     let (proxy, url) = Proxy::before(gateway).await;
     site.open(site.servers(Some(&url)), 4).await;
@@ -145,7 +146,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     assert_eq!(site.number("share").await, 7, "it counts once");
 }
 
-/// The event is published all the same.
+/// The event is published anyway.
 async fn without_gateway(site: &Site<'_>) {
     site.open(site.servers(None), 8).await;
     site.like(22).await;
@@ -165,7 +166,7 @@ async fn gateway_alone(site: &Site<'_>, gateway: &str) {
     let below = site.driver.fails("count", json!(["video", site.target, "share", -8])).await;
     assert!(below.class == "RefusedError" && below.message.contains("below-zero"), "{below:?}");
 
-    // Nobody answers.
+    // The gateway does not answer.
     let (proxy, url) = Proxy::before(gateway).await;
     proxy.fail();
     site.open(json!({"gateway": url}), 1).await;

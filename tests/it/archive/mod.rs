@@ -1,5 +1,5 @@
-//! The archiver with real servers. Whatever fails, every member is in MySQL once in the end, and no zset is removed
-//! from Redis before.
+//! The archiver with real servers. Despite any failure, every member is in MySQL once in the end, and no zset
+//! is removed from Redis before.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -282,7 +282,7 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
     // Redis has no mark of it: nothing was complete, so nothing is lost.
-    assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not at once");
+    assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not immediately");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));
     stage.close().await;
@@ -353,6 +353,6 @@ async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
     let later = NOW.after(DAY / 24);
     let report = stage.save_due(later).await;
     assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("total", Outcome::Saved)]);
-    assert_eq!(stage.save_due(later).await.periods, [], "not at once again");
+    assert_eq!(stage.save_due(later).await.periods, [], "not immediately, either");
     stage.close().await;
 }

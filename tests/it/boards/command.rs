@@ -9,7 +9,7 @@ const BOARDS: &str = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_gr
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n\
     [[board]]\nname = \"users\"\nperiod = \"day\"\n";
 
-/// Fills a zset with members a, b, c, of which the last two are equal.
+/// Fills a zset with members a, b, c. The last two have equal scores.
 async fn fill(world: &World, board: &str, period: &str) {
     let key = world.cache.keys.board(board, period);
     let mut redis = world.redis().await;

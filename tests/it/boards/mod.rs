@@ -1,7 +1,7 @@
-//! Boards as API servers write and read them, on a real Redis: scores that keep the order right among equals, places in
-//! every ranking, friends.
+//! Boards on a real Redis, as API servers write and read them: scores that order equal members, places in every
+//! ranking, friends.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod command;
 mod documents;

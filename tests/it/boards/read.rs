@@ -1,4 +1,4 @@
-//! Pages, neighbours and friends against a naive model.
+//! Compares pages, neighbours and friends with a naive model.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const TOTAL: (&str, PeriodKind) = ("videos", PeriodKind::Total);
 /// Members with (likes, comments).
 type Model = BTreeMap<Vec<u8>, (u64, u64)>;
 
-/// Places them all, one by one.
+/// Places all members one by one.
 fn placed(model: &Model, ranking: Ranking) -> Vec<(u64, Vec<u8>, (u64, u64))> {
     let mut board: Vec<_> = model.iter().collect();
     board.sort_unstable_by(|a, b| (b.1, b.0).cmp(&(a.1, a.0)));

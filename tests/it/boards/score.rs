@@ -16,11 +16,11 @@ struct Vector {
     low_bits: u32,
     primary: String,
     low: String,
-    /// None: refused.
+    /// `None` if the call must fail.
     score: Option<String>,
 }
 
-/// Calls lua/board.lua for one key; the member's new score, or the error.
+/// Calls lua/board.lua for one key. Returns the member's new score, or the error.
 async fn add(
     redis: &mut redis::aio::MultiplexedConnection,
     key: &str,
@@ -54,7 +54,7 @@ async fn lua_and_rust_pack_the_shared_vectors_the_same_way() {
             Err(error) => {
                 assert!(score.is_none(), "{error}");
                 assert!(error.contains(&format!("of m in {key} no longer fits")), "{error}");
-                assert!(!redis.exists::<_, bool>(&key).await.unwrap(), "nothing was changed");
+                assert!(!redis.exists::<_, bool>(&key).await.unwrap(), "nothing must be changed");
             }
         }
     }
@@ -102,11 +102,11 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());
-    assert_eq!(untouched, later, "who gains nothing got there when they did");
+    assert_eq!(untouched, later, "a member without a gain keeps its time");
     let late = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now - 5, 1)).await.unwrap());
     assert_eq!((late.primary, late.low), (7, 0), "after the end no time is left");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
-    assert_eq!(far.low, (1 << 20) - 1, "no more time than fits");
+    assert_eq!(far.low, (1 << 20) - 1, "the time must not exceed its bits");
     assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
     assert!(!redis.exists::<_, bool>(&key).await.unwrap());
     assert!(add(&mut redis, &key, (1, 0), ("latest", 20), (0, 1)).await.unwrap_err().contains("is none of"));
@@ -126,7 +126,7 @@ async fn an_addition_that_does_not_fit_one_zset_changes_none() {
     let script = redis::Script::new(include_str!("../../../lua/board.lua"));
     let mut call = script.key(&keys[0]);
     call.key(&keys[1]).arg("m").arg(5).arg(300).arg("second");
-    // The second number has 20 bits in the first zset, and 8 in the second one.
+    // The second number has 20 bits in the first zset and 8 in the second one.
     call.arg(20).arg(0).arg(0).arg(8).arg(0).arg(0);
     let error = call.invoke_async::<Vec<String>>(&mut redis).await.unwrap_err().to_string();
     assert!(error.contains(&format!("the second number of m in {} no longer fits", keys[1])), "{error}");
@@ -159,7 +159,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let columns = |primary, low| Columns { primary, low };
     assert_eq!(merged(&mut redis, "2026-W01", Tie::Second).await, [columns(7, 1_000_000), columns(1, 7)]);
     assert_eq!(merged(&mut redis, "2026-W02", Tie::Earliest).await, [columns(7, 100_000), columns(1, 7)]);
-    // Plain scores, from before the board had a tie, are not taken for packed ones.
+    // Plain scores, from before the board had a tie-breaker, must not be unpacked.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W04"), world.cache.keys.frozen_board("likes", "2026-W04"));
     let () = redis.zadd(&frozen, "a", 500).await.unwrap();
@@ -167,14 +167,14 @@ async fn what_comes_late_is_added_column_by_column() {
     let rule = Rule { tie: Tie::Earliest, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W04"), 1, 10, rule).await.unwrap_err();
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("was not made by the board's tie"));
-    // What doesn't fit stays where it is, and the reason names it.
+    // A score that doesn't fit stays unchanged, and the reason names it.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));
     let () = redis.zadd(&frozen, "a", pack(5, 1_000_000)).await.unwrap();
     let () = redis.zadd(&live, "a", pack(2, 100_000)).await.unwrap();
     let rule = Rule { tie: Tie::Second, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W03"), 1, 10, rule).await.unwrap_err();
-    assert_eq!(error.fate(), Fate::Item, "the other boards go on");
+    assert_eq!(error.fate(), Fate::Item, "the other boards continue");
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("no longer holds what came late"));
     assert_eq!(redis.zscore::<_, _, f64>(&live, "a").await.unwrap(), pack(2, 100_000));
     world.close().await;

@@ -1,4 +1,4 @@
-//! The help and manual of each command, and what `tallyd` does without one.
+//! The help and manual of each command, and `tallyd` without a command.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::common::{World, stderr, stdout};
 /// Writes the snapshot instead of comparing it.
 const UPDATE: &str = "TALLYD_UPDATE_SNAPSHOT";
 
-/// The commands in the order of the help, each before those below it.
+/// The commands in the order of the help, each before its subcommands.
 fn commands(alone: &Alone, above: &[String]) -> Vec<Vec<String>> {
     let help = help(alone, above);
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
@@ -52,7 +52,7 @@ fn the_help_and_manual_of_every_command_are_as_noted() {
     assert!(noted == text, "{differs:?}: look at the change with {UPDATE}=1 and git diff {}", file.display());
 }
 
-/// The program in a terminal of its own.
+/// Runs the program in a terminal.
 fn typed(alone: &Alone, arguments: &str) -> (Option<i32>, String) {
     let line = format!("{} --config {} {arguments}", env!("CARGO_BIN_EXE_tallyd"), alone.config().display());
     let output = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output();
@@ -62,7 +62,7 @@ fn typed(alone: &Alone, arguments: &str) -> (Option<i32>, String) {
 
 #[test]
 fn without_a_command_a_terminal_gets_the_help_and_64() {
-    // The daemon would end with 78.
+    // The daemon would exit with 78.
     let alone = Alone::new("nonsense");
     for arguments in ["", "-v"] {
         let (code, said) = typed(&alone, arguments);

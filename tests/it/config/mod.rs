@@ -1,6 +1,6 @@
-//! The configuration as people meet it: what is said of mistakes, of the servers, and what is made for shells and editors.
+//! The configuration as users see it: reported mistakes, checks of the servers, and files for shells and editors.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod checks;
 mod schema;

@@ -1,4 +1,4 @@
-//! The JSON Schema that editors read: what it says is what config.toml says.
+//! The JSON Schema for editors agrees with config.toml.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn the_schema_in_the_documents_is_the_one_that_is_printed() {
     let written = String::from_utf8(output.stdout).unwrap();
     assert!(
         read("docs/config.schema.json") == written,
-        "docs/config.schema.json is old: docs/development.md says how to print it"
+        "docs/config.schema.json is outdated: docs/development.md says how to print it"
     );
 }
 
@@ -32,7 +32,7 @@ fn config_toml_names_its_schema() {
     assert_eq!(read(path), read("docs/config.schema.json"));
 }
 
-/// Each setting of config.toml, with what the schema says of it.
+/// Each setting of config.toml, with its part of the schema.
 fn settings() -> Vec<(String, toml::Value, Value)> {
     let (schema, mut found) = (schema(), Vec::new());
     let written: toml::Table = read("config.toml").parse().unwrap();
@@ -78,10 +78,10 @@ fn everything_in_the_schema_is_described() {
     described("", &schema);
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["properties"]["amqp"]["additionalProperties"], false);
-    assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "it must not stand in the file");
+    assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "it must not be in the file");
 }
 
-/// The most that a type can hold, and that therefore no comment has to say; and the most of a repair.
+/// The maximum of a type, which no comment needs to mention, and the maximum of a repair.
 const NATURAL: [i64; 3] = [u16::MAX as i64, u32::MAX as i64, 1 << 62];
 
 #[test]

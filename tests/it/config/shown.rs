@@ -1,4 +1,4 @@
-//! `tallyd config show`: what is in force, and who says so.
+//! `tallyd config show`: the values in force, and their origin.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The consumer among faults: deaths, cuts, rivals, queues that are gone.
+//! The consumer among faults: crashes, cut connections, rivals, deleted queues.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::event::LikeEvent;
@@ -18,7 +18,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     for part in bodies.chunks(bodies.len().div_ceil(6)) {
         world.publish(&publisher, part).await;
         if part.len() == bodies.len().div_ceil(6) {
-            // The moment is chance: at any of them the outcome must be the same.
+            // A random moment, because the result must always be the same.
             tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
             daemon.kill();
             daemon = world.daemon();
@@ -50,7 +50,7 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     first.signal("CONT");
     world.assert_equals(&model).await;
     let again = || async { first.log().contains("outage-begun") || first.log().contains("partition-taken-over") };
-    eventually("it finds out", again).await;
+    eventually("it notices", again).await;
     assert!(first.stop().success());
     assert!(second.stop().success());
     world.assert_equals(&model).await;
@@ -77,7 +77,7 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.close().await;
 }
 
-/// RabbitMQ says nothing to who consumes such a queue, and what it sends is lost on the way, until no more may be on the way.
+/// RabbitMQ reports nothing to the consumer of such a queue. Its deliveries are lost, until the prefetch is reached.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
     let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
@@ -101,11 +101,12 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
     world.close().await;
 }
 
-/// A rival locks rows of the batches in the opposite order, again and again: the server rolls one of the two back.
+/// A rival locks rows of the batches in the opposite order, again and again. The server rolls one of the two back.
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
     let world = World::new("deadlocks", "").await;
-    // The consumer tries the way of writing by three rows, and meets seven deadlocks before; the batch meets eight. What a table of this engine was given outlives a transaction that is rolled back.
+    // The consumer tests its way of writing with three rows and meets seven deadlocks before. The batch meets eight.
+    // Rows of a MyISAM table survive a rollback.
     sqlx::raw_sql("CREATE TABLE tries (number INT) ENGINE=MyISAM; INSERT INTO tries VALUES (0)")
         .execute(&world.pool)
         .await
@@ -185,7 +186,7 @@ async fn connections_cut_again_and_again_lose_and_double_nothing() {
     world.close().await;
 }
 
-/// MySQL ends a statement that takes longer than the account may, and the statements of a smaller batch don't.
+/// MySQL aborts a statement that exceeds the account's time limit. The statements of a smaller batch are fast enough.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     let world = World::new("statement_time", "").await;
@@ -214,7 +215,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.close().await;
 }
 
-/// Deaths with messages in hand make them come back; what comes back often is taken one by one, and then as usual.
+/// Crashes redeliver messages in flight. Messages with many redeliveries are taken one by one, and later as usual.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {
@@ -229,7 +230,7 @@ async fn what_comes_back_often_is_taken_with_care() {
     let daemon = world.daemon();
     daemon.logged("to 1 messages").await;
     world.drained(&publisher).await;
-    // Once enough messages that never came back have gone through, about as many as usual are taken again.
+    // After enough messages without a redelivery, about as many as usual are taken again.
     let (calm, more, also_malformed) = traffic(3_000, 17);
     world.publish(&publisher, &calm).await;
     let prefetch = |line: &str| -> Option<u64> {

@@ -1,4 +1,4 @@
-//! A fence says that all events before it are in MySQL: nothing that a publisher sends may make it wrong.
+//! A fence guarantees that all events before it are in MySQL. No message of a publisher can break that.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tallyd_mysql::jobs::{Lock, number_of};
 use super::common::proxy::Proxy;
 use super::common::{DEADLINE, Model, World, assert_redis_equals, body, drift, target};
 
-/// Publishes likes of one target through the exchange, each with the properties that its user's number gives.
+/// Publishes likes of one target through the exchange. Each has properties that depend on its user.
 async fn publish_likes(
     world: &World,
     users: std::ops::RangeInclusive<u64>,
@@ -49,16 +49,20 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     let fences =
         Fences { job: JobName::Reconcile.name(), store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
     let delivery = tokio::select! {
-        passed = fences.pass(number_of(1, 1)) => panic!("nobody has committed it: {passed:?}"),
+        passed = fences.pass(number_of(1, 1)) => panic!("the fence passed too early: {passed:?}"),
         delivery = deliveries.next() => delivery.unwrap().unwrap(),
     };
-    assert_eq!(*delivery.properties.priority(), Some(0), "RabbitMQ 4.3 takes a message without one for priority 4");
+    assert_eq!(
+        *delivery.properties.priority(),
+        Some(0),
+        "RabbitMQ 4.3 gives a message without a priority the priority 4"
+    );
     assert_eq!(delivery.exchange.as_str(), "");
     store.close().await;
     world.close().await;
 }
 
-/// RabbitMQ 4.3 delivers what has a higher priority first, and many clients set 0.
+/// RabbitMQ 4.3 delivers messages with higher priority first, and many clients set 0.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     let settings = "[consumer]\nbatch_events_max = 1\nlinger_ms = 0\n[amqp]\nprefetch = 2\n[reconcile]\npublish_grace = \"100ms\"\n";
@@ -81,7 +85,7 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     world.close().await;
 }
 
-/// RabbitMQ sets the header on what it delivers again; on a first delivery it is the publisher's.
+/// RabbitMQ sets the header on redeliveries. On a first delivery it is the publisher's.
 #[tokio::test(flavor = "multi_thread")]
 async fn returns_that_a_publisher_claims_slow_nothing_down() {
     let world = World::new("claimed", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50\n").await;
@@ -118,7 +122,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     };
     let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
     assert!(matches!(&errors[..], [error] if error.contains("tallyd alone")), "{errors:?}");
-    // The number is free: nobody has overtaken the run that has it.
+    // The number is free: the run that has it was not overtaken.
     fences.pass(number_of(run, 1)).await.unwrap();
     assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
     store.close().await;

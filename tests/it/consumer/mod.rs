@@ -1,6 +1,6 @@
 //! Events through RabbitMQ into MySQL, by the real daemon.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod faults;
 mod fences;
@@ -14,7 +14,7 @@ const TARGETS: u64 = 500;
 const USERS: u64 = 5_000;
 const NOW: i64 = 1_790_000_000_000_000;
 
-/// Bodies, what must come of them, and the malformed ones among them.
+/// Bodies, their expected result, and the malformed ones among them.
 type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 
 /// `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
@@ -27,7 +27,7 @@ fn traffic(count: usize, seed: u64) -> Traffic {
         if dice.percent(1) {
             let text =
                 ["nonsense", "{\"type\":\"like\"}", "{\"type\":\"like\",\"kind\":\"film\",\"target_id\":1}", "[]"];
-            // The number makes each one its own: the same body twice is one dead letter.
+            // The number makes each body unique, because equal bodies are one dead letter.
             let body = format!("{}\n{number}", text[dice.below(4) as usize]).into_bytes();
             malformed.push(body.clone());
             bodies.push((UserId(1 + dice.below(USERS)), body));
@@ -104,8 +104,8 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     assert!(left > 0 && left < 30_000, "{left} messages are left in the queue");
     let owner: Option<String> =
         sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
-    assert_eq!(owner, None, "the partition was given back");
-    // What was acknowledged is in MySQL: with the rest of the queue it makes the whole.
+    assert_eq!(owner, None, "the partition must be released");
+    // Acknowledged events are in MySQL. Together with the rest of the queue they must be complete.
     let written = world.count("SELECT COUNT(*) FROM like_record").await;
     let daemon = world.daemon();
     world.drained(&publisher).await;
@@ -116,9 +116,9 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.close().await;
 }
 
-/// The broker takes back what was not acknowledged within a moment of the connection's end.
+/// The broker requeues unacknowledged messages a moment after the connection has ended.
 async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
-    eventually("the consumer is gone", || async {
+    eventually("the consumer has stopped", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
     })
     .await;
@@ -154,7 +154,7 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// As a server would that assigns the version before the state: a trigger keeps the state of a row that is tried.
+/// Like a server that assigns the version before the state: a trigger keeps the state of a tested row.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;
@@ -178,8 +178,8 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     world.close().await;
 }
 
-/// The broker may route a user elsewhere after a restart: then two partitions write the same rows. Here they do so all
-/// the time, in both ways of writing.
+/// After a restart the broker can route a user to another partition, so two partitions write the same rows. Here they
+/// always do, in both ways of writing.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_writers_on_the_same_rows_stay_exact() {
     for reads_first in [false, true] {
@@ -218,7 +218,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     let world = World::new("lists", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 700").await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(30_000, 11);
-    // A list holds what is JSON; what isn't goes alone. Its events are of many users: the routing key is chance.
+    // A list holds valid JSON. Invalid bodies are sent alone. The events of a list are of many users, so its routing
+    // key is random.
     let (events, alone): (Vec<_>, Vec<_>) =
         bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
     let list = |part: &[(UserId, Vec<u8>)]| {
@@ -232,7 +233,7 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
-    // Within a list the number that made each malformed event its own was outside of it: equal ones are kept once.
+    // In a list, the number that made each malformed event unique was outside of the event. Equal ones are kept once.
     let mut expected: Vec<Vec<u8>> = malformed
         .iter()
         .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {
@@ -246,7 +247,7 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.close().await;
 }
 
-/// Over a million events wait, in lists of a thousand: some 100 MiB, of which the daemon holds a few batches at a time.
+/// Over a million events wait, in lists of a thousand: some 100 MiB. The daemon holds only a few batches of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     let world = World::new("backlog", "").await;
@@ -266,9 +267,9 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    // Without the pages of the program itself, which are many in a debug build.
+    // Without the program's own pages, which are many in a debug build.
     let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
-    assert!(peak_mib < 50, "the daemon took {peak_mib} MiB at most, besides its program");
+    assert!(peak_mib < 50, "the daemon took up to {peak_mib} MiB besides its program");
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_200_000);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_200_000);

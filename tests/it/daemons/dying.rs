@@ -1,4 +1,4 @@
-//! Daemons die, freeze and are cut off in turn, while users click and reconciles run.
+//! Daemons crash, freeze and are cut off in turn, while users click and reconciles run.
 
 use std::cell::OnceCell;
 
@@ -9,7 +9,7 @@ use crate::common::{Daemon, World, eventually};
 const SETTINGS: &str = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\ndatabase_away_max = \"1s\"\n\
     [reconcile]\nfull_cron = \"*/2 * * * * *\"\n";
 
-/// A daemon with a network of its own.
+/// A daemon with proxies to its servers.
 struct Host {
     daemon: Daemon,
     mysql: Proxy,
@@ -31,10 +31,10 @@ impl Host {
     }
 }
 
-/// Takes out the one that holds the first partition, as soon as one of them does.
+/// Removes the daemon that holds the first partition, as soon as one does.
 async fn holder(world: &World, hosts: &mut Vec<Host>) -> Host {
     let found = OnceCell::new();
-    eventually("a living one has the first partition", || async {
+    eventually("a running daemon has the first partition", || async {
         let owners = owners(world).await;
         let Some(owner) = owners.get(&0) else { return false };
         let place = hosts.iter().position(|host| owner.ends_with(&format!(":{}", host.daemon.child.id())));
@@ -65,7 +65,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(frozen);
     site.clicked(200).await;
 
-    // The broker hears nothing more of it; then MySQL, so that it gives its partitions back.
+    // First the broker loses it. Then MySQL does, so that its partitions are released.
     let networks: [fn(&Host) -> &Proxy; 2] = [|host| &host.rabbitmq, |host| &host.mysql];
     for network in networks {
         let silent = holder(&world, &mut hosts).await;
@@ -84,7 +84,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(cut);
     site.clicked(200).await;
     site.end(&world).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "nothing had drifted");
+    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "nothing must have drifted");
     assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons reconciled meanwhile");
     for host in hosts {
         assert!(host.daemon.stop().success());

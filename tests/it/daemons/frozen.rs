@@ -1,4 +1,4 @@
-//! A daemon that is frozen in the middle of a transaction, and wakes up when another one has its partitions.
+//! A daemon is frozen within a transaction, and resumes after another one has taken its partitions.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
@@ -8,7 +8,7 @@ use crate::common::{Dice, Model, World, body, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    // One partition: of two that come to the point at once, one stop would be lost in the other.
+    // One partition: if two reached the point together, one stop would be lost.
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
@@ -46,8 +46,8 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     frozen.signal("CONT");
     let again =
         || async { frozen.log().contains("\"outage-begun\"") || frozen.log().contains("\"partition-taken-over\"") };
-    eventually("it finds out", again).await;
-    assert_eq!((sums().await, taken()), before, "it has taken nothing back, either");
+    eventually("it notices", again).await;
+    assert_eq!((sums().await, taken()), before, "it must not take anything over again");
     assert!(frozen.stop().success());
     assert_eq!(sums().await, before.0);
     assert!(other.stop().success());

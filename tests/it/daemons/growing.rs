@@ -1,4 +1,5 @@
-//! More partitions while users click, reconciles run, and daemons with the old and the new number stand side by side.
+//! The number of partitions grows while users click, reconciles run, and daemons with the old and the new number run
+//! together.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -11,13 +12,13 @@ fn settings(partitions: u16) -> String {
     format!("[amqp]\npartitions = {partitions}\n[reconcile]\nfull_cron = \"* * * * * *\"\n")
 }
 
-/// From here on the configuration says so many.
+/// From here on the configuration has this many.
 fn set(world: &mut World, partitions: u16) {
     world.set(&settings(partitions));
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// Every event comes to one queue, and to one alone. Only while no daemon runs.
+/// Every event goes to exactly one queue. Only while no daemon runs.
 async fn assert_bound_once(world: &World) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queued = || async {
@@ -28,7 +29,7 @@ async fn assert_bound_once(world: &World) {
         }
         sum
     };
-    eventually("nothing is queued, and nobody listens", || async { queued().await == 0 }).await;
+    eventually("nothing is queued, and there is no consumer", || async { queued().await == 0 }).await;
     let like =
         |user| LikeEvent { target: target(9_999), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
@@ -53,7 +54,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
         let new = world.daemon();
         all_held(&world).await;
 
-        // One that is started again with the former number changes nothing, and leaves the jobs to others.
+        // A daemon that is restarted with the old number changes nothing, and leaves the jobs to others.
         daemons.remove(0).kill();
         let old = world.daemon_with(&former);
         old.logged("\"partitions-behind\"").await;
@@ -84,11 +85,11 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
             .fetch_all(&world.pool)
             .await
             .unwrap();
-    assert_eq!(added, [(1, -2), (1, -2), (350, 1), (350, 1)], "that, and nothing else");
+    assert_eq!(added, [(1, -2), (1, -2), (350, 1), (350, 1)], "these, and nothing else");
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
-    // Not by one that comes with the first number at last, either.
+    // And a last daemon with the first number changes nothing, either.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     fewer.logged("\"consuming\"").await;
     assert!(fewer.stop().success());

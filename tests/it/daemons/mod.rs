@@ -1,7 +1,7 @@
-//! Several daemons share the partitions and the jobs: whichever of them dies, freezes or loses its servers, the others go on within seconds,
-//! and the end is as if nothing had happened.
+//! Several daemons share the partitions and the jobs. If one crashes, freezes or loses its servers, the others continue
+//! within seconds, and the result is the same.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod dying;
 #[cfg(feature = "fault-points")]

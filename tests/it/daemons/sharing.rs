@@ -1,4 +1,4 @@
-//! Which daemon has which partition, and how everybody sees it.
+//! The owners of the partitions, and how all daemons report them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// Where the daemon's admin port is.
+/// The URL of the daemon's admin port.
 async fn url(daemon: &Daemon) -> String {
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();
@@ -44,10 +44,10 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     let text = stdout(&world.tallyd(&["status", "--url", &url]));
     assert!(text.contains("WRITTEN BY") && text.contains("EPOCH"), "{text}");
 
-    // A daemon with fewer partitions tells of the others, too, and what is wrong with that.
+    // A daemon with fewer partitions reports the others, too, and the mismatch.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     let url = self::url(&fewer).await;
-    eventually("all are told", || async {
+    eventually("all are reported", || async {
         told_by(&world, &url) == ["listening", "elsewhere", "elsewhere", "elsewhere"]
     })
     .await;
@@ -59,7 +59,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     world.close().await;
 }
 
-/// Owner and epoch of each partition that somebody holds.
+/// Owner and epoch of each held partition.
 async fn held(world: &World) -> BTreeMap<u64, (String, u64)> {
     let rows: Vec<(u16, Option<String>, u64)> =
         sqlx::query_as("SELECT `partition`, owner, epoch FROM partition_owner").fetch_all(&world.pool).await.unwrap();
@@ -72,8 +72,8 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
     status["partitions"].as_array().unwrap().iter().map(|one| one["standing"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A daemon begins each session with few messages at once, and anew once it knows how large they are: another one gets the partition then. It must find
-/// all of them written, or each writes what the other one has.
+/// A daemon begins each session with a small prefetch, and restarts it once it knows the size of messages. Another
+/// daemon gets the partition then. It must find all messages written, or both write the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;
@@ -83,7 +83,7 @@ async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_
     site.clicked(2_000).await;
     let daemons = [world.daemon(), world.daemon()];
     let begun = |daemon: &Daemon| daemon.log().matches("\"consuming\"").count();
-    eventually("each partition changes hands", || async { daemons.iter().map(begun).sum::<usize>() >= 7 }).await;
+    eventually("each partition changes its owner", || async { daemons.iter().map(begun).sum::<usize>() >= 7 }).await;
     site.end(&world).await;
     for daemon in daemons {
         for sign in ["\"outage-begun\"", "\"prefetch-lowered\"", "\"partition-taken-over\"", "\"partition-given-back\""]

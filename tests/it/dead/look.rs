@@ -1,4 +1,4 @@
-//! Lists and single letters, and what is wrong on the command line.
+//! Lists, single letters, and invalid command lines.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tallyd_core::model::{Micros, UserId};
 use super::{METRICS, WITH_FILMS, assert_exits, film, letter, put, put_bodies, view};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// Clears the screen, in ASCII and as C1; and turns the reading direction.
+/// Clears the screen, in ASCII and as C1, and reverses the reading direction.
 const NASTY: &str = "{\"type\": \"\u{1b}[2J\u{9b}2J\u{202e}\u{7}";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,7 +22,7 @@ async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
     for (number, body) in (1..).zip(&bodies) {
         world.publish(&publisher, &[(UserId(7), body.clone())]).await;
         let count = "SELECT COUNT(*) FROM dead_letter";
-        eventually("it is set aside", || async { world.count(count).await == number }).await;
+        eventually("it is dead-lettered", || async { world.count(count).await == number }).await;
     }
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "malformed-json  open");
@@ -174,11 +174,11 @@ async fn servers_that_are_away_are_said() {
         let output = world.command().arg("dead").args(arguments).env(mysql.0, &mysql.1).output().unwrap();
         assert_exits(&output, 75, "connect to MySQL");
     }
-    // The table is there all the same.
+    // The table can be read without RabbitMQ.
     let output = world.command().args(["dead", "list"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 0, "could not be read: connect to RabbitMQ");
     assert!(stdout(&output).contains("unknown-kind"), "{}", stdout(&output));
-    // Nobody has declared the queue.
+    // The queue is not declared.
     assert_exits(&world.tallyd(&["dead", "list"]), 0, "no queue");
     let output = world.command().args(["dead", "replay", "1", "--force"]).env(amqp.0, &amqp.1).output().unwrap();
     assert_exits(&output, 75, "connect to RabbitMQ");
@@ -199,7 +199,7 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
     for (body, header) in [("{", Some(TRACE)), ("[", Some("00-invalid")), ("none", None)] {
         publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
     }
-    eventually("all are set aside", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
+    eventually("all are dead-lettered", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
     // As if changed by hand.
     let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
     sqlx::query(changed).execute(&world.pool).await.unwrap();

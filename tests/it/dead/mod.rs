@@ -1,6 +1,6 @@
-//! `tallyd dead`: what an operator does with dead letters, on the real table and the real queue.
+//! `tallyd dead`: an operator's commands for dead letters, on the real table and queue.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod edit;
 mod look;
@@ -28,7 +28,7 @@ fn film(id: u64, user: u64) -> Vec<u8> {
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()
 }
 
-/// The same with that kind. It has the code 2.
+/// The same with that kind, code 2.
 const WITH_FILMS: &str = "[kinds]\nvideo = 1\nfilm = 2\n";
 
 fn view(id: u64, event_id: &str, at: Micros) -> Vec<u8> {
@@ -40,7 +40,7 @@ fn letter(body: &[u8], reason: Reason, first_seen: Micros) -> DeadLetter {
         body: body.to_vec(),
         headers: "{}".to_owned(),
         reason: reason.code(),
-        error: format!("set aside for the test: {}", reason.code()),
+        error: format!("dead-lettered for the test: {}", reason.code()),
         queue: "the test's".to_owned(),
         first_seen,
     }
@@ -51,7 +51,7 @@ async fn put(world: &World, letters: &[DeadLetter]) {
     Store::new(&world.config.mysql, 1).unwrap().keep_dead_letters(letters).await.unwrap();
 }
 
-/// Bodies of a reason, put now.
+/// Puts bodies with a reason into the table, with the current time.
 async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     let letters: Vec<DeadLetter> =
         bodies.iter().map(|body| letter(body, reason, tallyd::runtime::clock::now())).collect();
@@ -73,7 +73,8 @@ async fn open(world: &World) -> i64 {
     world.count("SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL").await
 }
 
-/// Takes so many messages from the partitions' queues, each with its partition. One active consumer gets all: no `basic.get`.
+/// Takes this many messages from the partitions' queues, each with its partition. A single active consumer gets all, so
+/// `basic.get` does not work.
 async fn take(world: &World, messages: usize) -> Vec<(Delivery, u16)> {
     let link = world.broker.connect("test").await.unwrap();
     let mut queues = Vec::new();

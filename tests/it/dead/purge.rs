@@ -10,7 +10,7 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};
 
-/// Letters 1 to `count`, of which each second one was replayed and each fourth one is of another reason; the first half is old.
+/// Letters 1 to `count`. Every second one was replayed, every fourth one has another reason, and the first half is old.
 async fn fill(world: &World, count: u64) {
     let now = tallyd::runtime::clock::now();
     let letters: Vec<_> = (1..=count)
@@ -61,7 +61,7 @@ async fn a_purge_that_is_killed_is_gone_on_with() {
         .output()
         .unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-    assert_eq!(ids(&world).await.len(), 900, "a hundred at once");
+    assert_eq!(ids(&world).await.len(), 900, "one statement deletes a hundred");
     assert_exits(&world.tallyd(&["dead", "purge", "--replayed"]), 0, "400 dead letters deleted");
     assert_eq!((open(&world).await, ids(&world).await.len()), (500, 500));
     world.close().await;

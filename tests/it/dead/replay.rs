@@ -20,7 +20,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let now = tallyd::runtime::clock::now();
-    // Likes and counts of a kind that nobody has told the daemon of; some in lists, and others that are right.
+    // Likes and counts of a kind that is not configured. Some are in lists with valid ones.
     let (mut bodies, mut model) = (Vec::new(), Model::default());
     for number in 1..=150_u64 {
         let event = LikeEvent {
@@ -36,7 +36,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
         bodies.push((event.user, [b"[", like.as_slice(), b",", &count, b"]"].concat()));
     }
     world.publish(&publisher, &bodies).await;
-    eventually("all are set aside", || async { open(&world).await == 300 }).await;
+    eventually("all are dead-lettered", || async { open(&world).await == 300 }).await;
     assert!(daemon.stop().success());
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 1, "0 of 300 dead letters replayed");
     assert_exits(
@@ -52,7 +52,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let killed =
         world.command().args(["dead", "replay", "--all"]).env("TALLYD_FAULT_POINT", "dead:confirmed").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-    assert_eq!(open(&world).await, 300, "what was not noted is still there");
+    assert_eq!(open(&world).await, 300, "a letter that was not marked is still there");
     let report = world.report(&["dead", "replay", "--reason", "unknown-kind", "--limit", "100"]);
     assert_eq!(report["replayed"], 100);
     let daemon = world.daemon();
@@ -66,7 +66,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 0);
     world.assert_equals(&model).await;
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
-    // Once more, whether it was or not.
+    // Once more, whether it was replayed or not.
     let all: Vec<String> = ids(&world).await.iter().map(|(id, _)| id.to_string()).collect();
     let again: Vec<&str> = ["dead", "replay", "--force"].into_iter().chain(all.iter().map(String::as_str)).collect();
     assert_exits(&world.tallyd(&again), 0, "300 of 300");
@@ -140,7 +140,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let forced = world.report(&["dead", "replay", "--all", "--force"]);
     assert_eq!((&forced["replayed"], &forced["left"]), (&3.into(), &1.into()), "{forced}");
     world.drained(&publisher).await;
-    // Two came back as themselves; of the list one event was written, and the other one is a letter of its own.
+    // Two returned unchanged. One event of the list was written, the other one is a new letter.
     assert_eq!(ids(&world).await.len(), 6);
     let states: Vec<(u64, String, u32, bool)> =
         sqlx::query("SELECT id, reason, refusals, replayed_at IS NULL FROM dead_letter ORDER BY id")
@@ -216,7 +216,7 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    // Each is a list of ten that come back, each a letter of its own.
+    // Each is a list of ten events that return as separate letters.
     let list = |number: u64| {
         let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();
         [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat()

@@ -1,4 +1,4 @@
-//! What RabbitMQ itself has set aside.
+//! Messages that RabbitMQ itself dead-lettered.
 
 use futures_util::StreamExt;
 use lapin::options::{BasicGetOptions, BasicPublishOptions};
@@ -13,7 +13,7 @@ use tallyd_rabbitmq::Link;
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};
 
-/// Declares all queues, and puts messages into that of what came back, as the broker does.
+/// Declares all queues, and puts messages into the queue of returned messages, as the broker does.
 async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     let link = world.broker.connect("test").await.unwrap();
     world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();
@@ -34,7 +34,7 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     link
 }
 
-/// Waits until the queue of what came back has so many messages: those in the hands of a killed process come back.
+/// Waits until the queue of returned messages has this many. Messages of a killed process are requeued.
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();
@@ -51,7 +51,7 @@ fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
 async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() {
     let world = World::new("dead_returned", "").await;
     let bodies: Vec<Vec<u8>> = likes(250).into_iter().map(|(_, body)| body).collect();
-    // Two equal ones are one, and the marker of a run that is over is nothing that was lost.
+    // Two equal ones are one. The fence of a finished run is no loss.
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     set_aside(&world, &[bodies.clone(), vec![bodies[0].clone(), fence]].concat()).await;
     for (point, rows) in [("dead:returned-before-commit", 0), ("dead:returned-after-commit", 100)] {
@@ -76,7 +76,7 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     assert_eq!(shown[0]["headers"]["x-first-death-reason"], "delivery_limit");
     assert_eq!(shown[0]["now"]["words"], "would be taken");
 
-    // What is taken in is replayed; should it be set aside once more, it is open again.
+    // A taken-in letter is replayed. If it is dead-lettered again, it is open again.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
@@ -95,7 +95,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     let publisher = world.publisher().await;
     world.publish(&publisher, &likes(1)).await;
     let queue = world.broker.queue(0);
-    // Somebody who goes away with whatever comes. (What is given back instead, RabbitMQ 4.3 doesn't count.)
+    // A consumer that disconnects with each delivery. (RabbitMQ 4.3 does not count a reject with requeue.)
     let returning = async {
         loop {
             let channel = world.broker.connect("test").await.unwrap().channel;
@@ -108,7 +108,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = returning => {}
         () = waits(&world, 1) => {}
     }
-    // It is gone, or the daemon would wait for messages behind it.
+    // It must be gone, or the daemon would wait for messages behind it.
     eventually("nobody consumes", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");
@@ -141,8 +141,8 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
         let mut command = world.command();
         command.args(["dead", "list"]).args(more).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap()
     };
-    // It is never taken: each time that it is given back counts.
-    assert_exits(&list(&[]), 0, "could not be read: look if dead letters can be kept");
+    // It is never taken in, because each requeue counts.
+    assert_exits(&list(&[]), 0, "could not be read: check that dead letters can be stored");
     assert!(!stdout(&list(&["--no-returned"])).contains("looked at"));
     let link = world.broker.connect("test").await.unwrap();
     let queue = world.broker.returned();

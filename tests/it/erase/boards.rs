@@ -1,4 +1,4 @@
-//! Members of boards: those of live zsets go, those of archives keep place and score under another name.
+//! Members of boards: they are removed from live zsets, and renamed in archives with the same place and score.
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -10,14 +10,14 @@ use tallyd_core::tally::Tally;
 use super::{USER, erase, named, report};
 use crate::common::{World, stderr};
 
-/// A board of users, which API servers feed; archived weeks stay in Redis for that time.
+/// A board of users that API servers feed. Archived weeks stay in Redis for `expire_after`.
 fn settings(expire_after: &str) -> String {
     format!(
         "[[board]]\nname = \"people\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"{expire_after}\"\n"
     )
 }
 
-/// The week that now lies in, and the last one.
+/// The current week and the last one.
 fn weeks() -> [BoardPeriod; 2] {
     let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
@@ -45,7 +45,7 @@ async fn fill(world: &World, at: &BoardPeriod) {
     }
 }
 
-/// The archive, in the order of its places, which must be whole and as its checksum says.
+/// The archive in the order of its places. Checks that it is complete and matches its checksum.
 async fn archived(world: &World, at: &BoardPeriod) -> Vec<(String, f64)> {
     let sql = "SELECT a.place, a.member, a.score, p.members, p.checksum FROM leaderboard_archive AS a \
                JOIN leaderboard_period AS p USING (board, period) \
@@ -89,7 +89,7 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
         assert_eq!(named(&world, user).await, [] as [String; 0]);
         let after = archived(&world, &closed).await;
         let scores = |board: &[(String, f64)]| board.iter().map(|(_, score)| *score).collect::<Vec<_>>();
-        assert_eq!(scores(&after), scores(&before), "every place keeps its score");
+        assert_eq!(scores(&after), scores(&before), "every place must keep its score");
         assert!(after.contains(&(name.to_owned(), 5.0)), "{after:?}");
     }
     // Each run of the archiver compares the zset with the rows before it ends it.
@@ -106,7 +106,7 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
     assert_eq!(world.count(state).await, 1);
 
     let live: Vec<String> = redis.zrange(world.cache.keys.board(&open.board, &open.period), 0, -1).await.unwrap();
-    assert_eq!(live.len(), SCORES.len() - 2, "those who are left stay on the open board");
+    assert_eq!(live.len(), SCORES.len() - 2, "the other users stay on the open board");
     world.close().await;
 }
 

@@ -1,6 +1,6 @@
-//! `tallyd erase`: afterwards no table and no key names whom it erased, and all others have what they had.
+//! `tallyd erase`: afterwards no table and no key has the erased id, and everything else is unchanged.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod boards;
 #[cfg(feature = "fault-points")]
@@ -21,7 +21,7 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// Long enough to be nobody else's and no number of anything.
+/// Long enough to be unique among all ids and numbers.
 const USER: UserId = UserId(70_070_070_007);
 
 /// Likewise.
@@ -30,7 +30,7 @@ const VIDEO: u64 = 42_042_042_042;
 /// The daemon counts likes.
 const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
 
-/// Likes from now on, each later than the one before it.
+/// Likes from now on, each later than the one before.
 struct Likes {
     model: Model,
     events: Vec<LikeEvent>,
@@ -58,7 +58,7 @@ impl Likes {
     }
 }
 
-/// Runs the command, which ends with that code, and reads its report.
+/// Checks the exit code and reads the report.
 #[track_caller]
 fn report(output: &Output, code: i32) -> Value {
     assert_eq!(output.status.code(), Some(code), "{}{}", stdout(output), stderr(output));
@@ -69,12 +69,12 @@ fn erase(world: &World, arguments: &[&str]) -> Output {
     world.tallyd(&[&["erase"], arguments, &["--format", "json"]].concat())
 }
 
-/// Every column and key that has the id somewhere.
+/// Every column and key that contains the id.
 async fn named(world: &World, id: u64) -> Vec<String> {
     let mut named = Vec::new();
     let columns = "SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()";
     let columns = sqlx::query(columns).fetch_all(&world.pool).await.unwrap();
-    assert!(columns.len() > 100, "all tables are searched");
+    assert!(columns.len() > 100, "all tables must be searched");
     for row in columns {
         let (table, column): (String, String) = (row.get(0), row.get(1));
         let sql = format!("SELECT COUNT(*) FROM `{table}` WHERE LOCATE('{id}', `{column}`) > 0");
@@ -92,7 +92,7 @@ async fn named(world: &World, id: u64) -> Vec<String> {
             "zset" => redis.zrange(&key, 0, -1).await.unwrap(),
             "set" => redis.smembers(&key).await.unwrap(),
             "string" => vec![redis.get(&key).await.unwrap()],
-            // It is gone by now.
+            // The daemon has deleted it by now.
             "none" => Vec::new(),
             other => panic!("{key} is a {other}"),
         };

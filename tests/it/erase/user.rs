@@ -1,4 +1,4 @@
-//! A user with likes on many targets, while others go on liking.
+//! A user with likes on many targets, while other users continue to like.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 use super::{BY_DAEMON, Likes, USER, erase, named, report};
 use crate::common::{Dice, Model, World, assert_redis_equals, body, client_of, target};
 
-/// Others than the erased one.
+/// The other users.
 const OTHERS: u64 = 50;
 
 const TARGETS: u64 = 2_500;
 
-/// The user likes each third target and has taken some likes back; others like all of them.
+/// The user likes every third target and has unliked some of them. Others like all of them.
 fn before() -> Likes {
     let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
     for id in 1..=TARGETS {
@@ -130,7 +130,7 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     world.assert_equals(&model).await;
     world.reconcile("--changed").await;
     assert_redis_equals(&world, &model).await;
-    // Who is back begins again.
+    // A user who returns begins again.
     let clicked = client.like(target(1), USER, &[]).await.unwrap();
     assert!(clicked.counted().is_some());
     assert!(daemon.stop().success());
@@ -153,7 +153,7 @@ async fn a_filter_is_built_again_without_the_erased_user() {
 
     let erased = report(&erase(&world, &["--user", &USER.to_string()]), 0);
     assert_eq!(erased["filters"], 1);
-    assert_eq!(by_filter(&world).await, None, "no filter is left that has the user");
+    assert_eq!(by_filter(&world).await, None, "no filter with the user is left");
     assert_eq!(named(&world, USER.0).await, [] as [String; 0]);
     run_filters(&world).await;
     assert_eq!(by_filter(&world).await, Some(Seen::Known(false)));
@@ -161,14 +161,14 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     world.close().await;
 }
 
-/// One run of the job that keeps filters, once no other is at it.
+/// One run of the job that keeps filters, once no other run holds the lock.
 async fn run_filters(world: &World) {
     let servers = Servers::new(&world.config).unwrap();
     let ran = runs::filters(&servers, &world.config, &CancellationToken::new()).await.unwrap();
     assert!(matches!(ran, Ran::Ended(_)), "another run holds the lock");
 }
 
-/// What the target's filter says of the user; `None` where there is no filter.
+/// The filter's answer for the user. `None` if there is no filter.
 async fn by_filter(world: &World) -> Option<Seen> {
     let kinds = KindNames::new(&world.config.kinds);
     let shape = world.cache.filter_states(&kinds, &[target(1)]).await.unwrap().pop()??.shape;

@@ -1,4 +1,4 @@
-//! Filters where the daemon counts likes: API servers only publish, and the outbox says who likes what.
+//! Filters if the daemon counts likes: API servers only publish, and the outbox has the users and targets.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -8,7 +8,7 @@ use super::{BY_HAND, assert_no_false_no, run, seed};
 use crate::common;
 use common::{World, body, target};
 
-/// The daemon counts, and no run waits for API servers.
+/// The daemon counts, so no run waits for API servers.
 const NO_WAIT: &str = "[reconcile]\npublish_grace = \"1h\"\n[[rule]]\nmetric = \"like\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,7 +25,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
         };
         let (first, second) = (1_000 * round..1_000 * round + 200, 1_000 * round + 200..1_000 * round + 300);
         let bodies = likes(first.clone());
-        // The filter is built, kept and built again while likes come.
+        // The filter is built, kept and rebuilt while likes arrive.
         if round == 12 {
             world.cache.drop_filters(&KindNames::new(&world.config.kinds), &[target(1)]).await.unwrap();
         }

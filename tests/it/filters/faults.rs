@@ -1,4 +1,4 @@
-//! Killed, flushed, frozen, and lost in part.
+//! Filter jobs that are killed, flushed, frozen, or lose a part of their data.
 
 use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
@@ -18,7 +18,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
         assert_eq!(daemon.wait().signal(), Some(6), "{point}");
-        // As long as nobody has finished it, likes go on.
+        // Before another run finishes it, likes continue.
         client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
         assert_nobody_refused(&world, target(42), (1..=30).chain([1_000])).await;
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
@@ -30,7 +30,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
             is_done
                 && state.is_some_and(|state| state.shape.is_some() && state.building.is_none() && state.waiting == 0)
         };
-        eventually(&format!("the filter is made good after {point}"), made_good).await;
+        eventually(&format!("the filter is completed after {point}"), made_good).await;
         assert_no_false_no(&world, target(42), (1..=30).chain([1_000])).await;
         assert_eq!(refused(&world, target(42)).await, 1_000, "{point}");
         assert!(daemon.stop().success());
@@ -42,7 +42,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
-    // At once: each waits for the run after the one that failed.
+    // Together, because each waits for the run after the failed one.
     let points = ["filters:begun", "filters:fenced", "filters:written"];
     futures_util::future::join_all(points.map(flushed_at)).await;
 }
@@ -57,7 +57,7 @@ async fn flushed_at(point: &str) {
     let mut redis = world.redis().await;
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
-    // Before its next step somebody likes the target, and nothing is known of a filter.
+    // Before its next step a user likes the target, and no filter is known.
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     daemon.signal("CONT");
@@ -73,7 +73,7 @@ async fn flushed_at(point: &str) {
     world.close().await;
 }
 
-/// Waits until a daemon has come to its pause point.
+/// Waits until a daemon has reached its pause point.
 async fn is_frozen(daemon: &Daemon) {
     let stopped = async || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
@@ -109,7 +109,7 @@ async fn overtaken_at(point: &str) {
     }
     frozen.signal("CONT");
     let over = "SELECT COUNT(*) FROM job_run WHERE finished_at IS NOT NULL AND run = (SELECT MIN(run) FROM job_run)";
-    eventually("the frozen run finds that it is overtaken", async || world.count(over).await == 1).await;
+    eventually("the frozen run notices that it was overtaken", async || world.count(over).await == 1).await;
     assert!(frozen.stop().success());
     assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
     // It is full.
@@ -149,7 +149,7 @@ async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_an
         sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6)").execute(&world.pool).await.unwrap();
         let report = run(&world).await;
         assert_eq!((report.dropped, report.built), (dropped, 1), "{lost}");
-        // What was counted a moment ago is remembered, if it is not in MySQL yet.
+        // Recent counts are remembered, if they are not in MySQL yet.
         assert_no_false_no(&world, target(42), (1..=30).chain([1_000, 1_001])).await;
         let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
         let () = redis.del(&recent).await.unwrap();

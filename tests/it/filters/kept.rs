@@ -1,4 +1,4 @@
-//! Built, kept up, read and taken away.
+//! Filters are built, kept up to date, read and removed.
 
 use crate::common::{Dice, World, body, client_of, target};
 use redis::AsyncCommands;
@@ -58,7 +58,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     let client = alone(&world);
-    // With MySQL away an unlike that nobody knows anything of would count.
+    // Without MySQL, an unlike of an unknown user would count.
     assert!(matches!(client.unlike(target(43), UserId(1_000), &[]).await.unwrap(), Clicked::Counted(_)));
     assert!(matches!(client.unlike(target(42), UserId(1_000), &[]).await.unwrap(), Clicked::Same { .. }));
     client.like(target(42), UserId(1_001), &[]).await.unwrap().counted().unwrap();
@@ -66,8 +66,8 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     let () = redis.del(&world.cache.keys.recent("video", world.cache.keys.bucket(target(42)))).await.unwrap();
     assert_no_false_no(&world, target(42), (1..=30).chain([1_001])).await;
     let [_, _, added] = keys(&world, target(42));
-    assert!(!redis.exists::<_, bool>(added).await.unwrap(), "the bits were sent along");
-    // A page: what the filter is sure of is not asked, either. Of who may like it MySQL is asked.
+    assert!(!redis.exists::<_, bool>(added).await.unwrap(), "the bits must be sent");
+    // A page does not ask about users that the filter excludes, either. MySQL is asked about users who may like it.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
     let client = world.client();
@@ -88,7 +88,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     for user in 1_001..=1_250 {
         like_by_keys(&world, target(42), user, true).await;
     }
-    // Of one that was taken back nobody knows anything, and a user that was counted without being asked about is noted, too.
+    // A user whose like was undone is unknown. A user that was counted without a check is noted, too.
     world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
@@ -96,7 +96,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     seed(&world, target(43), 1..=2).await;
     let state_before = state(&world, target(42)).await.unwrap();
     assert_eq!((state_before.inserted, state_before.expected), (281, 60));
-    // It has outgrown its size by that, and is built anew; what was noted stays noted until it is in the bits.
+    // It has outgrown its size and is rebuilt. Noted users stay noted until they are in the bits.
     let report = run(&world).await;
     assert_eq!((report.built, report.folded, report.left), (1, 251, 0));
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 562);
@@ -110,7 +110,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     world.close().await;
 }
 
-/// What tasks that click share.
+/// Shared by the tasks that click.
 struct Load {
     world: World,
     client: Client,
@@ -118,7 +118,7 @@ struct Load {
     over: AtomicBool,
 }
 
-/// Likes and unlikes for these users alone until it is over, and asks the filters all the time.
+/// Likes and unlikes for these users only until the end, and reads the filters all the time.
 async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
     let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
@@ -173,7 +173,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);
     let mut redis = world.redis().await;
     while began.elapsed() < Duration::from_secs(25) || builds < 12 {
-        // Another rate is another shape; then, of the same shape, one that looks stale; then whatever there is to do.
+        // Another rate is another shape. Then a stale filter of the same shape, then the usual work.
         let report = match builds % 3 {
             0 => run_with(&other).await,
             1 => run(world).await,
@@ -213,7 +213,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     let first = state(&world, target(42)).await.unwrap();
     assert_eq!((first.expected, first.inserted), (200, 100));
     let client = world.client();
-    // Stale: half of them like it no longer, and the shape stays.
+    // Stale: half of the users like it no longer, and the shape stays.
     for user in 1_001..=1_100 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -262,7 +262,7 @@ async fn without_filters_no_key_of_one_is_made() {
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
-    // Nor does a producer that passes the keys make any, or one whose daemon has not built any yet.
+    // Producers that pass the keys make no filter, nor if the daemon has not built any yet.
     like_by_keys(&world, target(42), 1_001, true).await;
     assert!(daemon.stop().success());
     let mut redis = world.redis().await;
@@ -312,7 +312,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     let [filter, config, added] = keys(&world, target(42));
     let _: () = redis.hset(&config, "size", 1).await.unwrap();
     let _: () = api_redis.persist(&added).await.unwrap();
-    // It looks lost now, is dropped, and one that is noted is folded.
+    // It looks lost now and is dropped, and a noted user is folded.
     assert_eq!(run_with(daemon).await.dropped, 1);
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);

@@ -1,6 +1,6 @@
 //! Bloom filters: a "no" is certain, whatever is built, killed, lost and clicked meanwhile.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod by_daemon;
 mod dropped;
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::common;
 use common::{World, client_of};
 
-/// Filters from twenty likes on, looked after when the test says so.
+/// Filters from twenty likes on. The test runs the job.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
 
 type Redis = redis::aio::MultiplexedConnection;
@@ -83,7 +83,7 @@ fn keys(world: &World, target: Target) -> [String; 3] {
     world.cache.keys.filter("video", target)
 }
 
-/// Whether the target's filter, or what is noted beside it, says that the user does not like it. Whatever is remembered of clicks is left out.
+/// Whether the target's filter, or the notes beside it, say that the user does not like it. Ignores remembered clicks.
 async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
     let [filter, config, added] = keys(world, target);
     loop {
@@ -96,20 +96,20 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }
-        // Otherwise another one has taken its place meanwhile.
+        // Otherwise another filter has replaced it meanwhile.
         if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
             return answer == 0;
         }
     }
 }
 
-/// There must be a filter that answers, or nothing would be shown by it.
+/// There must be a filter that answers, or the test would prove nothing.
 async fn assert_no_false_no(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     assert!(refused(world, target).await > 900, "no filter answers");
     assert_nobody_refused(world, target, users).await;
 }
 
-/// The same, where there may be no filter.
+/// The same, but there may be no filter.
 async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     let mut redis = world.redis().await;
     for user in users {
@@ -117,7 +117,7 @@ async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIt
     }
 }
 
-/// How many of a thousand users who never liked the target are told so.
+/// How many of a thousand users who never liked the target get a "no".
 async fn refused(world: &World, target: Target) -> usize {
     let mut redis = world.redis().await;
     let mut refused = 0;
@@ -127,14 +127,15 @@ async fn refused(world: &World, target: Target) -> usize {
     refused
 }
 
-/// A client whose MySQL is away.
+/// A client that can't reach MySQL.
 fn alone(world: &World) -> Client {
     let mut config = world.api.clone();
     config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
     client_of(&config)
 }
 
-/// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes what the user likes.
+/// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes
+/// something.
 async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
     let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
     let script = Script::new(include_str!("../../../lua/like.lua"));

@@ -1,4 +1,4 @@
-//! When a Bloom filter is trusted: what else could make it say a wrong "no".
+//! Cases in which a Bloom filter must not be trusted, because it could say a wrong "no".
 
 use redis::AsyncCommands;
 use tallyd_client::Clicked;
@@ -15,7 +15,7 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let client = world.client();
-    // In MySQL the user likes it no longer; and that is taken back, because the confirm was lost.
+    // In MySQL the user no longer likes it. This is undone, because the confirm was lost.
     let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(run(&world).await.built, 1);
@@ -37,7 +37,7 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
-    // As producers do that don't pass its keys, or an import.
+    // Like producers that don't pass its keys, or an import.
     seed(&world, target(42), 1_001..=1_030).await;
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
@@ -53,28 +53,28 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     run(&world).await;
     let never = UserId(2_000);
     let client = alone(&world);
-    // It learns the filter's shape, and asks MySQL, which is away.
+    // It learns the filter's shape, and asks MySQL, which is unreachable.
     client.liked(never, &[target(42)]).await.unwrap_err();
     assert_eq!(client.liked(never, &[target(42)]).await.unwrap(), [false]);
     let mut redis = world.redis().await;
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // As the next run says after a failover, before it has come to this target; and as after an hour without a run.
+    // As the next run sets it after a failover, before it reaches this target; and as after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
         assert_eq!(refused(&world, target(42)).await, 0);
-        // The client asks MySQL: a page fails, and a click counts without being asked about.
+        // The client asks MySQL, so a page fails, and a click counts without a check.
         let asks = || async { client.liked(never, &[target(42)]).await.is_err() };
-        eventually("the filter is not believed", asks).await;
+        eventually("the filter is not trusted", asks).await;
         let unlike = client.unlike(target(42), never, &[]).await.unwrap();
-        assert!(unlike.counted().is_some(), "a filter that is believed knows that nothing changes");
+        assert!(unlike.counted().is_some(), "a trusted filter knows that nothing changes");
         let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
         let () = redis.del(&recent).await.unwrap();
         let () = redis.del(&epoch).await.unwrap();
     }
     let report = run(&world).await;
-    assert_eq!((report.dropped, report.built), (0, 0), "the epoch is told again");
+    assert_eq!((report.dropped, report.built), (0, 0), "the epoch is written again");
     assert_eq!(refused(&world, target(42)).await, 1_000);
     world.close().await;
 }
@@ -86,14 +86,14 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
     let execute = async |sql: &'static str| sqlx::query(sql).execute(&world.pool).await.unwrap();
-    // It was killed, after two hours; it was alive a moment ago.
+    // It was killed after two hours, and was alive a moment ago.
     execute(
         "UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, outcome = NULL, report = NULL, \
          heartbeat_at = NOW(6)",
     )
     .await;
     let report = run(&world).await;
-    assert_eq!((report.dropped, report.built, report.looked_at), (0, 0, 1), "all is looked at again, and trusted");
+    assert_eq!((report.dropped, report.built, report.looked_at), (0, 0, 1), "all is checked again, and trusted");
     // Nothing ran for two hours.
     execute("UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, heartbeat_at = NULL")
         .await;
@@ -108,7 +108,7 @@ async fn a_mark_from_the_future_has_all_targets_looked_at() {
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
-    // As Redis' clock leaves it that was ahead by a day.
+    // As Redis leaves it if its clock was ahead by a day.
     let ahead = "UPDATE job_run SET checkpoint = JSON_SET(checkpoint, '$.until', \
                  CAST(JSON_VALUE(checkpoint, '$.until') AS SIGNED) + 86400000000) WHERE job = 'filters'";
     assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
@@ -154,7 +154,7 @@ async fn likes_that_are_counted_blindly_are_noted() {
         let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
         client.publish(&counted).await.unwrap();
     }
-    // One whose target has no filter is not noted for ever.
+    // A user of a target without a filter is not noted forever.
     client.count(target(43), UserId(1), true, &[]).await.unwrap();
     let left: i64 =
         redis::cmd("TTL").arg(&keys(&world, target(43))[2]).query_async(&mut world.redis().await).await.unwrap();

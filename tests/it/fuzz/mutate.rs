@@ -2,10 +2,10 @@
 
 use crate::common::Dice;
 
-/// What an input grows to at most.
+/// The maximum length of an input.
 const BYTES_MAX: usize = 20_000;
 
-/// What breaks parsers: the edges of integers, pieces of JSON, TOML and Redis' protocol, text that is none.
+/// Pieces that break parsers: the edges of integers, pieces of JSON, TOML and Redis' protocol, invalid text.
 const TOKENS: [&[u8]; 48] = [
     b"0",
     b"-1",
@@ -89,21 +89,21 @@ impl<'a> Mutations<'a> {
                 self.now.drain(at..until);
             }
             3 => self.token(at),
-            // In the place of a number or word.
+            // Replaces a number or word.
             4 => {
                 let is_word = |byte: &u8| byte.is_ascii_alphanumeric();
                 let until = at + self.now[at..].iter().take_while(|byte| is_word(byte)).count();
                 self.now.drain(at..until);
                 self.token(at);
             }
-            // A piece of it once more, up to many times.
+            // Repeats a piece of it, up to many times.
             5 => {
                 let until = (at + 1 + self.below(24)).min(self.now.len());
                 let piece = self.now[at..until].to_vec();
                 let times = [1, 2, 200][self.below(3)];
                 self.put(at, &piece.repeat(times));
             }
-            // A piece of another one.
+            // Inserts a piece of another input.
             6 => {
                 let corpus = self.corpus;
                 let other = &corpus[self.below(corpus.len())];

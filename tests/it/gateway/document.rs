@@ -1,4 +1,4 @@
-//! docs/gateway.md: its samples, and its table of metrics.
+//! The samples and the table of metrics in docs/gateway.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::common::{World, eventually, root};
 use super::{PLAIN, get};
 
-/// The blocks of a language.
+/// The blocks in a language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let opening = format!("```{language}\n");
     text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Without what depends on who counts likes.
+/// Without the fields that depend on who counts likes.
 fn plain(mut told: Value) -> Value {
     for list in ["events", "likes"] {
         for entry in told[list].as_array_mut().into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What becomes of events that are posted.
+//! The results of posted events.
 
 use futures_util::StreamExt;
 use serde_json::json;
@@ -56,7 +56,7 @@ async fn each_event_of_a_list_has_its_verdict_in_its_place() {
     let message = "type is missing, allowed are \"like\", \"unlike\", \"count\", \"set\" and \"reset\"";
     assert_eq!(told[1], json!({ "verdict": "refused", "reason": "no-type", "message": message }));
     let waiting = publisher.depth(&world.broker.queue(0)).await.unwrap().messages;
-    assert_eq!(waiting, 2, "those that were not refused are published");
+    assert_eq!(waiting, 2, "accepted events are published");
     assert!(gateway.process.stop().success());
     world.close().await;
 }
@@ -74,8 +74,8 @@ async fn an_api_counted_like_gives_its_number_and_counts_once() {
     let again = gateway.post(&like("like", 42, 7)).await;
     let told_again = &again.json()["events"][0];
     assert_eq!((&told_again["changed"], &told_again["count"]), (&json!(false), &json!(1)), "{told_again}");
-    assert_eq!(told["at"], told_again["at"], "it is the user's last event once more");
-    // Of one user in their order.
+    assert_eq!(told["at"], told_again["at"], "the user's last event again");
+    // Two events of one user, in their order.
     let both = gateway.post(&format!("[{},{}]", like("unlike", 42, 7), like("like", 42, 8))).await;
     assert_eq!(both.verdicts(), ["confirmed", "confirmed"]);
     let list: Vec<String> = (0..20).map(|n| like(if n % 2 == 0 { "like" } else { "unlike" }, 9, 7)).collect();

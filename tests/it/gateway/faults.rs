@@ -1,4 +1,4 @@
-//! Servers that die, and the stop.
+//! The gateway during server failures and its own stop.
 
 use std::time::Duration;
 
@@ -31,16 +31,16 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert!(lost.head.contains("retry-after: 1"));
     assert!(lost.json()["events"][0]["at"].as_i64().unwrap() > 1_700_000_000_000_000, "{lost:?}");
 
-    // It is gone altogether.
+    // The server stops.
     proxy.fail();
     let gone = gateway.post(&count(1, "a")).await;
     assert_eq!((gone.status, gone.verdicts()), (503, vec!["unconfirmed".to_owned()]));
     let ready = gateway.get("/readyz").await;
     assert_eq!(ready.status, 503);
     assert!(ready.body.contains("RabbitMQ is unavailable"), "{}", ready.body);
-    assert!(!ready.body.contains("127.0.0.1"), "no address is told: {}", ready.body);
+    assert!(!ready.body.contains("127.0.0.1"), "an address was exposed: {}", ready.body);
 
-    // A connection that broke between two requests costs no verdict.
+    // If a connection broke between two requests, no request fails.
     let broker = url::Url::parse(world.config.amqp.url.expose()).unwrap();
     proxy.lead(format!("{}:{}", broker.host_str().unwrap(), broker.port().unwrap()));
     eventually("the broker is reached again", || async { gateway.post(&list).await.status == 400 }).await;
@@ -71,12 +71,12 @@ async fn a_refused_login_is_told_at_once_and_shows_no_password() {
         for text in [&ready.body, &posted.body, &log] {
             assert!(!text.contains(SECRET), "the password is shown: {text}");
         }
-        assert!(!posted.body.contains(words), "callers do not get the cause: {posted:?}");
+        assert!(!posted.body.contains(words), "clients must not see the cause: {posted:?}");
         let token = [(variable.as_str(), SECRET), ("TALLYD__GATEWAY__TOKEN", "0123456789-of-a-test")];
         let guarded = world.gateway_with(&token).await;
         let ready = guarded.get("/readyz").await;
         assert!(ready.body.contains(&format!("{unavailable}it refuses the account")), "{ready:?}");
-        assert!(!ready.body.contains(words), "the token was not shown: {ready:?}");
+        assert!(!ready.body.contains(words), "without the token nothing must be shown: {ready:?}");
         assert!(gateway.process.stop().success() && guarded.process.stop().success());
     }
     world.close().await;
@@ -117,7 +117,7 @@ async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
     let ready = gateway.get("/readyz").await;
     assert_eq!((ready.status, ready.json()["state"].as_str()), (503, Some("draining")), "{ready:?}");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(TcpStream::connect(&gateway.address).await.is_err(), "it takes no more");
+    assert!(TcpStream::connect(&gateway.address).await.is_err(), "it must accept no more connections");
     proxy.release();
     assert_eq!(read(&mut flying).await.status, 202);
     assert!(gateway.process.wait().success());
@@ -136,7 +136,7 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     proxy.fail();
     for user in [7, 7, 7] {
         let list = format!("[{},{}]", count(1, "e"), like("like", 1, user));
-        assert_eq!(gateway.post(&list).await.verdicts(), ["confirmed", "confirmed"], "and nobody is limited");
+        assert_eq!(gateway.post(&list).await.verdicts(), ["confirmed", "confirmed"], "no client is limited");
     }
     let likes = gateway.get("/v1/likes?user=7&kind=video&ids=1").await;
     assert_eq!((likes.status, &likes.json()["likes"][0]["source"]), (200, &"mysql".into()), "{likes:?}");

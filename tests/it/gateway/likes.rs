@@ -1,4 +1,4 @@
-//! Likes that the daemon counts: seen as soon as they are confirmed, and the same whatever is sent again.
+//! Likes that the daemon counts: they are visible as soon as they are confirmed, and a repeated one changes nothing.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn liked(id: &str, liked: bool, source: &str) -> Value {
     json!({ "id": id, "liked": liked, "source": source })
 }
 
-/// With an instant of its own.
+/// With a given `at`.
 fn at(event: &str, at: i64) -> String {
     event.replacen('{', &format!("{{\"at\":{at},"), 1)
 }
@@ -33,7 +33,7 @@ async fn a_confirmed_like_is_seen_before_the_daemon_has_it() {
     assert_eq!(told.as_object().unwrap().len(), 2, "nothing is counted here: {told}");
     let expected = json!([liked("42", true, "gateway"), liked("43", false, "gateway"), liked("44", false, "mysql")]);
     assert_eq!(likes(&gateway, 7, "42,43,44").await, expected);
-    // An older click that comes again changes nothing.
+    // An older click that is repeated changes nothing.
     let clicked = told["at"].as_i64().unwrap();
     assert_eq!(gateway.post(&at(&like("unlike", 42, 7), clicked - 1)).await.status, 202);
     assert_eq!(gateway.post(&at(&like("like", 42, 7), clicked)).await.status, 202);
@@ -64,7 +64,7 @@ async fn a_retried_like_does_not_win_against_the_unlike_after_it() {
     let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
     let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
     assert_eq!(gateway.post(&like("like", 41, 7)).await.status, 202);
-    // The broker has it, and nobody learns of that.
+    // The broker has it, but its confirm is lost.
     proxy.mute();
     let lost = gateway.post(&like("like", 42, 7)).await;
     assert_eq!((lost.status, lost.verdicts()), (503, vec!["unconfirmed".to_owned()]));

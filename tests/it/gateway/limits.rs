@@ -1,4 +1,4 @@
-//! Who may ask, and what a request may be.
+//! Access to the gateway, and the limits of a request.
 
 use std::time::Instant;
 
@@ -128,7 +128,7 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
         assert_eq!(gateway.post(&count(1, &format!("fast{number}"))).await.status, 202);
     }
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
-    // A body that takes too long is refused, and a head that takes too long ends its connection.
+    // A body that is too slow is rejected, and a head that is too slow ends its connection.
     let answer = read(&mut slow[2]).await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
     assert!(gateway.process.stop().success());
@@ -145,7 +145,7 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
     proxy.hold_from(b"slow");
     let mut slow = TcpStream::connect(&gateway.address).await.unwrap();
     slow.write_all(gateway.posted(&count(1, "slow")).as_bytes()).await.unwrap();
-    // No request of ours can take its place before.
+    // No other request of this test can take its place before.
     eventually("its event is in flight", || async { proxy.holds() }).await;
     let refused = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!((refused.status, refused.code().as_str()), (503, "busy"), "{refused:?}");

@@ -1,6 +1,6 @@
-//! `tallyd gateway`: events over HTTP, and what is read there.
+//! `tallyd gateway`: events over HTTP, and reads.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod document;
 mod events;

@@ -1,4 +1,4 @@
-//! What nobody should ever send.
+//! Invalid messages and requests of all kinds.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::common::Daemon;
 use crate::common::Dice;
 use crate::fuzz::mutate::Mutations;
 
-/// The decoder's corpus, so many mutations of it, and what is too large or too deep; each with properties of some kind.
+/// The decoder's corpus, mutations of it, and messages that are too large or too deep. Each has properties of some
+/// kind.
 pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut files: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/event"))
         .unwrap()
@@ -24,7 +25,7 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut bodies = corpus.clone();
     let mut more = Mutations::of(&corpus, Dice::new(7));
     bodies.extend((0..mutations).map(|_| more.next().to_vec()));
-    // Fences of runs that are none are ignored, but not those that the daemon itself may know.
+    // Fences of unknown runs are ignored. Fences that the daemon may know are left out.
     bodies.retain(|body| !body.windows(7).any(|part| part == b"\"fence\""));
     let padded = |length: usize| {
         let (head, tail) = (r#"{"type":"like","kind":"video","target_id":1,"user_id":9,"at":1,"x":""#, "\"}");
@@ -57,7 +58,7 @@ fn properties() -> Vec<BasicProperties> {
         BasicProperties::default().with_reply_to("nobody".into()).with_cluster_id("x".into()),
         header("x-delivery-count", AMQPValue::LongString("many".into())),
         header("x-death", AMQPValue::FieldTable(FieldTable::default())),
-        // RabbitMQ itself refuses those that are no number.
+        // RabbitMQ itself rejects values that are no numbers.
         header("", AMQPValue::Double(-1e308)),
         header("bytes", AMQPValue::ByteArray(vec![0xff; 300].into())),
         header("large", AMQPValue::LongString(vec![b'x'; 50_000].into())),
@@ -65,7 +66,7 @@ fn properties() -> Vec<BasicProperties> {
     ]
 }
 
-/// Sends the admin port what is no request, and some that are odd.
+/// Sends the admin port invalid and odd requests.
 pub async fn ask(daemon: &Daemon, times: usize) {
     let log = daemon.log();
     let (_, after) = log.split_once("the admin port is ").expect("the admin port");
@@ -82,7 +83,7 @@ pub async fn ask(daemon: &Daemon, times: usize) {
     let mut mutations = Mutations::of(&requests, Dice::new(3));
     for _ in 0..times {
         let mut stream = TcpStream::connect(&address).await.unwrap();
-        // It may hang up in the middle.
+        // It can disconnect in the middle.
         let _ = stream.write_all(mutations.next()).await;
         let _ = stream.shutdown().await;
         let mut answer = Vec::new();

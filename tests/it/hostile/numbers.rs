@@ -1,4 +1,4 @@
-//! Counts and sets at their edges, and SQL and Lua where a name or an id belongs.
+//! Counts and sets at their limits, and SQL and Lua in place of a name or an id.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::fuzz::mutate::Mutations;
 const SETTINGS: &str = "[kinds]\nvideo = 1\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                         [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
 
-/// What ends a statement, a script, a key or a line where it is not told from one.
+/// Text that ends a statement, a script, a key or a line if it is not escaped.
 const CODE: [&str; 10] = [
     "'; DROP TABLE counter; -- ",
     "1 OR 1=1",
@@ -33,7 +33,7 @@ const CODE: [&str; 10] = [
 /// By kind, target and metric.
 type Numbers = BTreeMap<(u8, u64, u8), i64>;
 
-/// Every field with code in it, and every number at its edges.
+/// Every field with code in it, and every number at its limits.
 fn odd(now: i64) -> Vec<Vec<u8>> {
     let count = |number: i64| {
         json!({"type": "count", "kind": "video", "target_id": number % 5 + 1, "metric": "view", "delta": 1,
@@ -54,7 +54,7 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
         for field in ["type", "kind", "target_id", "user_id", "metric", "delta", "value", "event_id", "at", "count"] {
             with(field, json!(code));
         }
-        // Names of fields are nobody's business.
+        // Names of unknown fields are ignored.
         with(code, json!(code));
     }
     let (delta, value) = (DELTA_MAX as i64, VALUE_MAX as i64);
@@ -70,7 +70,7 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
     all.iter().map(|event| event.to_string().into_bytes()).collect()
 }
 
-/// What the numbers come to: each count once, and after the newest set.
+/// The expected numbers: each count once, and only after the newest set.
 fn model(counts: &[CountEvent], sets: &[SetEvent]) -> Numbers {
     let mut seen = HashSet::new();
     let once: Vec<&CountEvent> =
@@ -114,14 +114,14 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
         messages.extend([(body, BasicProperties::default()), (like, BasicProperties::default())]);
     }
     let (counts, sets) = (expected.counts.len(), expected.sets.len());
-    assert!(counts > 100 && sets > 100, "{counts} counts and {sets} sets are taken");
+    assert!(counts > 100 && sets > 100, "only {counts} counts and {sets} sets are accepted");
     publish(&world, 0, messages).await;
     world.drained(&publisher).await;
     assert_lives(&mut daemon);
     world.assert_equals(&expected.model).await;
     assert_eq!(numbers(&world).await, model(&expected.counts, &expected.sets));
     expected.assert_letters(&world).await;
-    // And what is in Redis of it can be compared and repaired.
+    // The part that is in Redis can be compared and repaired.
     let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done", "{report}");
     assert!(daemon.stop().success());

@@ -1,5 +1,5 @@
-//! A publisher that speaks AMQP by itself: what it sends is nested deeper than the broker library can send, which calls itself.
-//! The frames are those of the AMQP 0-9-1 specification, section 4.2.
+//! A publisher with its own AMQP code. It sends deeper nesting than the broker library can, because that library is
+//! recursive. The frames follow the AMQP 0-9-1 specification, section 4.2.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,21 +11,21 @@ const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const FRAME_END: u8 = 0xce;
 
-/// What a frame may hold without being asked for less.
+/// The largest frame before a smaller one is negotiated.
 const FRAME_BYTES_MAX: u32 = 131_072;
 
-/// So many levels of lists fit into one frame, at five bytes each.
+/// This many levels of lists fit into one frame, at five bytes each.
 pub const LISTS_MAX: usize = 26_000;
 
-/// And of tables, at six, whose fields have names without letters.
+/// This many levels of tables fit, at six bytes each. Their fields have empty names.
 pub const TABLES_MAX: usize = 21_700;
 
-/// Lists within lists: of each the type and the length, the innermost is empty.
+/// Lists within lists: each has its type and length, the innermost is empty.
 pub fn lists(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
 }
 
-/// The same of tables, each with one field.
+/// The same with tables, each with one field.
 pub fn tables(levels: usize) -> Vec<u8> {
     let table = |within: usize| {
         let length = long(6 * u32::try_from(within).unwrap());
@@ -35,14 +35,15 @@ pub fn tables(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(table).collect()
 }
 
-/// A text with which the headers take all of the largest frame's payload. With its own head and end it is larger than a client may be sent.
+/// A text that makes the headers fill the payload of the largest frame. With head and end, the frame is larger than a
+/// client accepts.
 pub fn too_large() -> Vec<u8> {
     let others = [2, 2, 8, 2, 4, "nested".len() + 1, 1, 4];
     let bytes = FRAME_BYTES_MAX as usize - others.iter().sum::<usize>();
     [b"S", &long_text(&vec![b'x'; bytes])[..]].concat()
 }
 
-/// Publishes `body` to `queue`, with a header that has that value, and waits until the broker has it.
+/// Publishes `body` to `queue` with a header of that value, and waits until the broker has it.
 pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     let url = Url::parse(url).unwrap();
     let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
@@ -50,7 +51,7 @@ pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     stream.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
     expect(&mut stream, (10, 10));
     let login = [b"\x00", url.username().as_bytes(), b"\x00", password.as_bytes()].concat();
-    // No properties of the client, the mechanism, what it needs, the language.
+    // No properties of the client, the mechanism, its credentials, the language.
     method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text("PLAIN"), &long_text(&login), &short_text("en_US")]);
     expect(&mut stream, (10, 30));
     let (channels, no_heartbeat) = ([0, 1], [0, 0]);
@@ -92,7 +93,7 @@ fn method(stream: &mut TcpStream, channel: u16, (class, method): (u16, u16), arg
     frame(stream, METHOD, channel, &[&class.to_be_bytes()[..], &method.to_be_bytes(), &arguments.concat()].concat());
 }
 
-/// Reads one method, and fails where it is another.
+/// Reads one method, and fails if it is another one.
 fn expect(stream: &mut TcpStream, (class, method): (u16, u16)) {
     let mut head = [0; 7];
     stream.read_exact(&mut head).unwrap();

@@ -1,4 +1,4 @@
-//! Users go on liking while the table is brought over.
+//! Users continue to like while the table is imported.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tallyd_core::model::Target;
 use super::{Schema, assert_brought_over, here, old_likes, on_site, paused_at, publish, report, resumed, run, world};
 use crate::common::{Dice, World, stderr, stdout};
 
-/// What the site's own worker does when a user unlikes.
+/// The site's own worker when a user unlikes.
 async fn old_unlike(world: &World, schema: Schema, post: u64, user: u64) {
     let change = match schema {
         Schema::SoftDelete => "UPDATE old_like SET deleted = 1, changed_at = NOW()",
@@ -24,7 +24,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
         let publisher = world.publisher().await;
         let daemon = world.daemon();
         old_likes(&world, (1..=100).map(|user| (user % 3 + 1, user))).await;
-        // The rows are read, and not written yet.
+        // The rows are read and not written yet.
         let import = paused_at(&world, &[], "import:read").await;
         let mut events = Vec::new();
         for user in 1..=10 {
@@ -32,7 +32,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
             old_unlike(&world, schema, post, user).await;
             events.push((post, user, false));
         }
-        // These come back.
+        // These users like again.
         for user in 1..=3 {
             events.push((user % 3 + 1, user, true));
         }
@@ -49,7 +49,8 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
     }
 }
 
-/// Users like and unlike on the site, by its own worker and by events, until the import and what follows it is done.
+/// Users like and unlike on the site, by its own worker and by events, until the import and the steps after it are
+/// done.
 async fn click(world: &World, schema: Schema, seconds: u64) {
     let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::new(5));
     let until = Instant::now() + Duration::from_secs(seconds);
@@ -90,10 +91,10 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
         report(&world, 0, &["--deletions", "--look-again", "2s"]);
         world.drained(&publisher).await;
         assert_brought_over(&world).await;
-        // Redis lacks what was imported: a reconcile takes that for a loss which a person must look at.
+        // Redis lacks the imported numbers. A reconcile takes that for a loss that a person must check.
         let limited = world.tallyd(&["reconcile", "--full"]);
         assert_eq!(limited.status.code(), Some(1), "{}", stdout(&limited));
-        // As docs/moving-reference.md says.
+        // As in docs/moving-reference.md.
         let loaded = world.tallyd(&["reconcile", "--reload"]);
         assert!(loaded.status.success(), "{}", stderr(&loaded));
         world.outbox_added().await;

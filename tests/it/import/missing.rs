@@ -1,4 +1,4 @@
-//! Rows that the site has deleted since, and nobody published: taken out, and nothing else.
+//! Rows that the site deleted without an event are removed, and no others.
 
 use super::{
     Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,
@@ -16,7 +16,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         old_likes(&world, (1..=200).map(|user| (user % 7 + 1, user))).await;
         report(&world, 0, &[]);
         run(&world, "DELETE FROM old_like WHERE user_id <= 30").await;
-        // Of rows that the import did not write, and of one that has changed since.
+        // Events for rows that the import did not write, and for one that has changed since.
         publish(&world, &publisher, [(3, 900, true), (1_000, 900, true), (2, 1, true)]).await;
         world.drained(&publisher).await;
         let before = here(&world).await;
@@ -29,7 +29,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         expected.extend([(3, 900), (1_000, 900), (2, 1)]);
         assert_eq!(here(&world).await, expected);
         counters_equal_rows(&world).await;
-        // What is out stays out, also where the import runs again.
+        // Removed rows stay removed, also if the import runs again.
         report(&world, 0, &[]);
         assert_eq!(here(&world).await, expected);
         assert!(daemon.stop().success());

@@ -1,6 +1,6 @@
-//! A site's own table, brought over while its users like and its own worker writes.
+//! A site's own table is imported while its users like and its own worker writes.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod killed;
 mod live;
@@ -22,14 +22,14 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{World, body, eventually, stderr, target};
 
-/// A site's table, as one of the three kinds that there are.
+/// A site's table, one of the three kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Schema {
     /// Rows stay, with `deleted` and the time of the last change.
     SoftDelete,
-    /// Rows go, and have the time at which they came.
+    /// Rows are deleted, and have the time of their insert.
     HardDelete,
-    /// Rows go, and have no time.
+    /// Rows are deleted, and have no time.
     Timeless,
 }
 
@@ -52,7 +52,7 @@ impl Schema {
         )
     }
 
-    /// The configuration with an import of the table; `more` is what else its block has.
+    /// The configuration with an import of the table. `more` is added to its block.
     fn settings(self, more: &str) -> String {
         let keeps_deleted = if self == Self::SoftDelete { "keeps_deleted = true\n" } else { "" };
         block(&self.query(), &format!("{keeps_deleted}{more}"))
@@ -69,7 +69,7 @@ const TABLE: &str = "CREATE TABLE old_like (user_id BIGINT UNSIGNED NOT NULL, po
                      deleted BOOLEAN NOT NULL DEFAULT 0, changed_at DATETIME NOT NULL DEFAULT '2024-05-06 07:08:09', \
                      PRIMARY KEY (post_id, user_id))";
 
-/// A world with an empty table of the site's.
+/// A world with an empty table of the site.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;
@@ -81,7 +81,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// What the site's own worker does when users like.
+/// The site's own worker when users like.
 async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
     let rows: Vec<String> = pairs.into_iter().map(|(post, user)| format!("({post},{user})")).collect();
     for rows in rows.chunks(5_000) {
@@ -99,17 +99,17 @@ async fn pairs(world: &World, sql: &'static str) -> BTreeSet<(u64, u64)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// Who likes what, by the site.
+/// The likes on the site.
 async fn on_site(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT post_id, user_id FROM old_like WHERE deleted = 0").await
 }
 
-/// Who likes what, here.
+/// The likes in tallyd's tables.
 async fn here(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT target_id, user_id FROM like_record WHERE kind = 1 AND is_del = 0").await
 }
 
-/// Fails unless each counter of likes is what the rows say.
+/// Fails unless each counter of likes equals its rows.
 async fn counters_equal_rows(world: &World) {
     let off = "SELECT COUNT(*) FROM (SELECT target_id, CAST(SUM(value) AS SIGNED) AS counted FROM counter WHERE metric = 1 GROUP BY target_id) AS c \
                LEFT JOIN (SELECT target_id, COUNT(*) AS likes FROM like_record WHERE is_del = 0 GROUP BY target_id) AS l USING (target_id) \
@@ -119,20 +119,20 @@ async fn counters_equal_rows(world: &World) {
     assert_eq!(world.count(sums).await, 0, "likes without a counter");
 }
 
-/// Both sides are the same, and so are the counters.
+/// Both sides must have the same likes, and the counters must match.
 async fn assert_brought_over(world: &World) {
     assert_eq!(here(world).await, on_site(world).await);
     counters_equal_rows(world).await;
 }
 
-/// The report of an import that ends with this code.
+/// The report of an import with this exit code.
 fn report(world: &World, code: i32, arguments: &[&str]) -> serde_json::Value {
     let output = world.tallyd(&[&["import"], arguments, &["--format", "json"]].concat());
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Publishes what users do now.
+/// Publishes the users' current clicks.
 async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator<Item = (u64, u64, bool)>) {
     let event = |(post, user, liked): (u64, u64, bool)| {
         let at = Micros::from(SystemTime::now());
@@ -154,7 +154,7 @@ async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     child
 }
 
-/// Lets it go on to its end, and reads its report.
+/// Resumes it to its end, and reads its report.
 fn resumed(child: Child) -> serde_json::Value {
     assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

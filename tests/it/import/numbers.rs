@@ -1,4 +1,4 @@
-//! Opening balances: numbers that no rows stand behind.
+//! Opening balances: numbers without rows.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -15,7 +15,7 @@ fn settings(what: &str) -> String {
     )
 }
 
-/// What `counter` says, where it is not zero.
+/// The numbers in `counter` that are not zero.
 async fn views(world: &World) -> Vec<(u64, i64)> {
     sqlx::query_as(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) AS views FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id \
@@ -43,7 +43,7 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     report(&world, 0, &["views"]);
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);
     assert_eq!(report(&world, 0, &["--verify"])["differing"], 0);
-    // They are MySQL's truth like all others.
+    // They are part of MySQL's truth like all other numbers.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let reconciled = world.reconcile("--full").await;
@@ -79,7 +79,7 @@ async fn numbers_of_keys_in_redis_are_found_by_their_pattern() {
     world.set(&settings(&format!("keys = \"{keys}\"")));
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let mut redis = world.redis().await;
-    // As docs/moving-reference.md says.
+    // As in docs/moving-reference.md.
     let allow = ["SETUSER", account.split('\'').nth(1).unwrap(), "+scan"];
     let () = redis::cmd("ACL").arg(&allow).query_async(&mut redis).await.unwrap();
     let set = |id: &str, value: &str| redis::cmd("SET").arg(keys.replace("{id}", id)).arg(value).to_owned();

@@ -1,4 +1,4 @@
-//! Each kind of table, brought over whole.
+//! Each kind of table is imported completely.
 
 use super::{Schema, TABLE, assert_brought_over, block, here, old_likes, report, run, world};
 use crate::common::stderr;

@@ -1,4 +1,4 @@
-//! Each difference that there can be is found and named.
+//! Each possible difference is found and reported.
 
 use super::{Schema, block, old_likes, report, run, world};
 use crate::common::{stderr, stdout};
@@ -14,7 +14,8 @@ async fn each_injected_difference_is_found_and_named() {
     let equal = report(&world, 0, &["--verify"]);
     assert_eq!((&equal["rows"], &equal["differing"]), (&equal["here"], &0.into()), "{equal}");
     assert_eq!((&equal["rows"], &equal["read"]), (&534.into(), &0.into()), "{equal}");
-    // Targets 2 and 3: a row that is gone, and one that says another thing. 4: one too many. 50: a target that the site lacks.
+    // Targets 2 and 3: a missing row, and a row with another value. 4: one row too many. 50: a target that the site
+    // lacks.
     run(&world, "DELETE FROM like_record WHERE target_id = 2 AND user_id = 1").await;
     run(&world, "UPDATE like_record SET is_del = 1 - is_del WHERE target_id = 3 AND user_id IN (2, 22, 522)").await;
     run(
@@ -34,7 +35,7 @@ async fn each_injected_difference_is_found_and_named() {
     ] {
         assert!(said.contains(line), "{line} is not in: {said}");
     }
-    // Of many only the first ones are named.
+    // Only the first of many are reported.
     run(&world, "DELETE FROM like_record").await;
     let nothing = report(&world, 2, &["--verify"]);
     assert_eq!(nothing["differing"], 20);
@@ -47,7 +48,7 @@ async fn each_injected_difference_is_found_and_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     let world = world("import_verify_swap", &Schema::Timeless.settings("")).await;
-    // CRC32 is linear: their XOR is the same, and of some of these swaps even their sum.
+    // CRC32 is linear: the XOR of these swaps is the same, and for some of them even the sum.
     let swaps: Vec<(u64, u64)> = (0..3_000).map(|n| (2 * n + 1, 10 * n + 1_000_000)).collect();
     old_likes(&world, swaps.iter().flat_map(|(target, user)| [(*target, *user), (target + 1, user + 1)])).await;
     run(
@@ -147,12 +148,12 @@ async fn what_can_not_be_compared_ends_in_a_sentence() {
         (
             of("CONCAT('0', post_id) AS target, user_id AS user"),
             "",
-            "the row of target 01 and user 1: ids are whole numbers",
+            "the row of target 01 and user 1: ids must be whole numbers",
         ),
         (
             of("CONCAT(post_id, 'a') AS target, user_id AS user"),
             "",
-            "the row of target 1a and user 1: ids are whole numbers",
+            "the row of target 1a and user 1: ids must be whole numbers",
         ),
         (of("'abc' AS target, user_id AS user"), "", "the row of target abc and user 1"),
         (of("NULLIF(post_id, 2) AS target, user_id AS user"), "", "the row of target NULL and user 1"),

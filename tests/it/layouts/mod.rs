@@ -1,6 +1,6 @@
-//! Counters in each layout, and on their way from one to another.
+//! Counters in each layout, and during a migration between layouts.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod moved;
 mod old_keys;
@@ -20,18 +20,18 @@ use tokio_util::sync::CancellationToken;
 /// Targets that are clicked on.
 const TARGETS: u64 = 60;
 
-/// A world with a daemon, whose counters Redis has.
+/// A world with a daemon whose counters are in Redis.
 async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    // The daemon may be at it itself.
+    // The daemon itself may be running one.
     eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     let publisher = world.publisher().await;
     (world, daemon, publisher)
 }
 
-/// Likes by ever new users of this crowd, and unlikes of those that `unlikes` percent of all clicks are, until the stop. Gives what counted.
+/// Likes by new users of this crowd, and `unlikes` percent unlikes, until the stop. Returns the counted clicks.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
     let client = Arc::new(world.client());
     let stop = stop.clone();
@@ -52,7 +52,7 @@ fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> 
     })
 }
 
-/// Fails unless MySQL has the model, and a reader finds each of its numbers in Redis.
+/// Fails unless MySQL equals the model, and a reader finds each of its numbers in Redis.
 async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
     world.drained(publisher).await;
     world.assert_equals(model).await;

@@ -219,7 +219,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
         .spawn()
         .unwrap();
     let running = "SELECT COUNT(*) FROM job_run WHERE mode = 'layout' AND layout IS NOT NULL";
-    eventually("it is at work", || async { world.count(running).await == 1 }).await;
+    eventually("it is running", || async { world.count(running).await == 1 }).await;
     lose(&world).await;
     let ended = tokio::task::spawn_blocking(|| migrating.wait_with_output().unwrap()).await.unwrap();
     assert_eq!(ended.status.code(), Some(75), "{}", stderr(&ended));

@@ -1,4 +1,5 @@
-//! `like:count:{id}` of an older site, taken over by the daemon: values that are there already, and old servers that go on counting.
+//! The daemon takes over `like:count:{id}` of an older site: values that exist already, and old servers that continue
+//! to count.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use tallyd_core::model::UserId;
 
 use crate::common::{Daemon, World, body, eventually, stderr, target};
 
-/// The keys of the site, which the daemon counts in.
+/// The keys of the site, which the daemon uses as its counters.
 const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
 
 /// Targets that old servers count without publishing.
@@ -47,7 +48,8 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     let world = World::new("old_values", OLD_KEYS).await;
     imported(&world, &[(1, 3), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1)]).await;
     let mut redis = world.redis().await;
-    // Right, too high, too low, missing (4), below zero, with an end; unknown to MySQL; no number; no id; another type.
+    // Right, too high, too low, missing (4), negative, with an expiry; unknown to MySQL; no number; no id; another
+    // type.
     for (id, value) in [("1", "3"), ("2", "10"), ("3", "1"), ("5", "-4"), ("6", "7"), ("99", "8"), ("98", "many")] {
         let () = ask(&mut redis, &["SET", &key(&world, id), value]).await;
     }
@@ -78,7 +80,7 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
         "after a full run"
     );
     assert_eq!(ask::<String>(&mut redis, &["HGET", &key(&world, 97), "likes"]).await, "9");
-    assert!(ask::<i64>(&mut redis, &["TTL", &key(&world, 6)]).await > 0, "its end stays");
+    assert!(ask::<i64>(&mut redis, &["TTL", &key(&world, 6)]).await > 0, "its expiry stays");
 
     // From now on the daemon counts there.
     let publisher = world.publisher().await;
@@ -121,13 +123,13 @@ async fn old_servers_that_still_count_are_named_in_the_third_run() {
         assert!(why.starts_with("150 targets of like that the last run lowered or left are too high again"), "{why}");
         let place = format!("an API server still counts in {}:like:count:{{id}} without publishing", world.name);
         assert!(why.contains(&place) && why.contains("`tallyd reconcile --force`"), "{why}");
-        assert_eq!(value().await, held, "run {run} takes nothing away");
+        assert_eq!(value().await, held, "run {run} must not subtract anything");
     }
     assert_eq!(world.tallyd(&["reconcile", "--full", "--dry-run"]).status.code(), Some(2));
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 2);
     assert_eq!(world.count("SELECT COUNT(*) FROM repair WHERE outcome = 'held'").await, 300);
 
-    // The old servers have stopped: what the changed run finds is what the last one left.
+    // The old servers have stopped. The changed run finds what the last one left.
     let report = world.reconcile("--changed").await;
     assert_eq!((&report["repaired"], &report["ended"]), (&STILL_COUNTED.into(), &"done".into()), "{report}");
     assert_eq!(value().await, 1);

@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Model, World, eventually, redis_likes, stderr, target};
 
-/// The report of a full run, as soon as the daemon is not at one.
+/// The report of a full run, as soon as the daemon runs none.
 async fn compared(world: &World) -> serde_json::Value {
     let report = std::cell::RefCell::new(Vec::new());
-    eventually("no other run is on its way", || async {
+    eventually("no other run is active", || async {
         *report.borrow_mut() = world.tallyd(&["reconcile", "--full", "--format", "json"]).stdout;
         !report.borrow().is_empty()
     })
@@ -69,7 +69,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         }
         let report = compared(&world).await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
-        // What was liked for the first time a moment ago isn't in MySQL either.
+        // A recent first like is not in MySQL yet, either.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
@@ -89,7 +89,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         stop.cancel();
         let model = crowd.await.unwrap();
         world.drained(&publisher).await;
-        // What was counted before the flush and published after it.
+        // Likes that were counted before the flush and published after it.
         eventually("all is compared", || async {
             let report = compared(&world).await;
             report["drifted"].as_u64() == Some(0) && report["unknown"].as_u64() == Some(0)

@@ -1,4 +1,4 @@
-//! The numbers of a page: all metrics, from whoever knows them.
+//! The numbers of a page: all metrics, from the store that knows them.
 
 use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};
@@ -42,7 +42,7 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     assert_eq!(likes, [mysql(0), mysql(3)]);
     assert_eq!(numbers[1].get(Metric(3)), mysql(9));
     let mut config = world.api.clone();
-    // Nobody listens there.
+    // Nothing listens there.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
     let client = client_of(&config);
     let numbers = client.read(&[target(2)]).await.unwrap();

@@ -1,4 +1,4 @@
-//! Likes that the daemon counts in Redis: a publish is all that an API server does.
+//! Likes that the daemon counts in Redis: an API server only publishes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tallyd_redis::ranks::Ranking;
 use crate::common;
 use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, drift, lose, target};
 
-/// The difference of the clocks of two API servers.
+/// The difference between the clocks of two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Clicks of some users on some targets, by API servers of which one has a clock that is an hour late.
+/// Clicks of some users on some targets, by two API servers. One has a clock that is an hour late.
 struct Clicks {
     dice: Dice,
     targets: u64,
@@ -58,13 +58,13 @@ async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
     (world, publisher, daemon)
 }
 
-/// Waits until everything that was published is in MySQL, and everything that this changed in Redis.
+/// Waits until all published events are in MySQL, and their changes in Redis.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
     world.outbox_added().await;
 }
 
-/// Fails unless both stores have what the clicks come to.
+/// Fails unless both stores have the result of the clicks.
 async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Clicks) {
     settle(&world, publisher).await;
     world.assert_equals(&clicks.model).await;
@@ -145,7 +145,7 @@ async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
     assert!(daemon.stop().success());
     let first = world.report(&["reconcile", "--full"]);
     assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
-    // No daemon lets a fence pass, and these wait in the queues.
+    // No daemon lets a fence pass, because these wait in the queues.
     world.publish(&publisher, &clicks.some(500)).await;
     drift(&world, target(7), 3).await;
     drift(&world, target(8), -2).await;
@@ -204,7 +204,7 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     world.publish(&publisher, &likes).await;
     settle(&world, &publisher).await;
     world.report(&["reconcile", "--full"]);
-    // Somebody deletes rows; `counter` and Redis have them still. And somebody changes `counter`, while Redis is right.
+    // Rows are deleted by hand, but `counter` and Redis still have them. And `counter` is changed while Redis is right.
     for sql in [
         "DELETE FROM like_record WHERE target_id = 1 AND user_id > 2",
         "UPDATE counter SET value = value - 4 WHERE target_id = 2 LIMIT 1",

@@ -1,4 +1,5 @@
-//! Numbers that API servers count in Redis themselves, in all layouts; and those that the daemon counts, which they only publish.
+//! Numbers that API servers count in Redis, in all layouts, and numbers that the daemon counts and API servers only
+//! publish.
 
 use std::sync::Arc;
 
@@ -34,14 +35,14 @@ pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
     (world, daemon)
 }
 
-/// A client whose broker is away.
+/// A client that can't reach its broker.
 pub fn mute(world: &World) -> Client {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
     client_of(&config)
 }
 
-/// What the target's key holds of the metric in that layout.
+/// The metric's value in the target's key in that layout.
 pub async fn held(world: &World, cache: &Cache, target: Target, metric: Metric) -> i64 {
     let place = cache.keys.place("video", target, metric);
     let mut redis = world.redis().await;
@@ -103,7 +104,7 @@ async fn a_number_is_set_whatever_it_was() {
             client.reset(target(42), BALANCE).await.unwrap().counted().unwrap();
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, 0, "{layout}");
             let changed = client.set(target(42), BALANCE, value).await.unwrap().counted().unwrap();
-            assert_eq!(changed.count, None, "nobody has loaded the bucket");
+            assert_eq!(changed.count, None, "the bucket is not loaded");
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, value, "{layout}");
         }
         assert_eq!(held(&world, &world.cache, target(42), VIEW).await, 0, "its neighbour is left alone");
@@ -124,8 +125,8 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         assert_eq!(client.add(target(42), VIEW, -2, "c").await.unwrap().counted().unwrap().count, Some(0));
         world.drained(&publisher).await;
         assert_eq!(stored(&world, VIEW).await, 0);
-        assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the one was not published");
-        // Nobody knows how many there are once the bucket is lost: then it counts.
+        assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first one was not published");
+        // The number is unknown once the bucket is lost, so it counts.
         crate::common::lose(&world).await;
         let bucket = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
         let () = world.redis().await.del(bucket).await.unwrap();
@@ -157,10 +158,10 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!((taken_back, both().await), (TakenBack::Yes, (4, 4)), "{layout}");
         let failed = mute.set(target(42), BALANCE, 100).await.unwrap_err();
         assert!(matches!(failed, CountError::NotPublished { taken_back: TakenBack::Unknown, .. }), "{failed:?}");
-        assert_eq!(both().await, (100, 100), "what was set stays, because somebody may have set it since");
+        assert_eq!(both().await, (100, 100), "a set value stays, because it could have been set since");
         client.set(target(42), BALANCE, 6).await.unwrap();
         assert_eq!(both().await, (6, 6));
-        // What the error holds is the same event. It is older than what was set, and changes nothing.
+        // The error has the same event. It is older than the set, so it changes nothing.
         assert_eq!(changed.change, Change::Add { delta: -9, event_id: "b".to_owned() });
         client.republish(&changed, taken_back).await.unwrap();
         assert_eq!(both().await, (6, 6));

@@ -1,4 +1,4 @@
-//! Whatever is clicked how often, by whom and where, counts once.
+//! Repeated clicks, from anywhere and by anyone, count once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::common::{Dice, Model, World, assert_redis_equals, client_of, eventually, target};
 
-/// A settled world: its buckets are loaded.
+/// A settled world whose buckets are loaded.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -67,7 +67,8 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = Arc::new(world.client());
     let mut tasks = tokio::task::JoinSet::new();
-    // Where a thousand ask MySQL at once a slow machine takes longer than the client waits, which then counts without having asked.
+    // If a thousand calls ask MySQL together, a slow machine takes longer than the client waits. The client would then
+    // count without a check.
     let at_once = Arc::new(Semaphore::new(100));
     for task in 0..1_000_u64 {
         let (client, at_once) = (Arc::clone(&client), Arc::clone(&at_once));
@@ -75,7 +76,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
             let mut dice = Dice::new(task + 1);
             let mut events = Vec::new();
             for _ in 0..5 {
-                // Fifty users, each of whom twenty tasks click for at once.
+                // Fifty users, each with twenty concurrent tasks.
                 let (target, user) = (target(1 + dice.below(10)), UserId(1 + task % 50));
                 let _turn = at_once.acquire().await.unwrap();
                 let clicked = match dice.percent(60) {
@@ -91,7 +92,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     while let Some(done) = tasks.join_next().await {
         events.extend(done.unwrap());
     }
-    // Of each user and target likes and unlikes take turns: none counts twice.
+    // Likes and unlikes of each user and target alternate: none counts twice.
     let mut pairs: HashMap<(Target, UserId), Vec<(Micros, bool)>> = HashMap::new();
     let mut model = Model::default();
     for event in &events {
@@ -104,7 +105,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
         assert!(clicks.windows(2).all(|pair| pair[0].0 < pair[1].0), "{clicks:?}");
     }
     world.drained(&publisher).await;
-    // Beside them stand unlikes of what was never liked.
+    // There are also unlikes of targets that were never liked.
     let likes = world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await;
     assert_eq!(likes, model.rows.values().filter(|(_, is_del)| !is_del).count() as i64);
     assert_redis_equals(&world, &model).await;
@@ -123,13 +124,13 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // Another one's clicks have the hashes take turns.
+    // Another user's clicks make the hashes rotate.
     let turned = async || {
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
         world.redis().await.hexists::<_, _, bool>(&former, "42:7").await.unwrap()
     };
-    eventually("the hashes take turns", turned).await;
+    eventually("the hashes rotate", turned).await;
     assert!(!redis.hexists::<_, _, bool>(&recent, "42:7").await.unwrap());
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
     let ttl: i64 = redis.ttl(&recent).await.unwrap();
@@ -150,7 +151,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     // As if the server's clock had been a day ahead when the hash began.
     let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
     client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
-    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes take turns");
+    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes rotate");
     let began: i64 = redis.hget(&recent, "_").await.unwrap();
     assert!(began < first.event.at.0 / 1_000_000 + 3_600, "{began}");
     world.close().await;
@@ -177,7 +178,7 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.client();
-    // What a server whose clock was two minutes ahead has left: users 7 and 8 like the target, user 9 does no longer.
+    // Left by a server whose clock was two minutes ahead: users 7 and 8 like the target, user 9 no longer does.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
     let rows = format!(
         "INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})"
@@ -189,7 +190,7 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     assert!(world.tallyd(&["reconcile", "--full"]).status.success());
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(1));
     assert_eq!(client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap().count, Some(2));
-    // Nothing is counted, and the event that makes sure of it is newer, too.
+    // Nothing is counted, and the event that ensures it is newer, too.
     let Clicked::Same { at, .. } = client.like(target(42), UserId(8), &[]).await.unwrap() else { panic!("counted") };
     assert!(at.0 > tallyd::runtime::clock::now().0 + 60_000_000, "{at}");
     world.drained(&publisher).await;
@@ -222,7 +223,7 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     }
     let limited = client.like(target(4), UserId(7), &[]).await.unwrap();
     assert!(matches!(limited, Clicked::Limited { wait } if wait.as_millis() <= 5_000), "{limited:?}");
-    assert!(client.like(target(4), UserId(8), &[]).await.unwrap().counted().is_some(), "others go on");
+    assert!(client.like(target(4), UserId(8), &[]).await.unwrap().counted().is_some(), "other users continue");
     let again = async || client.like(target(4), UserId(7), &[]).await.unwrap().counted().is_some();
     eventually("the window ends", again).await;
     world.close().await;

@@ -1,6 +1,6 @@
-//! The API servers' side: a click counts once, is taken back where it can't be published, and is known at once.
+//! The API servers' side: a click counts once, is undone if it can't be published, and is visible immediately.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod by_daemon;
 mod counted;

@@ -1,4 +1,4 @@
-//! A count whose publishing failed is republished: Redis and MySQL say the same again, whether its event had arrived or not.
+//! A count whose publish failed is republished. Then Redis and MySQL agree, whether its event had arrived or not.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, s
 use crate::common::proxy::Proxy;
 use crate::common::{World, client_of, eventually, target};
 
-/// What the error holds, and whether it was taken back.
+/// The error's event, and whether it was undone.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
     match counting {
         Err(CountError::NotPublished { changed, taken_back, .. }) => (*changed, taken_back),
@@ -40,7 +40,7 @@ async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
     world.drained(&publisher).await;
     assert_eq!(both(&world, VIEW).await, (5, 5));
 
-    // The broker has the event, and its confirm is lost.
+    // The broker has the event, but its confirm is lost.
     let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from(url.as_str());
@@ -69,13 +69,13 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (100, 100));
-    // A set is not taken back, and is only published again.
+    // A set is not undone, and is only published again.
     let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
     assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (7, 7));
-    // What the daemon counts is only published.
+    // A number that the daemon counts is only published.
     let (changed, taken_back) = unpublished(mute.add(target(42), SHARE, 3, "b").await);
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
@@ -91,7 +91,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.client();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
-        // The same one minute later; then Redis' clock was put back to now.
+        // The same one minute later, then Redis' clock was put back.
         let place = world.cache.keys.place("video", target(42), BALANCE);
         let bucket = place.bucket.unwrap_or(place.key);
         let minute = set.at.after(Duration::from_secs(60));
@@ -105,7 +105,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         client.add(target(42), BALANCE, 1, "b").await.unwrap();
         world.drained(&publisher).await;
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
-        // The daemon refuses what is hours ahead: such a set holds no count.
+        // The daemon rejects events that are hours ahead. Such a set blocks no count.
         let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();

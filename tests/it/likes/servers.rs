@@ -1,4 +1,4 @@
-//! What becomes of clicks while Redis is demoted, or starts again with nothing.
+//! Clicks while Redis is demoted, or restarts without data.
 
 use tallyd_client::{Clicked, LikeError, Source};
 use tallyd_core::model::{Metric, UserId};
@@ -24,7 +24,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let replica_of = async |arguments: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&arguments).query_async(&mut server.connect().await).await.unwrap();
     };
-    // Of a master that is not there: what it has it keeps, and refuses writes.
+    // Its master does not exist, so it keeps its data and rejects writes.
     replica_of(["127.0.0.1", "9"]).await;
     for user in [7, 8] {
         let failed = client.like(target(2), UserId(user), &[]).await;
@@ -33,7 +33,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     assert_eq!(redis_likes(&client, &[target(1), target(2)]).await, [Some(1), Some(0)], "it can be read from");
     replica_of(["NO", "ONE"]).await;
     let first = client.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
-    assert_eq!(first.count, Some(1), "what was refused was not counted");
+    assert_eq!(first.count, Some(1), "a rejected click must not be counted");
     model.apply(&first.event);
     let publisher = world.publisher().await;
     world.drained(&publisher).await;
@@ -58,7 +58,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     server.restart().await;
 
     let click = async || loop {
-        // The connection is made anew by the call after the one that found it gone.
+        // The call after the failed one makes a new connection.
         if let Ok(clicked) = client.like(target(1), UserId(5), &[]).await {
             return clicked;
         }
@@ -68,7 +68,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     eventually("all is loaded again", || async {
         let numbers = client.read(&[target(1)]).await.unwrap();
         let likes = numbers[0].get(Metric(1));
-        assert!(likes.is_none_or(|likes| likes.value > 0), "shown as zero");
+        assert!(likes.is_none_or(|likes| likes.value > 0), "a lost number was shown as zero");
         likes.is_some_and(|likes| likes.source == Source::Redis)
     })
     .await;

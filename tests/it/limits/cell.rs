@@ -1,14 +1,15 @@
-//! A control group with a limit of memory, as systemd makes one for `MemoryMax=`: who passes it is killed by the kernel.
+//! A control group with a memory limit, as systemd makes one for `MemoryMax=`. The kernel kills a process that exceeds
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::Daemon;
 
-/// None where this user may make none: the peak that the kernel notes of each process is looked at everywhere.
+/// `None` if this user can't make one. The peak that the kernel records for each process is checked everywhere.
 pub struct Cell {
     folder: Option<PathBuf>,
-    /// Of the first version of control groups, or of the second.
+    /// Version 1 of control groups, or version 2.
     first: bool,
 }
 
@@ -20,7 +21,7 @@ impl Cell {
         let limit = folder.join(if first { "memory.limit_in_bytes" } else { "memory.max" });
         let made = fs::create_dir(&folder).and_then(|()| fs::write(limit, (mib << 20).to_string()));
         if let Err(error) = &made {
-            eprintln!("{}: {error}: the kernel's own limit is not tried here", folder.display());
+            eprintln!("{}: {error}: the kernel's own limit is not tested here", folder.display());
             let _ = fs::remove_dir(&folder);
         }
         Self { folder: made.is_ok().then_some(folder), first }

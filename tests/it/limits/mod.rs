@@ -1,6 +1,6 @@
-//! What the daemon needs of the machine is bounded, whatever waits in the queue and however long MySQL is away.
+//! The daemon's needs are limited, however much waits in the queue and however long MySQL is unreachable.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod cell;
 
@@ -24,7 +24,7 @@ fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// More than connections, log and epoll need; a leak of one for each message or outage would be far above.
+/// More than connections, log and epoll need. A leak for each message or outage would be far above.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -35,7 +35,7 @@ fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
     (from..from + number).map(like).collect()
 }
 
-/// A list as large as one message may be: an event, and blanks.
+/// A list as large as one message can be: an event, and blanks.
 fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
     body.resize(LIST_BYTES_MAX - 1, b' ');
@@ -48,7 +48,7 @@ fn peak_mib(daemon: &Daemon) -> u64 {
     daemon.status_kib("VmHWM") / 1024
 }
 
-/// What the daemon says of itself.
+/// A number from the daemon's own metrics.
 fn tasks(daemon: &Daemon) -> usize {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
@@ -58,7 +58,7 @@ fn tasks(daemon: &Daemon) -> usize {
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
     let tasks = page.lines().find_map(|line| line.strip_prefix("tallyd_tasks ")).unwrap();
-    // A gauge is a fraction by its format.
+    // A gauge has the format of a fraction.
     tasks.strip_suffix(".0").unwrap_or(tasks).parse().unwrap()
 }
 
@@ -66,8 +66,8 @@ fn number_of(daemon: &Daemon, what: &str) -> usize {
     fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
 }
 
-/// Tens of thousands of small messages have taught the consumer to take many at once; then come large ones, more than it may have in memory,
-/// while MySQL doesn't answer.
+/// After tens of thousands of small messages the consumer has a large prefetch. Then large ones arrive, more than it
+/// may have in memory, while MySQL doesn't answer.
 async fn stays_under_memory_max(
     name: &str,
     partitions: u64,
@@ -89,7 +89,7 @@ async fn stays_under_memory_max(
 
     proxy.hold();
     publish(&world, large).await;
-    // To write a batch, or to begin anew where more had come than memory is meant for.
+    // To write a batch, or to restart the session if more arrived than fits into memory.
     for partition in 0..partitions {
         daemon.logged(&format!(" partition {partition} failed")).await;
     }
@@ -133,7 +133,7 @@ async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
     stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
 }
 
-/// Of two of them the bytes are more than may wait of small messages; fewer than two can't be asked for.
+/// Two of them have more bytes than small messages may have in flight, and a prefetch below two is impossible.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
     const LARGE: u8 = 8;
@@ -142,7 +142,7 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     let (first, last) = (likes(1, 10), likes(100, 10));
     world.publish(&publisher, &first.iter().map(body).collect::<Vec<_>>()).await;
     for number in 0..LARGE {
-        // The same message twice would be one dead letter.
+        // Equal messages would be one dead letter.
         world.publish(&publisher, &[(UserId(1), vec![b'0' + number; 15 << 20])]).await;
     }
     world.publish(&publisher, &last.iter().map(body).collect::<Vec<_>>()).await;
@@ -158,7 +158,7 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     world.close().await;
 }
 
-/// The bodies are small. Headers must fit into one frame, of 128 KiB.
+/// The bodies are small. Headers must fit into one frame of 128 KiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
     let large = likes(1_000_000, (memory_max_mib(1) + 64) * 10);
@@ -185,7 +185,7 @@ async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_m
     .await;
 }
 
-/// A million buckets of which Redis holds none, and hardly anything to load: each costs 16 bytes while it is loaded.
+/// A million buckets that are all missing in Redis, and almost nothing to load. Each takes 16 bytes while it is loaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_bounded_while_a_million_buckets_are_loaded() {
     let world = World::new("memory_load", "[redis]\nbucket_bits = 20\ntimeout_ms = 30000\n").await;

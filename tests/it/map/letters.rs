@@ -1,4 +1,4 @@
-//! Events that fit no field: dead letters that name the pointer, and their replay through the map.
+//! Events with invalid fields: dead letters that name the pointer, and their replay through the map.
 
 use super::{Site, event, now_ms, settings};
 use crate::common::{eventually, stderr, stdout};
@@ -42,7 +42,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     eventually("it is written", || async { site.world.count(liked).await == 1 }).await;
     assert_eq!(site.world.count(OPEN).await, 1, "the UUID is left");
     assert!(daemon.stop().success());
-    // Without the map nobody can say what a letter means.
+    // Without the map, the meaning of a letter is unknown.
     site.world.set("[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n");
     let output = site.world.tallyd(&["dead", "replay", "2"]);
     assert!(

@@ -1,6 +1,6 @@
-//! A site that has a JSON and an exchange of its own, beside which tallyd stands.
+//! A site with its own JSON and exchange. tallyd consumes beside its old worker.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod command;
 mod fences;
@@ -26,19 +26,19 @@ struct Site {
     publisher: Publisher,
 }
 
-/// The name that a world will have, and with it its exchanges.
+/// The name that a world will have, and the prefix of its exchanges.
 fn prefix(name: &str) -> String {
     format!("t_{name}_{}", std::process::id())
 }
 
-/// Makes an exchange as a site has one.
+/// Makes an exchange as the site does.
 pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     let declare = link.channel.exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default());
     declare.await.unwrap();
 }
 
-/// The settings of a map of the exchange; `unit` is that of its times.
+/// The settings of a map of the exchange. `unit` is the unit of its times.
 fn settings(exchange: &str, unit: &str) -> String {
     format!(
         "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n\
@@ -92,7 +92,7 @@ impl Site {
     }
 }
 
-/// An event of the site's; `ts` in the map's unit.
+/// An event of the site, with `ts` in the map's unit.
 fn event(action: &str, video: u64, user: u64, ts: i64) -> Value {
     json!({ "v": 3, "action": action, "object": { "kind": 1, "id": video.to_string() }, "actor": { "id": user }, "ts": ts,
             "uid": format!("{action}-{video}-{user}-{ts}") })

@@ -1,4 +1,4 @@
-//! Events of the site are written as tallyd's own are, and its old worker gets all of them as before.
+//! The site's events are written like tallyd's own, and its old worker still gets all of them.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     for number in 0..1_000 {
         let (video, user, liked) = (1 + dice.below(20), 1 + dice.below(50), !dice.percent(40));
         likes.insert((video, user), liked);
-        // Many in one millisecond: the order of the queue decides.
+        // Many in one millisecond, so the order of the queue decides.
         bodies.push(event(if liked { "LIKE" } else { "UNLIKE" }, video, user, begins + number / 100));
         if bodies.len() == 1 + usize::try_from(dice.below(3)).unwrap() {
             let body = match bodies.len() {
@@ -41,8 +41,8 @@ async fn a_sites_own_events_are_counted_beside_its_old_worker() {
     assert_eq!(site.world.count(sum).await, all);
     let rows = "SELECT COUNT(*) FROM like_record WHERE is_del = 0";
     assert_eq!((site.world.count(rows).await, site.world.count("SELECT COUNT(*) FROM dead_letter").await), (all, 0));
-    assert_eq!(site.of_the_old_worker().await, messages + 2, "the old worker gets what it got");
-    // The daemon adds them to Redis, with the marks of a partition that is far above the others.
+    assert_eq!(site.of_the_old_worker().await, messages + 2, "the old worker gets all its messages");
+    // The daemon adds them to Redis, with the marks of a partition whose number is far above the others.
     site.world.outbox_added().await;
     let of_video = |video| likes.iter().filter(|((it, _), liked)| *it == video && **liked).count() as i64;
     let expected: BTreeMap<_, _> =

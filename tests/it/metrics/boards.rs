@@ -14,7 +14,7 @@ const BOARDS: &str = "[metrics]\nlike = 1\nview = 2\nshare = 4\n\
     [[board]]\nname = \"hot\"\nperiod = \"total\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n\
     [[board]]\nname = \"hot\"\nperiod = \"day\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n";
 
-/// Shares and views by member, as the board has them.
+/// Shares and views by member, as on the board.
 async fn on_board(product: &Product, period: PeriodKind) -> BTreeMap<String, (u64, u64)> {
     let page = product.client.board_page(("hot", period), 1, 100, Ranking::Ordinal).await.unwrap();
     let columns = |entry: tallyd_client::boards::Entry| {

@@ -1,6 +1,6 @@
 //! All numbers of a product: in Redis, in MySQL, and compared.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod boards;
 mod compared;
@@ -20,7 +20,7 @@ use tallyd_redis::read::Found;
 const LIKE: Metric = Metric(1);
 /// API servers count it in Redis.
 const VIEW: Metric = Metric(2);
-/// So they do, and it may be less than zero.
+/// They count this, too, and it can be negative.
 const BALANCE: Metric = Metric(3);
 
 /// The daemon adds it to Redis.
@@ -36,7 +36,7 @@ const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
 
 const TARGETS: u64 = 30;
 
-/// What the numbers must be that are not zero.
+/// The expected numbers without zeros.
 type Numbers = BTreeMap<(Target, Metric), i64>;
 
 /// A product with a daemon, whose Redis has all buckets.
@@ -60,7 +60,7 @@ impl Product {
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 
-    /// Some of everything.
+    /// Changes of all kinds.
     async fn fill(&mut self, seed: u64, changes: u64) {
         let mut dice = Dice::new(seed);
         for number in 0..changes {
@@ -84,7 +84,7 @@ impl Product {
         self.numbers.retain(|_, number| *number != 0);
     }
 
-    /// Changes a number in Redis alone.
+    /// Changes a number in Redis only.
     async fn drift(&self, target: Target, metric: Metric, by: i64) {
         let place = self.world.cache.keys.place("video", target, metric);
         let script = redis::Script::new(include_str!("../../../lua/count.lua"));
@@ -97,7 +97,7 @@ impl Product {
         let _: redis::Value = call.invoke_async(&mut self.world.redis().await).await.unwrap();
     }
 
-    /// What Redis says, of what is not zero and known.
+    /// The known numbers in Redis, without zeros.
     async fn in_redis(&self) -> Numbers {
         self.in_cache(&self.world.cache).await
     }
@@ -114,7 +114,7 @@ impl Product {
         numbers
     }
 
-    /// Waits until every event is in MySQL, and in Redis what the daemon adds there.
+    /// Waits until every event is in MySQL, and the daemon's additions are in Redis.
     async fn settled(&self) {
         self.world.drained(&self.world.publisher().await).await;
         eventually("the outbox is in Redis", || async {

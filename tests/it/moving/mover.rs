@@ -1,4 +1,4 @@
-//! An engineer who follows the page: makes its settings, and runs its commands as they are.
+//! An engineer who follows the page: makes its settings, and runs its commands unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::common::ports::free_port;
 use crate::common::servers::rabbitmqctl;
 use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
 
-/// Another run has the lock, or a server is away: the page says to try again.
+/// Another run has the lock, or a server is unreachable. The page says to try again.
 const TRY_LATER: i32 = 75;
 
 pub struct Mover {
@@ -32,7 +32,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A site, and tallyd beside it, which has its accounts and was not started.
+    /// A site, and tallyd beside it. tallyd has its accounts and is not started.
     pub async fn new(name: &str) -> Self {
         let world = World::new(name, "").await;
         let account = format!("{}_d", world.name);
@@ -60,7 +60,7 @@ impl Mover {
         mover
     }
 
-    /// Settings of the test: the servers' addresses, with the accounts of the page, and shorter times.
+    /// Settings of the test: the servers' addresses with the page's accounts, and shorter times.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -115,7 +115,7 @@ impl Mover {
         }
     }
 
-    /// Does what is on the page to go back from a step.
+    /// Follows the page's way back from a step.
     pub async fn back(&mut self, number: usize) {
         for block in self.step(number).back {
             self.run(block).await;
@@ -154,7 +154,7 @@ impl Mover {
         }
     }
 
-    /// Runs a command that ends with this code.
+    /// Runs a command that must exit with this code.
     pub async fn ends(&mut self, line: &str, code: i32) {
         let output = std::cell::RefCell::new(None::<Output>);
         eventually(line, || async {
@@ -177,7 +177,7 @@ impl Mover {
         fs::read_to_string(root().join(PAGE)).unwrap().contains(text)
     }
 
-    /// Starts the daemon as the unit does: waits until it says that it is ready.
+    /// Starts the daemon as the unit does, and waits until it is ready.
     async fn start(&mut self) {
         let path = self.folder().join("notify.sock");
         let _ = fs::remove_file(&path);
@@ -205,7 +205,7 @@ impl Mover {
         command
     }
 
-    /// Adds settings to those that there are.
+    /// Adds to the settings.
     fn add(&mut self, text: &str) {
         let given: toml::Table = text.parse().unwrap();
         for (section, value) in given {
@@ -218,7 +218,7 @@ impl Mover {
         self.world.set(&toml::to_string(&self.settings).unwrap());
     }
 
-    /// Takes these blocks out of the settings.
+    /// Removes these blocks from the settings.
     pub fn take_out(&mut self, sections: &[&str]) {
         for section in sections {
             assert!(self.settings.remove(*section).is_some(), "{section}");
@@ -226,12 +226,12 @@ impl Mover {
         self.world.set(&toml::to_string(&self.settings).unwrap());
     }
 
-    /// Connects again to tallyd's database, which was made again.
+    /// Connects to tallyd's database again, which was made again.
     pub async fn reconnect(&mut self) {
         self.world.pool = MySqlPool::connect(self.world.config.mysql.url.expose()).await.unwrap();
     }
 
-    /// Waits until `tallyd status` says that the map is written.
+    /// Waits until `tallyd status` reports that the map is written.
     pub async fn map_is_written(&self) {
         eventually("the map is written", || async { self.map_row().first().is_some_and(|it| it == "writing") }).await;
     }
@@ -242,14 +242,14 @@ impl Mover {
         eventually("the map has no messages", || async { is_empty(&self.map_row()) }).await;
     }
 
-    /// How the map stands, its messages, its consumers, and the age of the oldest unacknowledged one.
+    /// The map's status, its messages, its consumers, and the age of the oldest unacknowledged message.
     fn map_row(&self) -> Vec<String> {
         let status = self.status();
         let row = status.lines().find_map(|line| line.trim_start().strip_prefix("map site "));
         row.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Waits until `tallyd status` says that Redis has all.
+    /// Waits until `tallyd status` reports that Redis has everything.
     pub async fn outbox_is_empty(&self) {
         eventually("the outbox is empty", || async { self.status().contains("outbox   empty") }).await;
     }
@@ -276,7 +276,7 @@ impl Mover {
         rabbitmqctl(&["delete_user", &self.account]);
         let link = self.world.broker.connect("test").await.unwrap();
         let _ = link.channel.queue_delete(self.world.broker.map_queue("site").into(), Default::default()).await;
-        // The world looks for keys, as one who may.
+        // The world needs an account with the right to look for keys.
         self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
         self.world.close().await;
         self.site.close().await;
@@ -286,7 +286,7 @@ impl Mover {
 /// The time in the page's command.
 const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 
-/// All that differs from the page.
+/// All differences from the page.
 fn names(world: &World, account: &str, database: &str) -> Names {
     let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();
@@ -302,7 +302,7 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
         ("DATABASE tally;", format!("DATABASE {};", world.name)),
         ("'tallyd'@'%'", of_mysql),
-        // Samples of now, few buckets, and no minute between the looks of the second pass.
+        // Current samples, few buckets, and no minute between the looks of the second pass.
         ("1795251385004", now),
         ("packed:13", "packed:4".to_owned()),
         ("--deletions", "--deletions --look-again 2s".to_owned()),

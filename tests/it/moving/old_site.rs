@@ -31,7 +31,7 @@ pub const QUIET: std::ops::Range<u64> = 1_000..1_050;
 /// A post whose number of likes in Redis is too high, and by how much.
 pub const WRONG: (u64, i64) = (3, 5);
 
-/// Posts that the site has deleted, with their rows, but not their keys: more than a reconcile repairs unasked.
+/// Deleted posts whose rows are gone, but not their keys. There are more than a reconcile repairs without `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
 /// Between two clicks.
@@ -49,7 +49,7 @@ pub enum Servers {
     Own,
 }
 
-/// Everything that users have done.
+/// All clicks of the users.
 #[derive(Default)]
 pub struct Clicks {
     pub servers: Servers,
@@ -61,7 +61,7 @@ pub struct Clicks {
     pub published: u64,
 }
 
-/// The site's parts.
+/// The parts of the site.
 pub struct OldSite {
     pub database: String,
     pub exchange: String,
@@ -71,7 +71,7 @@ pub struct OldSite {
     pub redis: Private,
     pub pool: MySqlPool,
     broker: Broker,
-    /// Whoever holds them stops all clicks.
+    /// A test that holds this lock stops all clicks.
     pub clicks: Arc<Mutex<Clicks>>,
     users: Option<(CancellationToken, JoinHandle<()>)>,
     worker: Option<(CancellationToken, JoinHandle<()>)>,
@@ -80,7 +80,7 @@ pub struct OldSite {
 }
 
 impl OldSite {
-    /// A site whose users have liked, with a worker that works and users who click.
+    /// A site whose users have liked, with a running worker and users who click.
     pub async fn open(database: &str, own_exchange: String, broker: &Broker) -> Self {
         let admin = MySqlPool::connect(&format!("{}mysql", stack("MYSQL_URL"))).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {database}"))).execute(&admin).await.unwrap();
@@ -112,7 +112,7 @@ impl OldSite {
         site
     }
 
-    /// Likes and views of the past, and keys of them that would end soon.
+    /// Likes and views of the past, and keys of them that would soon expire.
     async fn like_long_ago(&self) {
         let mut clicks = self.clicks.lock().await;
         let mut redis = self.redis.connect().await;
@@ -153,7 +153,7 @@ impl OldSite {
                 message.ack(BasicAckOptions::default()).await.unwrap();
                 written.fetch_add(1, Ordering::Relaxed);
             }
-            // What was delivered and not written goes back to the queue.
+            // Deliveries that are not written return to the queue.
             link.channel.close(200, "stopped".into()).await.unwrap();
         };
         self.worker = Some((stop, tokio::spawn(work)));
@@ -180,13 +180,13 @@ impl OldSite {
         self.users = Some((stop, tokio::spawn(users)));
     }
 
-    /// Waits until users have published so many more likes and unlikes.
+    /// Waits until users have published this many more likes and unlikes.
     pub async fn clicked(&self, more: u64) {
         let until = self.clicks.lock().await.published + more;
         eventually("users click", || async { self.clicks.lock().await.published >= until }).await;
     }
 
-    /// A row goes without an event.
+    /// Deletes a row without an event.
     pub async fn delete_silently(&self, post: u64, user: u64) {
         sqlx::query("DELETE FROM likes WHERE post_id = ? AND user_id = ?")
             .bind(post)
@@ -202,13 +202,13 @@ impl OldSite {
             .unwrap();
     }
 
-    /// Waits until the worker has written what is published now: then its queue has been empty.
+    /// Waits until the worker has written everything that is published now: then its queue has been empty.
     pub async fn worker_has_all(&self) {
         let published = self.clicks.lock().await.published;
         eventually("the old worker has all", || async { self.written.load(Ordering::Relaxed) >= published }).await;
     }
 
-    /// Keys of posts that were deleted long ago.
+    /// Makes keys of posts that were deleted long ago.
     pub async fn leave_keys_of_deleted_posts(&self) {
         let mut pipeline = redis::pipe();
         for post in DELETED {
@@ -217,7 +217,7 @@ impl OldSite {
         let () = pipeline.query_async(&mut self.redis.connect().await).await.unwrap();
     }
 
-    /// How many keys of those say that somebody likes the post.
+    /// How many of those keys have a like.
     pub async fn deleted_posts_that_are_liked(&self) -> usize {
         let keys: Vec<String> = DELETED.map(|post| format!("like:count:{post}")).collect();
         let numbers: Vec<i64> =
@@ -225,14 +225,14 @@ impl OldSite {
         numbers.iter().filter(|number| **number != 0).count()
     }
 
-    /// Who likes what, by the old table.
+    /// The likes in the old table.
     pub async fn table(&self) -> BTreeSet<(u64, u64)> {
         let sql = "SELECT CAST(post_id AS UNSIGNED), CAST(user_id AS UNSIGNED) FROM likes";
         let rows = sqlx::query(sql).fetch_all(&self.pool).await.unwrap();
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
-    /// The numbers in these keys of the site, where they are not zero.
+    /// The numbers in these keys of the site, without zeros.
     pub async fn keys(&self, metric: &str) -> BTreeMap<u64, i64> {
         let mut redis = self.redis.connect().await;
         let mut numbers = BTreeMap::new();
@@ -262,7 +262,7 @@ impl OldSite {
         users.await.unwrap();
     }
 
-    /// Stops the worker, and removes what the test has made.
+    /// Stops the worker, and removes everything that the test has made.
     pub async fn close(mut self) {
         if self.worker.is_some() {
             self.stop_worker().await;
@@ -274,7 +274,7 @@ impl OldSite {
     }
 }
 
-/// A like or unlike in the old worker: what changes a row changes the number.
+/// A like or unlike in the old worker. It changes the number only if it changes a row.
 async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value) {
     let post: u64 = event["object"]["id"].as_str().unwrap().parse().unwrap();
     let user = event["actor"]["id"].as_u64().unwrap();

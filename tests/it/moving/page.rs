@@ -1,4 +1,4 @@
-//! docs/moving.md as it is read: the blocks of each step, those of its way back apart.
+//! Parses docs/moving.md: the blocks of each step, and separately those of its way back.
 
 use std::fs;
 
@@ -9,13 +9,13 @@ pub const PAGE: &str = "docs/moving.md";
 /// One thing to do in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Block {
-    /// Settings that are added.
+    /// Settings to add.
     Toml(String),
-    /// Statements of one who may do all.
+    /// SQL statements of an administrator.
     Sql(String),
     /// Sample events.
     Json(String),
-    /// A line of a shell.
+    /// A shell command.
     Sh(String),
 }
 
@@ -25,10 +25,10 @@ pub struct Step {
     pub back: Vec<Block>,
 }
 
-/// Texts of the page, and what stands for them in a test: all that differs from the page.
+/// Texts of the page and their replacements in a test: all differences from the page.
 pub type Names = Vec<(&'static str, String)>;
 
-/// The steps, from the first one, in the test's names.
+/// The steps, from the first one, with the test's names.
 pub fn steps(names: &Names) -> Vec<Step> {
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
     let sections = page.split("\n## ").filter(|section| section.starts_with(|first: char| first.is_ascii_digit()));

@@ -1,4 +1,4 @@
-//! Redis or MySQL is away, is cut off, or answers too late.
+//! Redis or MySQL is unreachable, is cut off, or answers too late.
 
 use super::common::private::Private;
 use super::common::proxy::Proxy;
@@ -15,7 +15,7 @@ async fn calls_that_time_out_and_run_late_add_nothing_twice() {
     let mut counts = Counts::of(30);
     for round in 0..4 {
         world.publish(&publisher, &counts.some(100)).await;
-        // What is sent from now on comes after what is sent again; or runs, and nobody is told.
+        // Later calls arrive after the repeated ones. Or a call runs, but its answer is lost.
         if round % 2 == 0 {
             redis.hold()
         } else {

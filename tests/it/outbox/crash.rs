@@ -5,11 +5,12 @@ use sqlx::AssertSqlSafe;
 use super::common::{World, stderr};
 use super::{Counts, METRICS, assert_exact, settle};
 
-/// Fault points on the way of a batch, in its order.
+/// Fault points of a batch, in their order.
 const POINTS: [&str; 5] =
     ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
 
-/// Kills a daemon at each point, and at some twice. Of so many targets, each in a bucket nearly of its own, that adding takes several pipelines.
+/// Kills a daemon at each point, and at some points twice. There are so many targets, nearly each in its own bucket,
+/// that an addition takes several pipelines.
 async fn killed_everywhere(name: &str, settings: &str) {
     let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
     let publisher = world.publisher().await;
@@ -68,12 +69,12 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &counts.some(100)).await;
-    // It has read its first rows when it stops; another one adds these and later ones.
+    // It has read its first rows when it stops. Another daemon adds these and later ones.
     super::eventually("a row is written", || async { world.count("SELECT COUNT(*) FROM outbox").await > 0 }).await;
     let daemon = world.daemon();
     world.publish(&publisher, &counts.some(100)).await;
     let added = "SELECT CAST(COALESCE(MAX(applied), 0) AS SIGNED) FROM outbox_state";
-    super::eventually("another daemon adds what was left", || async { world.count(added).await > 0 }).await;
+    super::eventually("another daemon adds the rest", || async { world.count(added).await > 0 }).await;
     frozen.signal("CONT");
     assert_exact(&world, &publisher, &counts).await;
     assert!(frozen.stop().success());
@@ -82,10 +83,10 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     world.close().await;
 }
 
-/// The tables that a restore of MySQL sets back, and that numbers and marks hang on.
+/// A restore of MySQL resets these tables, and numbers and marks depend on them.
 const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
 
-/// MySQL goes back to an older state while a daemon is there, or while none is.
+/// MySQL is restored to an older state while a daemon runs, or while none runs.
 async fn restored(name: &str, lives: bool) {
     let world = World::new(name, &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
     let daemon = world.daemon();
@@ -112,7 +113,7 @@ async fn restored(name: &str, lives: bool) {
         execute(back).await;
         world.daemon()
     };
-    // Of few buckets, so that each batch adds to what has a mark.
+    // Few buckets, so that each batch adds to a bucket with a mark.
     for _ in 0..5 {
         world.publish(&publisher, &counts.some(20)).await;
         assert_exact(&world, &publisher, &counts).await;

@@ -1,6 +1,6 @@
-//! What only the daemon counts: each count is added to Redis once, whatever happens on the way, and no reconcile is needed for it.
+//! Numbers that only the daemon counts: each count is added to Redis once, despite any fault and without a reconcile.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod away;
 mod crash;
@@ -19,7 +19,7 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// `comment` is counted by API servers, which there are none of here.
+/// API servers count `comment`, and there are none here.
 const METRICS: &str =
     "[metrics]\nlike = 1\nview = 3\ncomment = 4\nforward = 5\n[[rule]]\nmetric = \"comment\"\nwriter = \"api\"\n";
 
@@ -27,13 +27,13 @@ const VIEW: Metric = Metric(3);
 const COMMENT: Metric = Metric(4);
 const FORWARD: Metric = Metric(5);
 
-/// By target and metric, those that are not zero.
+/// By target and metric, without zeros.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
-/// Counts, and what they come to.
+/// Counts and their sums.
 struct Counts {
     dice: Dice,
-    /// Of so many targets.
+    /// The number of targets.
     targets: u64,
     next: u64,
     sums: Numbers,
@@ -44,7 +44,7 @@ impl Counts {
         Self { dice: Dice::new(11), targets, next: 0, sums: Numbers::new() }
     }
 
-    /// So many more of all sorts, of any targets.
+    /// This many more counts of all kinds, for any targets.
     fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {
         (0..count)
             .map(|_| 1 + self.dice.below(self.targets))
@@ -94,7 +94,7 @@ async fn in_mysql(world: &World) -> Numbers {
     .collect()
 }
 
-/// The numbers of the first so many videos in Redis.
+/// The numbers of the first videos in Redis.
 async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<Target> = (1..=targets).map(target).collect();
@@ -110,13 +110,13 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     numbers
 }
 
-/// Everything published is written, and every row that this wrote is added, by what MySQL knows.
+/// Waits until everything published is written, and every resulting row is added, according to MySQL.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
     world.outbox_added().await;
 }
 
-/// Fails unless both stores have what the counts come to, without any reconcile.
+/// Fails unless both stores have the sums of the counts, without any reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
     settle(world, publisher).await;
     assert_eq!(in_mysql(world).await, counts.sums);
@@ -143,7 +143,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "likes are counted once");
     let rows = world.count("SELECT COUNT(*) FROM outbox").await;
     assert!(rows > 0);
-    // Nothing of this is for Redis.
+    // These changes are not for Redis.
     let (user, id) = (UserId(1), TargetId(7));
     let comment = encode_count(id, ("video", "comment"), 1, tallyd::runtime::clock::now(), "last comment", None);
     let nothing = encode_count(id, ("video", "view"), 0, tallyd::runtime::clock::now(), "no view", None);

@@ -1,4 +1,4 @@
-//! An operator pauses consumers and outbox: all daemons obey, nothing is lost, and each count is applied once.
+//! An operator pauses consumers and outbox. All daemons obey, nothing is lost, and each count is applied once.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tallyd_rabbitmq::Publisher;
 use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
 
-/// A daemon reads orders once a second, and a batch takes no second.
+/// A daemon reads orders once a second, and a batch takes less than a second.
 const OBEYED_WITHIN: Duration = Duration::from_secs(15);
 
 fn ordered(world: &World, arguments: &[&str]) -> String {
@@ -48,7 +48,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(said.contains(&format!(" (uid {}) on ", control.uid())), "{said}");
     });
     let began = Instant::now();
-    // Between two sessions a daemon has no consumer, either.
+    // A daemon has no consumer between two sessions, either.
     for socket in &sockets {
         let paused = || async {
             let status = world.report(&["status", "--url", socket]);
@@ -67,7 +67,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     assert_eq!(in_mysql(&world).await, written);
     for socket in &sockets {
         let shown = || async { stdout(&world.tallyd(&["status", "--url", socket])) };
-        eventually("the status tells it", || async { shown().await.contains("consumer is paused until") }).await;
+        eventually("the status shows it", || async { shown().await.contains("consumer is paused until") }).await;
         let shown = shown().await;
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
@@ -79,7 +79,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
 
     assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
     assert_exact(&world, &publisher, &counts).await;
-    // The socket of a daemon that lives is not taken, and the other one takes it at its end.
+    // The socket of a running daemon is not replaced. The other daemon takes it when that one ends.
     let [one, two] = daemons;
     let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
     assert!(other.log().contains("another process listens there"), "{}", other.log());
@@ -111,7 +111,7 @@ async fn a_paused_outbox_resumes_automatically_once_its_time_is_over() {
     }
     world.publish(&publisher, &counts.some(200)).await;
     world.drained(&publisher).await;
-    assert_eq!(in_mysql(&world).await, counts.sums, "consumers go on");
+    assert_eq!(in_mysql(&world).await, counts.sums, "the consumers continue");
     // A daemon that starts finds the pause.
     let [first, second] = daemons;
     assert!(first.stop().success());

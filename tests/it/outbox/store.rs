@@ -1,4 +1,4 @@
-//! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
+//! The outbox in MySQL: reads, appends by others, deletes.
 
 use tallyd_core::model::Addition;
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
@@ -31,7 +31,7 @@ async fn corrections_are_added_beside_the_partitions() {
     assert_exact(&world, &publisher, &counts).await;
     let redis = in_redis(&world, &world.cache, 3_500).await;
     assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
-    // A reconcile is confused by none of it.
+    // A reconcile ignores all of it.
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     assert!(daemon.stop().success());
     world.close().await;
@@ -58,14 +58,14 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert!(rows.len() > 20 && rows.is_sorted_by(|one, next| one < next) && rows.last() == Some(&last), "{rows:?}");
     assert_eq!(since(rows[6]).await.rows, all.rows[7..]);
 
-    // Of those that may go only what is noted as added does.
+    // Only rows that are noted as added are deleted.
     sqlx::query("UPDATE outbox_state SET applied = ?").bind(rows[5]).execute(&world.pool).await.unwrap();
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     let some = since(0).await;
     assert_eq!((some.pruned.of(0), some.rows.as_slice()), (rows[5], &all.rows[6..]));
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     assert_eq!(since(0).await, some);
-    // The daemon adds what was not noted again, which changes nothing.
+    // The daemon adds rows again that were not noted, which changes nothing.
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all is noted", || async { store.outbox_applied().await.unwrap() == numbers }).await;

@@ -1,9 +1,9 @@
-//! The consumer that a fence waits for dies, and another one takes over.
+//! The consumer that a fence waits for crashes, and another one takes over.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, target};
 
-/// SIGKILLs the daemon that holds the partition; another one takes over.
+/// Kills the daemon that holds the partition with SIGKILL. Another one takes over.
 async fn fail_over(stage: &mut Stage) {
     let next = stage.world.daemon();
     std::mem::replace(&mut stage.daemon, next).kill();
@@ -21,8 +21,8 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
         // From here on it holds the partition, and takes nothing from it.
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
-        // Before the fence and behind it, of targets that are right and that are not: after the first look's sample,
-        // and before the second look's.
+        // Before and after the fence, for right and wrong targets: after the first look's sample, and before the second
+        // look's.
         for id in 1..=3 {
             stage.like(id, user).await;
         }

@@ -1,4 +1,4 @@
-//! A hand in `counter`, while the consumer writes the same row.
+//! `counter` is changed by hand while the consumer writes the same row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

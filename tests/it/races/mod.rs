@@ -1,7 +1,8 @@
-//! The races that the header of src/jobs/reconcile/mod.rs lists, each forced at the very place: a run of the real binary stops
-//! itself there, the other side acts, the run goes on. And a site that does all of it at random, held to a model.
+//! The races in the header of src/jobs/reconcile/mod.rs, each forced at its exact place: a run of the real binary stops
+//! itself there, the other side acts, the run continues. And a site that does all of it at random, compared with a
+//! model.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 #[cfg(feature = "fault-points")]
 mod failover;

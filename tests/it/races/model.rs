@@ -1,5 +1,5 @@
-//! A site where everything goes wrong at random, while reconciles run and die: in the end all truths are the model's, and
-//! every repair on the way there was right.
+//! A site with random faults, while reconciles run and crash. In the end all stores equal the model, and every repair
+//! was right.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::Stdio;
@@ -15,31 +15,31 @@ use tokio::task::JoinSet;
 use super::proof::{Act, Row, first_wrong};
 use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, target};
 
-/// Users that click at once, each playing twenty in turn, on few hot and many cold targets.
+/// Concurrent users, each playing twenty in turn, on few hot and many cold targets.
 const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;
 
-/// `publish_grace`: short, so that the run is.
+/// `publish_grace`. It is short, so that the run is.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// Reconciles that run one after the other.
 const ROUNDS: u64 = 10;
 
-/// One for each test. What they choose is the same every time; the order in which it happens is not.
+/// One for each test. The choices are the same every time, but the order of events is not.
 const SEEDS: [u64; 2] = [2_203, 9_011];
 
-/// What may happen to a click.
+/// The fate of a click.
 #[derive(Clone, Copy, Debug)]
 enum Luck {
     Good,
     /// Counted, and never published.
     Lost,
-    /// The answer of Redis was lost: counted once more, and published once.
+    /// The answer of Redis was lost, so it was counted again, and published once.
     Twice,
     /// Published, and again later.
     Repeated,
-    /// So long between counting and publishing.
+    /// This long between count and publish.
     Stalled(Duration),
 }
 
@@ -57,13 +57,13 @@ impl Luck {
     }
 }
 
-/// One of those who click at once.
+/// One of the concurrent users.
 struct Clicker {
     client: Arc<Client>,
     dice: Dice,
     long_stalls: bool,
     acts: Vec<Act>,
-    /// What was published last.
+    /// The last published clicks.
     published: Vec<Counted>,
 }
 
@@ -78,7 +78,7 @@ impl Clicker {
             *liked = !*liked;
             let luck = Luck::draw(&mut self.dice, self.long_stalls);
             self.click(target, user, *liked, luck).await;
-            // They think in between, or the machine would do nothing else.
+            // They pause between clicks, or the machine would do nothing else.
             tokio::time::sleep(Duration::from_millis(self.dice.below(20))).await;
         }
         self.acts
@@ -108,13 +108,13 @@ impl Clicker {
 
     async fn publish(&mut self, counted: Counted) {
         self.client.publish(&counted).await.unwrap();
-        // Redis runs on this machine: its clock is ours.
+        // Redis runs on this machine, so both have the same clock.
         self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
         self.published.push(counted);
     }
 }
 
-/// Runs reconciles, and ends what runs at moments that the dice choose.
+/// Runs reconciles, and kills programs at random moments.
 struct Operator {
     world: World,
     daemon: Option<Daemon>,
@@ -122,12 +122,12 @@ struct Operator {
 }
 
 impl Operator {
-    /// Reconciles, one after the other, while the daemon dies now and then.
+    /// Reconciles, one after the other, while the daemon crashes now and then.
     async fn work(&mut self) {
         for round in 0..ROUNDS {
             let mode = if round % 2 == 0 { "--full" } else { "--changed" };
             let run_dies = self.moment(35);
-            // And how long there is none then.
+            // And how long no daemon runs then.
             let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
             let (world, daemon) = (&self.world, &mut self.daemon);
             tokio::join!(reconcile(world, mode, run_dies), async {
@@ -156,7 +156,7 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
         Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
             Ok(output) => output,
             Err(_) => {
-                // Dropped, and so killed; its lease would end by itself, much later.
+                // Dropped, and so killed. Its lease would expire only much later.
                 let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
                 sqlx::query(end).execute(&world.pool).await.unwrap();
                 return;
@@ -168,7 +168,7 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     assert!(matches!(code, Some(0 | 75)), "{code:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Every repair of a target in Redis, in order; none in MySQL.
+/// Every repair of a target in Redis, in order. There must be none in MySQL.
 async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     let rows = sqlx::query(
         "SELECT target_id, store, before_it, added, repair.outcome, \
@@ -190,7 +190,7 @@ async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     repairs
 }
 
-/// Fails if a repair was wrong; says how many there were.
+/// Fails if a repair was wrong. Returns the number of repairs.
 fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -> usize {
     let mut by_target: BTreeMap<Target, Vec<Act>> = BTreeMap::new();
     for act in acts {
@@ -243,7 +243,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     world.assert_equals(&model).await;
     assert_redis_equals(&world, &model).await;
     let repaired = assert_right(&acts, &repairs(&world).await, seed);
-    assert!(repaired > 20, "seed {seed}: of {} acts only {repaired} had to be repaired", acts.len());
+    assert!(repaired > 20, "seed {seed}: of {} acts only {repaired} needed a repair", acts.len());
     assert!(daemon.unwrap().stop().success());
     world.close().await;
 }

@@ -6,16 +6,16 @@ use super::stage::{Run, Stage, assert_numbers, repair};
 use crate::common::proxy::Proxy;
 use crate::common::{drift, eventually, stderr, target};
 
-/// What Redis answers to a repair that it refused: an empty list.
+/// Redis' answer to a repair that it rejected: an empty list.
 const REFUSED: &[u8] = b"*0\r\n";
 
-/// The same to one that added to one target.
+/// The same for a repair that added to one target.
 const ADDED: &[u8] = b"*1\r\n:1\r\n";
 
-/// A run that measured a drift of 3, whose repair doesn't reach Redis in time, and which has failed.
+/// A run that measured a drift of 3 and has failed, because its repair doesn't reach Redis in time.
 async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     let mut stage = Stage::new(name, "").await;
-    // So that Redis knows the script: what is held back must run, not be asked for once more.
+    // So that Redis knows the script: the held command must run, and not be requested again.
     drift(&stage.world, target(1), 1).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("repaired", 1)]);
     drift(&stage.world, target(1), 3).await;
@@ -40,7 +40,7 @@ async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
 
 async fn runs_late(proxy: &Proxy, answer: &[u8]) {
     proxy.release();
-    eventually("Redis answers what was held back", || async { !proxy.answers().is_empty() }).await;
+    eventually("Redis answers the held command", || async { !proxy.answers().is_empty() }).await;
     assert_eq!(String::from_utf8_lossy(&proxy.answers()), String::from_utf8_lossy(answer));
 }
 

@@ -1,4 +1,4 @@
-//! A full run that dies again and again.
+//! A full run that crashes again and again.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.drained().await;
     for seed in SEEDS {
         let mut dice = Dice::new(seed);
-        // What is off is repaired at the end of the kind: the checkpoint comes no further than the first of them.
+        // Drifts are repaired at the end of the kind, so the checkpoint stops before the first of them.
         let first = 12 + dice.below(25);
         let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
         for id in &off {
@@ -54,12 +54,12 @@ async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
         run.kill();
         stage.end_lease().await;
         let checkpoint = checkpoint(&stage.world).await;
-        assert!(checkpoint >= last, "seed {seed}: it fell back from {last} to {checkpoint}");
+        assert!(checkpoint >= last, "seed {seed}: the checkpoint fell from {last} to {checkpoint}");
         last = checkpoint;
     }
 }
 
-/// The last target that the runs of the job since the last one that was done have come to.
+/// The last target that the job's runs have reached since its last finished run.
 async fn checkpoint(world: &World) -> i64 {
     world
         .count(

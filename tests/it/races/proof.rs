@@ -1,4 +1,4 @@
-//! Whether a repair was right, from what is known of everything that was ever counted and published. Pure.
+//! Decides whether a repair was right, from everything that was ever counted and published. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,29 +6,29 @@ use crate::common::target;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
-/// Something that was counted in Redis.
+/// A count in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// What was counted; its `at` is when, by Redis' clock.
+    /// The counted event. Its `at` is Redis' time of the count.
     pub event: LikeEvent,
-    /// When the broker had its event for certain; none where it was never published.
+    /// When the broker certainly had its event. `None` if it was never published.
     pub published: Option<Micros>,
 }
 
-/// A row of `repair`: what a run has added to a target in Redis, or wanted to.
+/// A row of `repair`: what a run added to a target in Redis, or wanted to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Redis' number at the cut at which it was measured.
     pub before: i64,
     pub added: i64,
-    /// None where the run was cut off.
+    /// `None` if the run was killed before.
     pub outcome: Option<String>,
     /// When the run began, and when the row was written.
     pub began: Micros,
     pub noted: Micros,
 }
 
-/// Both numbers of a target from this instant on, if nothing was ever repaired and nothing is on the way.
+/// Both numbers of a target from this instant on, without any repair and with nothing in flight.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     at: Micros,
@@ -36,21 +36,21 @@ struct Step {
     mysql: i64,
 }
 
-/// Says which of a target's repairs, given in order, was wrong, if any.
+/// Returns the first wrong repair of a target, if there is one. The repairs are in order.
 ///
-/// A repair is right if it is explained by one instant, its cut: there Redis had the number that the repair says it had,
-/// and that was off by at least as much as was added, in that direction. Then adding it can't have made a right counter
+/// A repair is right if one instant, its cut, explains it. At the cut Redis had the number that the repair names, which
+/// was off by at least the added amount, in that direction. Then the addition can't have made a right counter
 /// wrong, nor a wrong one wrong in the other direction.
 ///
-/// * The cut is between the run's begin and `grace` before the row was written, because a run waits so long between
-///   the last sample and its fence, and repairs after it.
-/// * Redis' number at an instant is what was counted up to then, plus what repairs have added before. For one whose run
-///   was cut off both are possible, that it was added and that it wasn't: all sums are kept that explain every repair so
-///   far. A repair that was refused has added nothing, but was measured all the same.
-/// * MySQL's number as of an instant is what the events up to then make it that were published, whenever that was. It is
-///   the truth that the repair must approach, but for one thing: an event that the broker had later than `grace` after
-///   the cut may have been behind the fence. Such a like makes Redis look too high by one at most, such an unlike
-///   too low by one. Whatever was published within `grace` of its `at` explains nothing.
+/// * The cut is between the run's begin and `grace` before the row was written. A run waits that long between the last
+///   sample and its fence, and repairs after it.
+/// * Redis' number at an instant is the sum of all counts up to then and of the repairs before. If a run was killed,
+///   its repair may or may not have been added, so all sums are kept that explain every repair so far. A rejected
+///   repair added nothing, but was measured, too.
+/// * MySQL's number as of an instant comes from the events up to then that were ever published. It is the truth that
+///   the repair must approach, with one exception. An event that reached the broker later than `grace` after the cut
+///   may have been behind the fence. Such a like makes Redis look too high by one at most, such an unlike too low by
+///   one. An event that was published within `grace` of its `at` explains nothing.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -114,13 +114,13 @@ fn steps(acts: &[Act]) -> Vec<Step> {
 
 const GRACE: i64 = 100;
 
-/// User 1's like or unlike at that instant, published so much later.
+/// User 1's like or unlike at that instant, published this much later.
 fn act(user: u64, at: i64, liked: bool, later: Option<i64>) -> Act {
     let event = LikeEvent { target: target(1), user: UserId(user), at: Micros(at), liked };
     Act { event, published: later.map(|later| Micros(at + later)) }
 }
 
-/// A repair by a run that began at 1,000 and wrote the row at 1,500: its cut is at 1,400 at the latest.
+/// A repair by a run that began at 1,000 and wrote the row at 1,500. Its cut is at 1,400 at the latest.
 fn row(before: i64, added: i64, outcome: Option<&str>) -> Row {
     Row { before, added, outcome: outcome.map(str::to_owned), began: Micros(1_000), noted: Micros(1_500) }
 }
@@ -136,13 +136,13 @@ fn a_repair_is_right_where_something_was_lost_and_wrong_where_nothing_was() {
     assert!(is_right(&lost, &[row(3, -1, done)]));
     assert!(!is_right(&lost, &[row(3, -2, done)]), "too much");
     assert!(!is_right(&lost, &[row(3, 1, done)]), "the wrong direction");
-    assert!(!is_right(&lost, &[row(2, -1, done)]), "Redis never had that number while the run was at it");
+    assert!(!is_right(&lost, &[row(2, -1, done)]), "Redis never had that number during the run");
     assert!(!is_right(&lost, &[row(3, -1, done), row(2, -1, done)]), "twice");
     assert!(is_right(&lost, &[row(3, -1, Some("stale")), row(3, -1, done)]), "the first was refused");
-    assert!(is_right(&lost, &[row(3, -1, None), row(3, -1, done)]), "the first was cut off before it was added");
+    assert!(is_right(&lost, &[row(3, -1, None), row(3, -1, done)]), "the first was killed before its repair was added");
     assert!(!is_right(&lost, &[row(3, -1, None), row(3, -1, done), row(2, -1, done)]));
     assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "nothing was lost");
-    // The retry of a like that was counted, and the publish that was lost between two that weren't.
+    // The retry of a like that had counted, and a lost publish between two that were not lost.
     assert!(is_right(&[act(1, 10, true, None), act(1, 20, true, Some(5))], &[row(2, -1, done)]));
     let flips = [act(1, 10, true, Some(5)), act(1, 20, false, None), act(1, 30, true, Some(5))];
     assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis is right again");
@@ -156,13 +156,13 @@ fn a_late_like_explains_a_repair_only_if_it_came_later_than_the_grace_after_the_
         (1_390, Some(100), false),
         (1_200, Some(101), true),
         (1_000, Some(501), true),
-        // Counted when the cut was over, or before the run began and published in time.
+        // Counted after the cut, or before the run began and published in time.
         (1_401, Some(500), false),
         (500, Some(599), false),
     ] {
         assert_eq!(is_right(&[act(1, at, true, later)], &[row(1, -1, done)]), expected, "{at} {later:?}");
     }
-    // It came in the end: what was taken away must be given back, and no more.
+    // It arrived in the end, so the subtracted amount must be added again, and no more.
     let late = [act(1, 1_200, true, Some(400))];
     let back = Row { began: Micros(2_000), noted: Micros(2_500), ..row(0, 1, done) };
     assert!(is_right(&late, &[row(1, -1, done), back.clone()]));

@@ -1,12 +1,12 @@
-//! Two reconcilers: the first is frozen until its lease has ended, a second one does its work, the first wakes up.
+//! Two reconcilers: the first is frozen until its lease has ended, the second does its work, the first resumes.
 
 use std::process::Output;
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, stderr, stdout, target};
 
-/// A run that is frozen at `point` while another one repairs what it has found; then it wakes up and ends. `noted` is
-/// what the first one's own rows say in the end.
+/// A run is frozen at `point` while another one repairs the drifts that it has found. Then it resumes and ends. `noted`
+/// are the final outcomes of the first run's own rows.
 async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
     let mut stage = Stage::new(name, "").await;
     drift(&stage.world, target(1), 3).await;
@@ -44,7 +44,7 @@ async fn a_run_that_wakes_up_with_agreed_drifts_after_a_takeover_changes_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_wakes_up_between_note_and_repair_after_a_takeover_changes_nothing() {
-    // MySQL was asked before the takeover: here it is Redis that refuses.
+    // MySQL was asked before the takeover, so here Redis rejects.
     let output = overtaken_at("rival_noted", "reconcile:noted", &[Some("stale")]).await;
     let report = serde_json::from_slice(&output.stdout).unwrap();
     assert_numbers(&report, &[("drifted", 1), ("repaired", 0), ("left", 1)]);
@@ -119,7 +119,7 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     first.paused().await;
     stage.publish(&counted).await;
     stage.applied(1).await;
-    // Begins when the lease ends by itself. It finds the number right, and leaves the bucket as the first run saw it.
+    // It begins when the lease expires. It finds the number right, and leaves the bucket as the first run saw it.
     assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
     first.resume();
     first.ended().await;
@@ -136,7 +136,7 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     let mut first = stage.run(&["--full"], &["reconcile:agreed"]);
     first.paused().await;
     let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
-    // What a failover to a server does that lacks the last commits: the number is given once more.
+    // After a failover to a server without the last commits, the number is used again.
     for sql in [
         format!("DELETE FROM job_run WHERE run = {run}"),
         format!("ALTER TABLE job_run AUTO_INCREMENT = {run}"),

@@ -1,4 +1,4 @@
-//! A site at rest, and runs that stop themselves where a test wants to act.
+//! A quiet site, and runs that stop themselves at the points where a test acts.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -23,7 +23,7 @@ pub struct Stage {
     publisher: Publisher,
 }
 
-/// What a row of `repair` says: target, store, what was added, outcome.
+/// A row of `repair`: target, store, added amount, outcome.
 pub type Repair = (u64, String, i64, Option<String>);
 
 impl Stage {
@@ -67,7 +67,7 @@ impl Stage {
         self.world.drained(&self.publisher).await;
     }
 
-    /// Waits until MySQL has the model's number for a target: what was published of it is applied.
+    /// Waits until MySQL has the model's number for a target, so its published events are applied.
     pub async fn applied(&self, id: u64) {
         let count = self.model.counters()[&target(id)];
         eventually("the likes are in MySQL", || async { self.world.counters().await.get(&target(id)) == Some(&count) })
@@ -95,12 +95,12 @@ impl Stage {
             .unwrap()
     }
 
-    /// Everything that a reconcile may change: the counters in both stores, and the log of repairs.
+    /// Everything that a reconcile can change: the counters in both stores, and the log of repairs.
     pub async fn everything(&self) -> (Numbers, Numbers, Vec<Repair>) {
         (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
     }
 
-    /// The other side of the test: nothing is left to repair, and all three truths are the model's. Ends the stage.
+    /// Checks that nothing is left to repair, and that all three stores equal the model. Ends the stage.
     pub async fn close(self) {
         self.drained().await;
         let report = self.world.report(&["reconcile"]);
@@ -141,7 +141,7 @@ impl Run {
         self.0.as_ref().unwrap().id()
     }
 
-    /// Its state as the system tells it: T when stopped, Z when it has ended.
+    /// The system's state of the process: T when stopped, Z when it has ended.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
@@ -161,7 +161,7 @@ impl Run {
         assert!(sent.success(), "kill -CONT");
     }
 
-    /// Lets it go on to its next point.
+    /// Resumes it to its next point.
     pub async fn next(&mut self) {
         self.resume();
         self.paused().await;
@@ -173,14 +173,14 @@ impl Run {
         tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
     }
 
-    /// Lets it go on to its end.
+    /// Resumes it to its end.
     pub async fn report(self) -> Value {
         self.resume();
         let output = self.ended().await;
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(self) {
         drop(self);
     }

@@ -1,4 +1,4 @@
-//! Numbers that the daemon counts, while a run loads what Redis has lost.
+//! Numbers that the daemon counts, while a run loads missing data into Redis.
 
 use redis::AsyncCommands;
 use tallyd_core::event::LikeEvent;
@@ -77,7 +77,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     lose(&site.world).await;
     site.like([3, 4].into_iter(), 9).await;
     let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:sampled")]);
-    // The first sample that the run takes is that of the comparison.
+    // The first sample of the run is the comparison's.
     run.paused().await;
     assert_eq!(site.unloaded().await, 0);
     assert_redis_equals(&site.world, &site.model).await;
@@ -85,7 +85,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     site.close().await;
 }
 
-/// The field of target 1, and how many buckets are unknown, after all numbers were loaded again.
+/// The field of target 1, and the number of unknown buckets, after all numbers were loaded again.
 async fn reloaded(site: &Site) -> (String, u64) {
     let report = site.world.report(&["reconcile", "--reload"]);
     assert_eq!((&report["left"], &report["drifted"]), (&0.into(), &0.into()), "{report}");

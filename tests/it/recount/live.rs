@@ -1,4 +1,4 @@
-//! Recounts while comments come and go, and their events are on the way.
+//! Recounts while comments are added and deleted, and their events are in flight.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use super::{QUERY, added, comments, counters, served, settings};
 use crate::common::{Dice, World, target};
 
-/// Videos that are commented on; those above the half seldom.
+/// Videos with comments. The upper half gets few.
 const VIDEOS: u64 = 40;
 
-/// Comments by one API server until the stop: each one's row, and a moment later its event. Some are deleted again. Ends when the last
-/// event is published.
+/// Comments by one API server until the stop: each has a row, and a moment later its event. Some are deleted again.
+/// Ends when the last event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
     let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
@@ -42,7 +42,7 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // Half of them in order, the others beside what comes next.
+            // Half of them in order, the others concurrently with the next ones.
             if dice.percent(50) {
                 publish.await;
             } else {
@@ -66,7 +66,7 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let (mut dice, mut injected) = (Dice::new(9), BTreeMap::<u64, i64>::new());
     for round in 0..4_u64 {
         for _ in 0..3 {
-            // Of the hot ones, and of those that rest: an event that was lost or counted twice, or a hand.
+            // Errors on hot videos and on quiet ones: a lost event, a double count, or a manual change.
             let video = if round % 2 == 0 { 1 + dice.below(4) } else { 5 + dice.below(VIDEOS - 4) };
             let by = if dice.percent(50) { 3 } else { -2 };
             let sql = format!(
@@ -86,14 +86,15 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     for server in servers {
         server.await.unwrap();
     }
-    // Now all of them rest. Not before the events are in: one on its way can make up for a drift of the same size for one look.
+    // From now on all of them are quiet. This must wait for the events: one in flight can hide a drift of the same size
+    // for one look.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["busy"], 0, "{report}");
     assert_eq!(counters(&world).await, comments(&world).await, "{report}");
     injected.retain(|_, by| *by != 0);
     let taken_back: BTreeMap<u64, i64> = injected.iter().map(|(video, by)| (*video, -by)).collect();
-    assert_eq!(added(&world).await, taken_back, "what was added is what was injected");
+    assert_eq!(added(&world).await, taken_back, "the recounts must add exactly the injected amounts");
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -1,6 +1,6 @@
-//! Numbers whose truth is another table: corrected by a query, and by nothing else.
+//! Numbers whose truth is another table. Only a query corrects them.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod live;
 mod plain;
@@ -13,18 +13,18 @@ use crate::common;
 use common::{Daemon, World};
 use sqlx::{AssertSqlSafe, Row};
 
-/// What counts the comments of a video.
+/// Counts the comments of a video.
 const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \
                      LIMIT :limit";
 
-/// A configuration with one recount; `more` is what else its block has.
+/// A configuration with one recount. `more` is added to its block.
 fn settings(query: &str, more: &str) -> String {
     format!(
         "[metrics]\nlike = 1\ncomment = 2\n[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"
     )
 }
 
-/// A world with an empty table of comments, and queues that nobody reads.
+/// A world with an empty table of comments, and queues without a consumer.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;
@@ -46,7 +46,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Comments in the table, so many for each video.
+/// Adds this many comments for each video to the table.
 async fn comment(world: &World, comments: &[(u64, usize)]) {
     for (id, count) in comments {
         run(world, &format!("INSERT INTO comment (video_id) VALUES {}", vec![format!("({id})"); *count].join(",")))
@@ -54,7 +54,7 @@ async fn comment(world: &World, comments: &[(u64, usize)]) {
     }
 }
 
-/// Numbers in `counter`, whatever they should be.
+/// Sets numbers in `counter`, right or wrong.
 async fn count(world: &World, counters: &[(u64, u8, i64)]) {
     for (id, slot, value) in counters {
         let columns = "kind, target_id, metric, slot, value, update_at";
@@ -79,7 +79,7 @@ async fn comments(world: &World) -> BTreeMap<u64, i64> {
     numbers(world, "SELECT CAST(video_id AS UNSIGNED), COUNT(*) FROM comment WHERE deleted = 0 GROUP BY video_id").await
 }
 
-/// What was added to counters by recounts, in all.
+/// The sum of all recounts' additions to each counter.
 async fn added(world: &World) -> BTreeMap<u64, i64> {
     let sql = "SELECT target_id, CAST(SUM(added) AS SIGNED) FROM repair WHERE store = 'mysql' AND outcome = 'done' AND metric = 2 \
                GROUP BY target_id";

@@ -1,4 +1,4 @@
-//! What goes back in time: Redis' counters, and clocks that were ahead.
+//! Stores that lost their newest data, and clocks that were ahead.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
         model.apply(&counted.event);
     }
     world.drained(&publisher).await;
-    // Long enough ago for no later run to look at them because of its overlap.
+    // So long ago that no later run checks them because of its overlap.
     let until = last.unwrap().after(Duration::from_secs(2));
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
@@ -71,7 +71,7 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     world.close().await;
 }
 
-/// What changed runs have noted as compared, in order.
+/// The cuts that `changed` runs have noted as compared, in order.
 async fn cuts(world: &World) -> Vec<i64> {
     let micros = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', cut) AS SIGNED)";
     let sql = format!("SELECT {micros} FROM job_run WHERE mode = 'changed' AND outcome = 'done' ORDER BY run");
@@ -81,7 +81,7 @@ async fn cuts(world: &World) -> Vec<i64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     let (world, daemon, _) = settled("left_cut", 3, "").await;
-    // There are never less likes than none, in Redis.
+    // Likes are never negative in Redis.
     sqlx::query("UPDATE counter SET value = -2 WHERE target_id = 1").execute(&world.pool).await.unwrap();
     for _ in 0..3 {
         let report = world.report(&["reconcile", "--changed"]);

@@ -1,4 +1,4 @@
-//! Events whose `at` is told by the producers' own clocks.
+//! Events whose `at` comes from the producers' own clocks.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
 
-/// Counts in Redis, and publishes with an `at` of its own.
+/// Counts in Redis, and publishes with the given `at`.
 async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, id: u64, at: Micros) {
     let (client, publisher) = with;
     let counted = client.count(target(id), UserId(1), true, &[]).await.unwrap();
@@ -29,7 +29,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     let mut model = Model::default();
     let with = (&client, &publisher);
     let now = world.cache.now().await.unwrap();
-    // One clock is ahead, one behind; what is older than the skew is quiet.
+    // One clock is ahead, one behind. Events older than the skew are quiet.
     like_at(&world, with, &mut model, 1, now.after(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 2, now.before(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 3, now.before(Duration::from_secs(60))).await;
@@ -37,7 +37,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         drift(&world, target(id), 2).await;
     }
     world.drained(&publisher).await;
-    // Targets 1 and 2 have events within the skew of every cut, and none while they are watched: that decides them.
+    // Targets 1 and 2 have events within the skew of every cut, and none while they are watched, so the watch decides
+    // them.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&report["repaired"], &report["busy"], &report["undecided"]),
@@ -45,7 +46,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         "{report}"
     );
 
-    // One that gets events all the time can't be decided, and is left as it is.
+    // A target that gets events all the time can't be decided, and is left unchanged.
     drift(&world, target(3), 2).await;
     let run = world.command().args(["reconcile", "--full", "--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());
@@ -58,7 +59,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     assert_eq!((&report["undecided"], &report["repaired"]), (&1.into(), &0.into()), "{report}");
     assert!(
         report["cut"].is_i64(),
-        "one target that never rests must not keep all others from being compared: {report}"
+        "one target that is never quiet must not block the comparison of all others: {report}"
     );
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);

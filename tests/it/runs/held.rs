@@ -1,4 +1,4 @@
-//! What one bad thing must not hold: a lost bucket, a foreign key, a lease, rows of other runs.
+//! A lost bucket, a foreign key, a lease, or rows of other runs must not block other work.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     world.set(settings);
     let daemon = world.daemon();
     let runs = "SELECT COUNT(*) FROM job_run WHERE owner LIKE '%:%' AND mode = 'full' AND checkpoint IS NOT NULL AND finished_at IS NULL";
-    eventually("a full run is at it", || async { world.count(runs).await == 1 }).await;
+    eventually("a full run is active", || async { world.count(runs).await == 1 }).await;
     let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&world.pool).await.unwrap();
     lose(&world).await;
     let ended = || async move {
@@ -64,7 +64,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
         named.sort();
         assert_eq!(named, foreign, "{report}");
     }
-    // Once they are deleted they are lost, as any bucket.
+    // Once they are deleted they are missing, like any bucket.
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
     assert_redis_equals(&world, &model).await;
@@ -75,13 +75,13 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let (world, daemon, _) = settled("future_lease", 3, "").await;
-    // As MySQL's clock leaves them that was ahead by a day.
+    // As MySQL leaves them if its clock was ahead by a day.
     let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let given_back = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6) - INTERVAL 1 DAY";
-    assert_eq!(world.count(given_back).await, 0, "a lock that is given back is free by any clock");
+    assert_eq!(world.count(given_back).await, 0, "a released lock is free by any clock");
     let ahead = "UPDATE job_run SET started_at = NOW(6) + INTERVAL 1 DAY, finished_at = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     assert!(daemon.stop().success());
@@ -131,7 +131,7 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
             format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
-    // One connection: the session counts what it reads.
+    // One connection, because the session counts its reads.
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let read = async || {
         let mut lent = store.acquire().await.unwrap();
@@ -211,7 +211,7 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
     eventually("the run has ended", || async { world.count(put_off).await > 0 }).await;
     let is_loaded: bool = redis::cmd("HEXISTS").arg(&key).arg("_").query_async(&mut world.redis().await).await.unwrap();
     assert!(!is_loaded);
-    // What a command does, and a loss that no eviction explains, is not held up.
+    // A command is not delayed, nor the repair of a loss without an eviction.
     assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());

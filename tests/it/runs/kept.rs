@@ -57,8 +57,8 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     let (world, daemon, mut model) = settled("late", 3, "").await;
     let client = world.client();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
-    assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL has not");
-    // The dead letter is replayed, or the API server publishes what it has kept.
+    assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL lacks");
+    // The dead letter is replayed, or the API server publishes the event that it has kept.
     event.at = Micros(event.at.0 - 3_600_000_000);
     model.apply(&event);
     let publisher = world.publisher().await;

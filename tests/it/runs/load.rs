@@ -1,4 +1,4 @@
-//! Redis lost, and loaded again while events wait.
+//! Redis is lost, and loaded again while events wait.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     let (world, daemon, mut model) = settled("patient_load", 20, "[reconcile]\nfence_max = \"2s\"").await;
     assert!(daemon.stop().success());
     lose(&world).await;
-    // Nobody writes it before the daemon is back.
+    // It is not written before the daemon is back.
     let client = world.client();
     model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
     let mut run =
         world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(5) {
-        assert_eq!(run.try_wait().unwrap(), None, "it gave up");
+        assert_eq!(run.try_wait().unwrap(), None, "the run gave up");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let daemon = world.daemon();

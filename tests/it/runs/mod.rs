@@ -1,6 +1,7 @@
-//! Runs of the reconcile as an operator sees them: stopped, killed, too long, too much; and Redis lost under the daemon.
+//! Runs of the reconcile as an operator sees them: stopped, killed, too long, above the limits; and Redis lost under
+//! the daemon.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod back;
 mod clock;
@@ -117,7 +118,7 @@ async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
     assert_eq!(second["checked"].as_u64().unwrap() + checked, 100, "{first} {second}");
     assert_eq!((&second["ended"], &second["repaired"]), (&"done".into(), &1.into()), "{second}");
     assert!(second["resumed_run"].is_u64(), "{second}");
-    // It was done: the next one begins anew.
+    // It was done, so the next one begins at the start.
     let third = world.report(&["reconcile", "--resume"]);
     assert_eq!((&third["checked"], &third["resumed_run"]), (&100.into(), &serde_json::Value::Null), "{third}");
     assert_redis_equals(&world, &model).await;
@@ -142,7 +143,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     .await;
     run.kill().unwrap();
     run.wait().unwrap();
-    // The dead one's lease ends by itself; what is tested here is what comes after.
+    // The dead run's lease would expire anyway. This test is about the time after that.
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'").execute(&world.pool).await.unwrap();
     let resumed = world.report(&["reconcile", "--resume", "--force"]);
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
@@ -170,7 +171,7 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    eventually("the run says what it waits for", || async {
+    eventually("the run logs the reason of its wait", || async {
         std::fs::read_to_string(log.path()).unwrap().contains(".events.0 has 20 messages, above the limit of 10")
     })
     .await;
@@ -192,7 +193,7 @@ async fn a_daemon_loads_what_redis_has_lost_within_seconds() {
     daemon.logged("redis-lost").await;
     daemon.logged("job-ended").await;
     assert_redis_equals(&world, &model).await;
-    // One bucket alone, as an eviction takes it.
+    // Only one bucket, as after an eviction.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(7)));
     let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut world.redis().await).await.unwrap();
     eventually("the bucket is loaded again", || async {
@@ -238,7 +239,7 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     let (world, daemon, mut model) = settled("uncounted", 3, "").await;
-    // More than a run holds beside a page: like records loaded by hand, and their counters forgotten.
+    // More than a run holds beside a page: like records that were inserted by hand, without their counters.
     let rows: Vec<String> = (0..11_000).map(|id| format!("(1,{},7,0,'2026-01-01')", 100 + id)).collect();
     let sql =
         format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", rows.join(","));

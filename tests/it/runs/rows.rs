@@ -1,4 +1,4 @@
-//! What a run reads of a large table: bounded by rows that the server reads, not by those that it finds.
+//! The reads of a run on a large table are limited by rows that the server reads, not by rows that it finds.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::model::{Kind, TargetId};
@@ -7,7 +7,7 @@ use tallyd_mysql::Store;
 use super::common::World;
 use super::settled;
 
-/// Counters of a metric beside which the others have no row.
+/// Counters of one metric. The others have no row for these targets.
 const ROWS: i64 = 20_000;
 
 /// Two more metrics than there are numbers of.
@@ -16,7 +16,7 @@ const SPARSE: &str = "[metrics]\nlike = 1\nshare = 2\nview = 3\n[reconcile]\nrep
 async fn filled(name: &str) -> World {
     let world = World::new(name, SPARSE).await;
     if is_mariadb(&world).await {
-        // MySQL counts always.
+        // MySQL always counts.
         sqlx::query("SET GLOBAL userstat = 1").execute(&world.pool).await.unwrap();
     }
     insert(&world, (1..=ROWS).map(|id| (id, 2, 0))).await;
@@ -54,11 +54,11 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let before = rows_read(&world).await;
-    // Redis is empty: it is loaded, and then compared.
+    // Redis is empty, so it is loaded and then compared.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // To list and to read them, of the load and of the comparison.
+    // To list and to read them, for the load and for the comparison.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());
@@ -71,7 +71,7 @@ async fn a_page_of_counters_reads_no_more_rows_than_it_has() {
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let before = rows_read(&world).await;
     let range = store.list_range(Kind(1), TargetId(7_000), 100).await.unwrap();
-    // One row more says whether the last target is cut.
+    // One more row shows whether the last target is cut.
     assert_eq!((range.counters.len(), range.until), (100, TargetId(7_100)));
     let read = rows_read(&world).await - before;
     assert!(read <= 102, "{read} rows");
@@ -95,7 +95,7 @@ async fn a_target_with_more_rows_than_a_page_is_read_whole() {
 async fn a_search_of_the_buckets_ends_when_its_time_is_over() {
     let settings = "[redis]\nbucket_bits = 14\n[reconcile]\npause_ms = 1000\n";
     let (world, daemon, _) = settled("search_over", 0, settings).await;
-    // No counter is compared; four pieces of the buckets are searched, with a pause before each.
+    // No counter is compared. Four parts of the buckets are searched, with a pause before each.
     let report = world.report(&["reconcile", "--full", "--run-time", "2s"]);
     assert_eq!((&report["ended"], &report["cut"]), (&"time-over".into(), &serde_json::Value::Null), "{report}");
     assert!(daemon.stop().success());

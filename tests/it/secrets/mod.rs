@@ -1,7 +1,7 @@
-//! Passwords, keys and tokens are in nothing that tallyd shows: they are planted wherever one may be, and looked for in all that comes out,
-//! as they are and as they look in other ways of writing.
+//! Passwords, keys and tokens are in no output of tallyd. They are planted wherever a secret can be, and all output is
+//! searched for them, also in other encodings.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod rights;
 
@@ -22,12 +22,12 @@ use tallyd_mysql::Store;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// All that is planted has this in it.
+/// Every planted secret contains this.
 const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
 
-/// Everything that was shown, with where.
+/// All output, with its source.
 #[derive(Default)]
 struct Shown(Vec<(String, String)>);
 
@@ -36,7 +36,7 @@ impl Shown {
         self.0.push((place.into(), String::from_utf8_lossy(text.as_ref()).into_owned()));
     }
 
-    /// Runs a command, and notes all that it says.
+    /// Runs a command, and records its output.
     fn run(&mut self, world: &World, arguments: &[&str], environment: &[(&str, &str)]) {
         let output = world
             .command()
@@ -50,11 +50,11 @@ impl Shown {
         self.note(format!("stderr of {place}"), &output.stderr);
     }
 
-    /// Fails where any of it has what was planted.
+    /// Fails if any of it has a planted secret.
     fn assert_clean(&self, more: &[String]) {
         assert!(
             self.0.iter().map(|(_, text)| text.len()).sum::<usize>() > 10_000,
-            "too little is shown to prove anything"
+            "too little output to prove anything"
         );
         let planted: Vec<String> = ways_of_writing(PLANTED).into_iter().chain(more.iter().cloned()).collect();
         for (place, text) in &self.0 {
@@ -69,7 +69,7 @@ impl Shown {
     }
 }
 
-/// As text, in hex, as numbers of bytes, and in base64 wherever in a text it begins.
+/// As text, in hex, as numbers of bytes, and in base64 at each position of a text.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
@@ -77,7 +77,7 @@ fn ways_of_writing(text: &str) -> Vec<String> {
     let mut ways = vec![text.to_owned(), numbers.join(", "), numbers.join(","), hex.to_uppercase(), hex];
     for before in 0..3 {
         let encoded = BASE64_STANDARD.encode([vec![0; before], bytes.to_vec()].concat());
-        // Without the letters that what stands beside it has a part in.
+        // Without the letters that depend on the neighbouring bytes.
         let (from, to) = ((before * 8).div_ceil(6), (before + bytes.len()) * 8 / 6);
         ways.push(encoded[from..to].to_owned());
     }
@@ -113,7 +113,7 @@ async fn get(address: &str, path: &str, token: &str) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Asks all that the admin port has.
+/// Requests all paths of the admin port.
 async fn look(shown: &mut Shown, daemon: &Daemon) {
     daemon.logged("the admin port is ").await;
     let log = daemon.log();
@@ -125,7 +125,7 @@ async fn look(shown: &mut Shown, daemon: &Daemon) {
     shown.note("cmdline", fs::read(format!("/proc/{}/cmdline", daemon.child.id())).unwrap());
 }
 
-/// A daemon at work, and all commands, with passwords from one place.
+/// A running daemon and all commands, with passwords from one source.
 async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], likes: i64) {
     let trace =
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
@@ -157,7 +157,7 @@ async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], li
     assert!(daemon.stop().success());
 }
 
-/// What is said of passwords that are wrong, of servers that are away, and of settings that can't be used.
+/// The output for wrong passwords, unreachable servers, and invalid settings.
 async fn fail(shown: &mut Shown, world: &World) {
     let closed = "127.0.0.1:1";
     let wrong = ["AMQP", "MYSQL", "REDIS"].map(|section| format!("TALLYD__{section}__PASSWORD"));
@@ -192,7 +192,7 @@ async fn fail(shown: &mut Shown, world: &World) {
     daemon.kill();
 }
 
-/// A key and its certificate, and what of the key would show it.
+/// A key and its certificate, and the texts that would reveal the key.
 fn key(world: &World) -> (String, String, Vec<String>) {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["tallyd".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -219,7 +219,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
             "[admin]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"{token}\"\n[log]\nformat = \"{format}\"\n[reconcile]\nwatch_every = \"1s\"\n"
         )
     };
-    // In the address, as the world has it; in files; in the environment.
+    // In the address, as in the world; in files; in the environment.
     world.write(&rest("json"));
     work(&mut shown, &world, &[], 1).await;
     world.write(&settings(&world, |_| format!("password_file = \"{password}\"\n"), &rest("text")));
@@ -242,7 +242,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
     }
     let config = loaded(&world.config_path());
     shown.note("Debug", format!("{config:?} {config:#?} {:?}", Store::new(&config.mysql, 1).unwrap()));
-    // What a key is exchanged for is as bad.
+    // A file that is exchanged with the key would reveal it, too.
     world.write(&text.replace(&certificate, &key).replace("tls_key_file", "tls_ca_file"));
     shown.run(&world, &["config", "check"], &[]);
     world.write(&text.replace(&format!("tls_key_file = \"{key}\""), &format!("tls_key_file = \"{certificate}\"")));
@@ -280,7 +280,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     world.close().await;
 }
 
-/// A program with no more than its user has: root's powers see everything.
+/// A program with no more rights than its user, because root can read everything.
 fn without_powers(program: &str) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(program);
@@ -300,7 +300,7 @@ impl Drop for Ends {
     }
 }
 
-/// Whether another program of the same user can read that of a process.
+/// Whether another program of the same user can read that file of a process.
 fn is_readable(process: &Child, file: &str) -> bool {
     let mut command = without_powers("cat");
     command.arg(format!("/proc/{}/{file}", process.id())).stdout(Stdio::null()).stderr(Stdio::null());
@@ -317,7 +317,7 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
     let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {
-        // What isn't forbidden can be read.
+        // Without the protection it can be read.
         eventually("another program's is read", || async { is_readable(&other.0, file) }).await;
         assert!(!is_readable(&daemon.0, file), "{file}");
     }

@@ -1,4 +1,5 @@
-//! What the accounts of the files under ops/ may not do. That what they may do is enough is what nearly all other tests show: they run with these.
+//! The accounts of the files under ops/ lack these rights. Nearly all other tests show that their rights are enough,
+//! because they use them.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -10,7 +11,8 @@ use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use crate::common::World;
 
-/// MySQL's numbers for "no right": to a database, to a login or a file, to a table, to what administrators do.
+/// MySQL's error numbers for a missing right: to a database, to a login or a file, to a table, to administrators'
+/// commands.
 const DENIED: [u16; 4] = [1044, 1045, 1142, 1227];
 
 async fn is_denied(pool: &MySqlPool, sql: &str) {
@@ -113,7 +115,8 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), FieldTable::default());
         link.call("declare", declare).await.map(drop)
     };
-    let denied = |result: Result<(), BrokerError>| assert_eq!(result.expect_err("it was let in").fate(), Fate::Refused);
+    let denied =
+        |result: Result<(), BrokerError>| assert_eq!(result.expect_err("it was accepted").fate(), Fate::Refused);
     denied(declared(accounts.of_api(url), &format!("{}.events.9", world.name)).await);
     denied(declared(accounts.of_daemon(url), "of-somebody-else").await);
     let link = linked(accounts.of_api(url)).await;
@@ -128,7 +131,7 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
     let api = Broker::new(&api).unwrap();
     let publisher = api.connect_publisher("test").await.unwrap();
     publisher.publish(&exchange, "1", b"{}").await.unwrap();
-    // Past the exchange into a queue, as only a fence goes.
+    // Directly into a queue, as only a fence goes.
     assert!(publisher.publish("", &queue, b"{}").await.is_err());
     world.close().await;
 }

@@ -1,4 +1,4 @@
-//! Any order, two partitions, redelivery, death and rivals: the end is the model's.
+//! Any order, two partitions, redeliveries, crashes and rivals: the result equals the model.
 
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
@@ -6,7 +6,7 @@ use tallyd_mysql::Store;
 use super::common::{Dice, World, eventually, stderr};
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// So many events of a few targets, of the last minute.
+/// This many events of a few targets, of the last minute.
 fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
     let (mut dice, start) = (Dice::new(seed), start());
     let event = |_| {
@@ -46,7 +46,7 @@ async fn sets_and_counts_end_the_same_in_any_order_on_two_partitions() {
     assert_eq!(unread(&world).await, model(&events));
     world.publish(&publisher, &shuffled(2, &events)).await;
     world.drained(&publisher).await;
-    assert_eq!(unread(&world).await, model(&events), "all of it once more");
+    assert_eq!(unread(&world).await, model(&events), "all of it again");
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
     world.close().await;
@@ -66,7 +66,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let more = some(13, 2_000, 5);
-    // Known by other ids than the first ones.
+    // With other ids than the first ones.
     let numbered: Vec<_> =
         more.iter().enumerate().map(|(at, event)| published(at + 1_000, *event, at as u64)).collect();
     for piece in numbered.chunks(500) {
@@ -97,7 +97,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
             eventually("a day is emptied", || async {
-                // Whoever holds the table is waited for, for some seconds.
+                // It waits some seconds for another session that holds the table.
                 store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok_and(|days| days == 1)
             })
             .await;
@@ -111,8 +111,8 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.close().await;
 }
 
-/// Locks numbers from the last to the first, against the order of the daemon, with more to undo than a batch has: so that
-/// of the two MySQL ends the batch.
+/// Locks numbers from the last to the first, against the daemon's order. It has more to undo than a batch, so MySQL
+/// aborts the batch of the two.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");
@@ -125,7 +125,7 @@ async fn lock_backwards(world: &World, rounds: u32) {
                     .bind(id)
                     .fetch_all(&mut *tx)
                     .await;
-            // Now and then it is the one that is ended.
+            // Sometimes this transaction is the one that is aborted.
             if locked.is_err() {
                 break;
             }
@@ -153,7 +153,7 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     assert_eq!(unread(&world).await, model(&events));
     let slots = world.count("SELECT COUNT(DISTINCT slot) FROM counter WHERE metric = 4").await;
     assert_eq!(slots, 2, "both partitions have written");
-    assert!(daemon.log().contains("\"contention\""), "no batch was ended by a deadlock");
+    assert!(daemon.log().contains("\"contention\""), "no batch was aborted by a deadlock");
     assert!(daemon.stop().success());
     world.close().await;
 }

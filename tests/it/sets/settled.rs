@@ -1,4 +1,4 @@
-//! What sets and counts come to, one after the other.
+//! The results of sets and counts, one after the other.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 use super::common::World;
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// Publishes the events one batch after the other, and gives what the number of target 1 was after each.
+/// Publishes the events one batch after the other. Returns the number of target 1 after each.
 async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
     let publisher = world.publisher().await;
     let mut seen = Vec::new();
@@ -26,7 +26,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let world = World::new("sets_late", UNREAD).await;
     let daemon = world.daemon();
     let start = start();
-    // Some were counted yesterday: those lie in another partition of the table.
+    // Some were counted yesterday, so they are in another partition of the table.
     let at = |second: i64| start + second * 1_000_000;
     let events = [
         (1, at(-86_400), What::Count(100)),
@@ -46,7 +46,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
         "SELECT COUNT(*) FROM counter WHERE metric = 4 AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) =";
     let newest = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{newest} {}", at(41)))).fetch_one(&world.pool).await;
     assert_eq!((newest.unwrap(), unread(&world).await), (1_i64, model(&events)), "the newest `at` that was applied");
-    // A set of long ago, of a number that was counted ever since.
+    // An old set of a number that was counted ever since.
     let far = [(2, at(-5 * 86_400), What::Count(1)), (2, at(-4 * 86_400), What::Count(2)), (2, at(-2), What::Count(4))];
     let far = [far.as_slice(), &[(2, at(-4 * 86_400) - 1, What::Set(100))]].concat();
     let publisher = world.publisher().await;
@@ -73,7 +73,7 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
         (1, at, What::Reset),
     ];
     assert_eq!(one_by_one(&world, &events).await, [5, 3, 3, 8, 8]);
-    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "what is void is known, too");
+    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "void events are known, too");
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
     assert!(daemon.stop().success());
     world.close().await;
@@ -140,7 +140,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
 async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     let settings = format!("[consumer]\napplied_event_keep = \"1h\"\n{UNREAD}");
     let world = World::new("sets_refused", &settings).await;
-    // More than a slot can take back.
+    // More than a slot can subtract.
     let fill = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES \
                 (1, 2, 4, 7, -9223372036854775808, '2026-01-01'), (1, 3, 4, 0, 9223372036854775807, '2026-01-01'), \
                 (1, 3, 4, 7, 9223372036854775807, '2026-01-01')";

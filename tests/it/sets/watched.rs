@@ -1,4 +1,4 @@
-//! What reconciles learn from the consumers of numbers that are not likes: changes of watched ones.
+//! Changes of watched numbers that are not likes, which consumers report to reconciles.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tallyd_mysql::jobs::number_of;
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
-/// When a test's events are, in seconds.
+/// The times of a test's events, in seconds.
 struct Clock(i64);
 
 impl Clock {
@@ -19,7 +19,7 @@ impl Clock {
         Micros(self.0 + second * 1_000_000)
     }
 
-    /// The event of that number, of unread messages of target `id`.
+    /// The event with that number, of unread messages of target `id`.
     fn unread(&self, number: usize, (id, second, what): Event) -> (UserId, Vec<u8>) {
         published(number, (id, self.at(second).0, what), 1)
     }
@@ -36,7 +36,7 @@ impl Clock {
         WatchedCount { number: (target(1), metric), at: self.at(second), delta }
     }
 
-    /// The value that is `now`, as of then.
+    /// The earlier value of a number whose current value is `now`.
     fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
         counted_at(self.at(second), Duration::ZERO, now, counts)
     }
@@ -45,7 +45,7 @@ impl Clock {
 const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
-/// The number of target 1 as the watch sees it, and what was logged, by time.
+/// The number of target 1 as the watch sees it, and its logged changes by time.
 async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
     let (truths, Watched { mut counts, .. }) =

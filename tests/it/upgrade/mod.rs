@@ -1,7 +1,7 @@
-//! From one version to the next, and back: the schema changes under daemons that write, whatever interrupts it, and daemons of two versions
+//! Upgrades and downgrades: the schema changes under running daemons despite interruptions, and daemons of two versions
 //! share the work.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 mod schema;
 mod steps;

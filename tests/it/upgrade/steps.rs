@@ -1,11 +1,11 @@
-//! What a step of the schema may be.
+//! Rules for the steps of the schema.
 
 use std::fs;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The steps of versions that are out, with their SHA-256: sqlx refuses one that has changed since it was made.
+/// The steps of released versions, with their SHA-256. sqlx rejects a step that has changed since it was made.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
     ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),
@@ -35,11 +35,11 @@ fn steps_that_are_out_have_not_changed() {
     for (name, digest) in RELEASED {
         let (_, text) = steps.iter().find(|(step, _)| step == name).unwrap_or_else(|| panic!("{name} is gone"));
         let found = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        assert_eq!(&found, digest, "{name}: a change of the schema is a new step");
+        assert_eq!(&found, digest, "{name}: a change of the schema needs a new step");
     }
 }
 
-/// A table that is rebuilt keeps whoever writes to it for hours, where it has hundreds of millions of rows.
+/// A table with hundreds of millions of rows that is rebuilt blocks its writers for hours.
 #[test]
 fn a_step_makes_tables_or_changes_them_in_place_and_may_run_again() {
     for (name, text) in steps() {
@@ -47,7 +47,7 @@ fn a_step_makes_tables_or_changes_them_in_place_and_may_run_again() {
             let may_run_again = statement.contains("IF NOT EXISTS")
                 || statement.contains("IF EXISTS")
                 || statement.contains("ON DUPLICATE KEY UPDATE");
-            assert!(may_run_again, "{name}: half of a step may be done already:\n{statement}");
+            assert!(may_run_again, "{name}: half of a step can be done already:\n{statement}");
             let in_place = statement.contains("ALGORITHM = INSTANT")
                 || (statement.contains("ALGORITHM = INPLACE") && statement.contains("LOCK = NONE"));
             let is_new = statement.starts_with("CREATE TABLE") || statement.starts_with("INSERT INTO schema_floor");

@@ -1,7 +1,7 @@
 //! A RabbitMQ cluster of three nodes that ends with the test.
 //!
-//! Its nodes have an epmd, ports and a cookie of their own. `TALLYD_STACK_RABBIT_BIN` is the folder of RabbitMQ's scripts: the wrappers
-//! in /usr/sbin switch user and drop the environment.
+//! Its nodes have their own epmd, ports and cookie. `TALLYD_STACK_RABBIT_BIN` is the folder of RabbitMQ's scripts,
+//! because the wrappers in /usr/sbin switch the user and drop the environment.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,15 +12,15 @@ use std::process::{Child, Command, Output, Stdio};
 use super::common::ports::free_port;
 use super::common::{World, eventually, stderr, stdout, without_disk};
 
-/// Where RabbitMQ's scripts are, unless the environment says otherwise.
+/// The folder of RabbitMQ's scripts, unless the environment names another one.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
-/// How many nodes there are.
+/// The number of nodes.
 pub const NODES: usize = 3;
 
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// Where nodes find each other's ports.
+    /// Nodes find each other's ports there.
     epmd: Child,
     epmd_port: u16,
     folder: tempfile::TempDir,
@@ -29,16 +29,16 @@ pub struct Cluster {
 struct Node {
     port: u16,
     dist_port: u16,
-    /// While it runs. It leads a group of processes.
+    /// `None` while it does not run. It leads a group of processes.
     child: Option<Child>,
 }
 
-/// How a node is told to end.
+/// How a node ends.
 #[derive(Clone, Copy)]
 pub enum End {
     /// SIGKILL.
     Killed,
-    /// SIGTERM, which it obeys in order.
+    /// SIGTERM, for a clean stop.
     InOrder,
 }
 
@@ -63,7 +63,7 @@ impl Cluster {
         for place in 0..NODES {
             cluster.is_ready(place).await;
         }
-        // They have joined before they listen, each in its time.
+        // They join before they listen, each at its own time.
         eventually("the nodes have joined", || async {
             cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
         })
@@ -129,7 +129,7 @@ impl Cluster {
 
     fn start_node(&mut self, place: usize) {
         let log = File::create(self.node_folder(place).join("stdout.log")).unwrap();
-        // A node that is frozen is missed after some seconds instead of a minute. One scheduler, which doesn't wait busily.
+        // A frozen node is detected after some seconds instead of a minute. One scheduler, without busy waiting.
         let arguments = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4 -start_epmd false -kernel net_ticktime 6 \
                          -kernel inet_dist_use_interface {127,0,0,1}";
         let child = self
@@ -145,13 +145,13 @@ impl Cluster {
         self.nodes[place].child = Some(child);
     }
 
-    /// Waits until a node lets clients in.
+    /// Waits until a node accepts clients.
     pub async fn is_ready(&self, place: usize) {
-        eventually("the node lets clients in", || async { self.lets_in(place).await }).await;
+        eventually("the node accepts clients", || async { self.lets_in(place).await }).await;
     }
 
-    /// Waits until a node sees no other, and has closed its doors for that. Where nodes keep what they share in Khepri (RabbitMQ 4.2 and
-    /// later) there is no pause: the doors stay open, and only nothing is taken.
+    /// Waits until a node sees no other, and has paused because of that. With Khepri (RabbitMQ 4.2 and later) there is
+    /// no pause: the node accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
         eventually("the node sees no other", || async { self.eval(place, "nodes().") == "[]" }).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {
@@ -180,17 +180,17 @@ impl Cluster {
         self.nodes[place].child.take().unwrap().wait().unwrap();
     }
 
-    /// Starts a node that has ended, and waits for it.
+    /// Restarts an ended node, and waits for it.
     pub async fn start_again(&mut self, place: usize) {
         self.start_node(place);
         self.is_ready(place).await;
     }
 
-    /// Waits until every queue could do without this node, as who restarts one node after the other has to.
+    /// Waits until every queue works without this node, as in a rolling restart.
     pub async fn awaits_quorum(&self, place: usize) {
-        eventually("every queue could do without the node", || async {
+        eventually("every queue works without the node", || async {
             let mut wait = self.script(place, "rabbitmq-upgrade");
-            // A node lets clients in before it answers this.
+            // A node accepts clients before it answers this.
             wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one"]).output().unwrap().status.success()
         })
         .await;
@@ -203,7 +203,7 @@ impl Cluster {
         assert!(sent.success(), "kill -{name}");
     }
 
-    /// What an Erlang expression comes to on a node.
+    /// The value of an Erlang expression on a node.
     pub fn eval(&self, place: usize, expression: &str) -> String {
         let output = self.ctl(place, &["eval", expression]);
         assert!(output.status.success(), "{expression}: {}{}", stdout(&output), stderr(&output));
@@ -214,7 +214,7 @@ impl Cluster {
         self.script(place, "rabbitmqctl").arg("-q").args(["-n", &Self::name(place)]).args(arguments).output().unwrap()
     }
 
-    /// Has a node lead all queues of a world.
+    /// Makes a node the leader of all queues of a world.
     pub async fn lead(&self, place: usize, world: &World) {
         let names: Vec<String> = (0..world.broker.partitions())
             .map(|partition| format!("<<\"{}\">>", world.broker.queue(partition)))
@@ -231,11 +231,11 @@ impl Cluster {
             .await;
     }
 
-    /// Cuts a node off from the others for so many seconds: no connection between them is left, or let through.
+    /// Cuts a node off from the others for this many seconds: all connections are closed and rejected.
     pub fn cut_off(&self, place: usize, seconds: u64) {
         let others: Vec<String> =
             (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
-        // A node with another cookie is refused, in both directions.
+        // A node with another cookie is rejected, in both directions.
         let expression = format!(
             "Others = [{}], [erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others], \
              spawn(fun() -> timer:sleep({}), [erlang:set_cookie(O, erlang:get_cookie()) || O <- Others] end), ok.",
@@ -249,7 +249,7 @@ impl Cluster {
         format!("amqp://tally:tally@127.0.0.1:{}/%2f", self.nodes[place].port)
     }
 
-    /// Settings of a world that lives on these nodes, and more of them for `[amqp]` and beyond.
+    /// The settings of a world on these nodes, with more for `[amqp]` and others.
     pub fn settings(&self, more: &str) -> String {
         let seeds: Vec<String> = self.nodes[1..].iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         format!("[amqp]\nurl = \"{}\"\nseeds = {seeds:?}\nheartbeat_s = 2\ntimeout_ms = 4000\n{more}", self.url(0))

@@ -1,7 +1,7 @@
-//! Likes, unlikes and counts that go on through whatever happens to the broker.
+//! Likes, unlikes and counts that continue during all faults of the broker.
 //!
-//! What was not confirmed is tried again until it is, as a user and a service would, so that the end is known exactly: of likes by the
-//! newest event of each pair, of counts by their ids.
+//! Unconfirmed calls are retried until they are confirmed, as a user and a service would do. So the result is known
+//! exactly: for likes from the newest event of each pair, for counts from their ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -16,17 +16,18 @@ use tokio::task::JoinSet;
 
 use super::common::{Model, World, target};
 
-/// How many videos there are.
+/// The number of videos.
 pub const TARGETS: u64 = 200;
 
-/// How many users click at once.
+/// The number of concurrent users.
 const USERS: u64 = 8;
 
-/// Between two clicks of a user, and between two counts: some hundred events a second, and two processors left for three nodes that start.
+/// Between two clicks of a user, and between two counts: some hundred events a second. Two processors are left for
+/// three starting nodes.
 const CLICK_EVERY: Duration = Duration::from_millis(40);
 const COUNT_EVERY: Duration = Duration::from_millis(10);
 
-/// Before something is tried again.
+/// Before a retry.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 pub struct Load {
@@ -40,9 +41,9 @@ pub struct Load {
 struct Progress {
     /// Clicks that were published.
     clicks: AtomicU64,
-    /// How often a click had to be tried again.
+    /// The number of retried clicks.
     again: AtomicU64,
-    /// What all counts that were published come to.
+    /// The sum of all published counts.
     counted: AtomicI64,
 }
 
@@ -58,12 +59,12 @@ impl Load {
         Self { stop, progress, users, counts }
     }
 
-    /// How many clicks and counts were published so far.
+    /// The numbers of clicks and counts published so far.
     pub fn published(&self) -> (u64, i64) {
         (self.progress.clicks.load(Ordering::Relaxed), self.progress.counted.load(Ordering::Relaxed))
     }
 
-    /// Ends it: what must come out of the likes, what of the counts, and how often a click had to be tried again.
+    /// Ends it. Returns the expected likes, the expected sum of the counts, and the number of retried clicks.
     pub async fn stop(self) -> (Model, i64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let mut model = Model::default();
@@ -73,7 +74,8 @@ impl Load {
     }
 }
 
-/// One user after the other likes a video, and each fourth takes it back. All events that may have been published.
+/// One user after the other likes a video, and every fourth unlikes it. Returns all events that may have been
+/// published.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {
@@ -88,7 +90,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                 };
                 match clicked {
                     Ok(clicked) => {
-                        // The same as before is the last event once more.
+                        // An unchanged click publishes the last event again.
                         events.extend(clicked.counted().map(|Counted { event, .. }| event));
                         break;
                     }
@@ -109,7 +111,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
     events
 }
 
-/// Counts views, each with an id of its own, under which it is published until that is confirmed.
+/// Counts views. Each has an id, under which it is published until it is confirmed.
 async fn count(broker: Broker, stop: Arc<AtomicBool>, progress: Arc<Progress>) {
     let mut publisher: Option<Publisher> = None;
     for number in 0_u64.. {

@@ -1,6 +1,6 @@
-//! The daemon on a RabbitMQ cluster of three nodes of the test's own, with quorum queues, through what happens to nodes.
+//! The daemon with the test's own RabbitMQ cluster of three nodes and quorum queues, while nodes fail.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod cluster;
 mod load;
@@ -15,10 +15,10 @@ use load::{Load, TARGETS};
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
 
-/// How long a node is without the others.
+/// How long a node is cut off.
 const CUT_OFF_S: u64 = 8;
 
-/// The nodes, a world on them, a daemon, and a load that goes on.
+/// The nodes, a world on them, a daemon, and a continuous load.
 struct Stage {
     load: Load,
     daemon: Daemon,
@@ -41,7 +41,7 @@ impl Stage {
         stage
     }
 
-    /// Waits until likes and counts are published, and come through to MySQL, in each partition. Says how long that took.
+    /// Waits until likes and counts are published and written to MySQL, in each partition. Prints how long that took.
     async fn goes_on(&self, after: &str) {
         let began = Instant::now();
         let (clicks, counted) = self.load.published();
@@ -51,7 +51,7 @@ impl Stage {
         })
         .await;
         let published = began.elapsed();
-        // Each partition has a row of its own for a number that is counted all the time.
+        // Each partition has its own row for a number that is counted all the time.
         let written = async || -> Vec<i64> {
             let sql = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2 GROUP BY slot ORDER BY slot";
             sqlx::query_scalar(sql).fetch_all(&self.world.pool).await.unwrap()
@@ -70,7 +70,7 @@ impl Stage {
         );
     }
 
-    /// What is in all stores is what was published, each once.
+    /// Every store has exactly the published events, each once.
     async fn close(self) {
         let (model, counted, again) = self.load.stop().await;
         let (world, daemon) = (self.world, self.daemon);
@@ -80,7 +80,8 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // Whether a click met a fault is luck; that the daemon did is asked below. Clicks that were taken back, though their events had arrived, and made again.
+        // Whether a click met a fault is luck. The checks below show that the daemon did. There are undone clicks whose
+        // events had arrived, and repeated ones.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
@@ -106,29 +107,29 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.lead(1, &stage.world).await;
     stage.goes_on("leaders moved").await;
     stage.cluster.stop(1, End::Killed);
-    stage.goes_on("the leader died").await;
+    stage.goes_on("the leader crashed").await;
     stage.cluster.start_again(1).await;
 
     stage.cluster.lead(0, &stage.world).await;
     stage.cluster.cut_off(0, CUT_OFF_S);
     stage.cluster.is_alone(0).await;
     stage.goes_on("the leader was cut off").await;
-    // Its fences go through the nodes that are left.
+    // Its fences go through the remaining nodes.
     let report = stage.world.report(&["reconcile"]);
     assert_eq!(report["ended"], "done", "{report}");
     stage.cluster.is_ready(0).await;
-    stage.goes_on("it came back").await;
+    stage.goes_on("it returned").await;
 
     stage.cluster.lead(2, &stage.world).await;
     stage.cluster.signal(2, "STOP");
     stage.goes_on("the leader froze").await;
     stage.cluster.signal(2, "CONT");
-    stage.goes_on("it woke up").await;
+    stage.goes_on("it resumed").await;
 
-    // The one first that has slept: it is there, but may be no part of the cluster any more.
+    // The node that was frozen comes first. It runs, but may no longer be a part of the cluster.
     for place in (0..NODES).rev() {
         stage.cluster.stop(place, End::InOrder);
-        stage.goes_on("a node stopped in order").await;
+        stage.goes_on("a node stopped cleanly").await;
         stage.cluster.start_again(place).await;
         stage.cluster.awaits_quorum(place).await;
     }

@@ -1,4 +1,4 @@
-//! Boards on a Cluster: friends among themselves, and the archive.
+//! Boards on a Cluster: pages of friends, and the archive.
 
 use std::collections::BTreeSet;
 
@@ -123,7 +123,7 @@ async fn a_closed_board_on_a_cluster_is_archived_merged_with_what_came_late_and_
         *score += 100;
     }
     archive(&world, &store, NOW).await;
-    assert!(archived(&world).await == ranked(&board), "what came late is not in the archive");
+    assert!(archived(&world).await == ranked(&board), "the late additions are not in the archive");
     let report = archive(&world, &store, NOW.after(std::time::Duration::from_secs(31 * 86_400))).await;
     assert!(report.periods.iter().any(|period| period.outcome == Outcome::Ended), "{report:#}");
     for key in [&key, &world.cache.keys.frozen_board(&at.board, &at.period)] {

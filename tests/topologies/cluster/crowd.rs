@@ -10,16 +10,16 @@ use tokio::task::JoinSet;
 
 use super::common::target;
 
-/// How many videos they like.
+/// The number of videos.
 pub const TARGETS: u64 = 200;
 
-/// What became of a like.
+/// The result of a like.
 pub type Liked = Result<Counted, LikeError>;
 
-/// Eight at once, until they are told to stop.
+/// Eight concurrent users, until they are stopped.
 pub struct Crowd {
     stop: Arc<AtomicBool>,
-    /// How many likes have counted.
+    /// The number of counted likes.
     counted: Arc<AtomicU64>,
     tasks: JoinSet<Vec<Liked>>,
 }
@@ -42,7 +42,7 @@ impl Crowd {
                     let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
                     let liked = liked.map(|clicked| clicked.counted().unwrap());
                     if liked.is_err() {
-                        // As a user would, or they would do nothing else.
+                        // A pause like a user's, because they would do nothing else.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     } else {
                         counted.fetch_add(1, Ordering::Relaxed);
@@ -55,12 +55,12 @@ impl Crowd {
         Self { stop, counted, tasks }
     }
 
-    /// How many likes have counted so far.
+    /// The number of counted likes so far.
     pub fn counted(&self) -> u64 {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// What became of all their likes.
+    /// The results of all their likes.
     pub async fn stop(self) -> Vec<Liked> {
         self.stop.store(true, Ordering::Relaxed);
         self.tasks.join_all().await.into_iter().flatten().collect()

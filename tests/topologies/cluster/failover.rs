@@ -1,4 +1,4 @@
-//! A replica takes its master's place while likes are counted.
+//! A replica replaces its master while likes are counted.
 
 use tallyd_client::Counted;
 
@@ -7,10 +7,10 @@ use super::common::{Model, eventually};
 use super::crowd::{Crowd, Liked, TARGETS};
 use super::nodes::{MASTERS, Nodes};
 
-/// Waits until the crowd has liked every video once more.
+/// Waits until the crowd has liked every video again.
 async fn goes_on(crowd: &Crowd) {
     let before = crowd.counted();
-    eventually("likes go on", || async { crowd.counted() > before + TARGETS }).await;
+    eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
 }
 
 /// One of each master.
@@ -60,7 +60,7 @@ async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired()
     assert!(liked.iter().any(Result::is_err), "nobody noticed");
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // What was counted and is lost, or was counted and not published, because the answer was lost.
+    // Some likes were counted and lost. Others were counted and not published, because the answer was lost.
     let report = stage.world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
     stage.close(&model).await;

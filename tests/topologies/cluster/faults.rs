@@ -1,4 +1,4 @@
-//! Masters that are lost, and answers that come too late.
+//! Masters that are lost, and answers that are too late.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
     let alive: Vec<_> =
         [&by_node[0][..], &by_node[2]].concat().into_iter().map(|target| (target, UserId(3), true)).collect();
     stage.like(&alive, &mut model).await;
-    assert!(stage.world.cache.ping().await.is_err(), "one master is away");
+    assert!(stage.world.cache.ping().await.is_err(), "one master is unreachable");
     stage.daemon.logged("checking Redis for lost buckets failed").await;
 
     stage.nodes.start_again(1).await;
@@ -53,7 +53,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
     .await;
     assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);
     let after = stage.nodes.counters(&stage.world).await;
-    assert_eq!((&after[0].1, &after[2].1), (&before[0].1, &before[2].1), "who loaded and repaired them");
+    assert_eq!((&after[0].1, &after[2].1), (&before[0].1, &before[2].1), "the owner of the load and of the repairs");
     assert_eq!(after[1].0, before[1].0);
     assert_ne!(after[1].1, before[1].1);
     stage.like(&[(by_node[1][0], UserId(2), true)], &mut model).await;
@@ -71,13 +71,13 @@ async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
         let (mut other, mut sleep) = (nodes.connect(place).await, redis::cmd("DEBUG"));
         sleep.arg("SLEEP").arg(2);
         let asleep = tokio::spawn(async move { sleep.query_async::<()>(&mut other).await });
-        eventually("the node sleeps", || async { client.read(targets).await.is_err() }).await;
+        eventually("the node is frozen", || async { client.read(targets).await.is_err() }).await;
         let late = client.count(targets[0], UserId(2), true, &[]).await;
         assert!(late.is_err(), "{late:?}");
         asleep.await.unwrap().unwrap();
         client.count(targets[0], UserId(3), true, &[]).await.unwrap();
         let number = nodes.counters(&world).await[place].0[&targets[0]];
-        // The late one ran when the node woke up, or came too late even for that.
+        // The late one ran when the node resumed, or was too late even for that.
         assert!((2..=3).contains(&number), "{number}");
     }
     world.close().await;

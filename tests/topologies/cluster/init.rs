@@ -1,4 +1,4 @@
-//! `tallyd init` where `[redis] url` names a node of a Cluster.
+//! `tallyd init` with a node of a Cluster as `[redis] url`.
 
 use super::common::first_day::FirstDay;
 use super::common::stack;

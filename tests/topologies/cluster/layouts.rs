@@ -1,4 +1,4 @@
-//! Counters move to more buckets, most of which are on another node than the former ones.
+//! Counters migrate to more buckets. Most of these are on another node than the former ones.
 
 use tallyd_core::model::Metric;
 
@@ -24,7 +24,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     eventually("something is counted", || async { crowd.counted() > 500 }).await;
     migrate("has what MySQL has").await;
     let counted = crowd.counted();
-    eventually("likes go on", || async { crowd.counted() > counted + 200 }).await;
+    eventually("likes continue", || async { crowd.counted() > counted + 200 }).await;
     let mut model = Model::default();
     for counted in crowd.stop().await {
         model.apply(&counted.unwrap().event);
@@ -41,7 +41,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     assert_eq!(redis_likes(&moved, &targets).await, expected);
     assert_eq!(redis_likes(&stage.client, &targets).await, expected);
 
-    // Or nothing would have been shown: the two buckets of a target are on different nodes.
+    // The test needs this: the two buckets of a target are on different nodes.
     let (keys, also) =
         (&stage.world.cache.keys, stage.world.cache.also(&stage.world.config.redis, &stage.world.config.metrics));
     let also = also.unwrap().unwrap();

@@ -1,6 +1,6 @@
-//! The daemon on a Redis Cluster: three masters of each test's own, among which keys are spread, and move.
+//! The daemon on a Redis Cluster: each test has three masters, between which keys are distributed and move.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod apart;
 mod boards;
@@ -26,7 +26,7 @@ use tallyd_rabbitmq::Publisher;
 
 use nodes::Nodes;
 
-/// Likes that are on the way at once.
+/// Likes in flight at the same time.
 const AT_ONCE: usize = 64;
 
 /// Nodes, a world on them whose counters are loaded, and a daemon.
@@ -49,7 +49,7 @@ impl Stage {
         Self { daemon, client, publisher, world, nodes }
     }
 
-    /// Likes, many at once, and applies them to the model.
+    /// Sends many likes concurrently, and applies them to the model.
     async fn like(&self, likes: &[(Target, UserId, bool)], model: &mut Model) {
         let set = |(target, user, liked): (Target, UserId, bool)| async move {
             let set = if liked {
@@ -63,7 +63,7 @@ impl Stage {
         events.iter().for_each(|event| model.apply(event));
     }
 
-    /// A report of the mode, which must have found all right.
+    /// A report of the mode. Everything must be right.
     async fn is_exact(&self, mode: &str) {
         let report = self.world.reconcile(mode).await;
         for number in ["drifted", "phantoms", "unknown", "undecided", "left", "counters_off", "buckets_loaded"] {
@@ -72,7 +72,7 @@ impl Stage {
         assert_eq!(report["ended"], "done", "{report}");
     }
 
-    /// All stores have what the model says, and no run finds anything.
+    /// All stores equal the model, and no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;

@@ -16,14 +16,14 @@ use super::nodes::{MASTERS, Nodes};
 const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n";
 
-/// The slot of `key` begins to move: from which node to which.
+/// Begins to move the slot of `key`. Returns the slot and both nodes.
 async fn begin_to_move(nodes: &Nodes, key: &str) -> (String, usize, usize) {
     let from = nodes.place_of(key).await;
     let to = (from + 1) % MASTERS;
     (begin_to_move_to(nodes, key, from, to).await, from, to)
 }
 
-/// The slot of `key`, which begins to move to that node.
+/// Begins to move the slot of `key` to that node.
 pub(super) async fn begin_to_move_to(nodes: &Nodes, key: &str, from: usize, to: usize) -> String {
     let slot = nodes.slot_of(key).await.to_string();
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
@@ -32,7 +32,7 @@ pub(super) async fn begin_to_move_to(nodes: &Nodes, key: &str, from: usize, to: 
     slot
 }
 
-/// All keys of the slot have moved.
+/// Ends the move, after all keys of the slot have moved.
 async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     let to_id = nodes.id(to).await;
     for place in [to, from, (from + 2) % MASTERS] {
@@ -40,31 +40,31 @@ async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     }
 }
 
-/// Moves the slot of `key`, slowly: each of its keys while likes go on, until they are sent on.
+/// Moves the slot of `key` slowly: each key while likes continue, until they are redirected.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Servers name them in any order. This one first, which every like needs: others may be needed by none.
+    // Servers return them in any order. This one is first, because every like needs it. Others may be needed by none.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {
         nodes.migrate(from, to, moved).await;
         if place + 1 < keys.len() {
-            // Some of the board's periods are here and some there: nobody can add to all of them.
+            // Some of the board's periods are on one node and some on the other, so no like can add to all of them.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
-            eventually("a like is told to try again, or sent on", || async {
-                // Sent on once what is left is needed by none.
+            eventually("a like must retry, or is redirected", || async {
+                // Redirected once no like needs the remaining keys.
                 nodes.errors(from, "TRYAGAIN").await > again || (place > 0 && nodes.errors(from, "ASK").await > asked)
             })
             .await;
         }
     }
     let asked = nodes.errors(from, "ASK").await;
-    eventually("likes are sent on with ASK", || async { nodes.errors(from, "ASK").await >= asked + 3 }).await;
+    eventually("likes are redirected with ASK", || async { nodes.errors(from, "ASK").await >= asked + 3 }).await;
     let moved = nodes.errors(from, "MOVED").await;
     end_to_move(nodes, (&slot, from, to)).await;
-    eventually("a like is sent on with MOVED", || async { nodes.errors(from, "MOVED").await > moved }).await;
+    eventually("a like is redirected with MOVED", || async { nodes.errors(from, "MOVED").await > moved }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +77,7 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
         .await;
     for bucket in [0, 5, 10, 15] {
         move_slot(&stage.nodes, world, &keys.counters("video", bucket)).await;
-        // A run goes through all buckets, wherever they are.
+        // A run scans all buckets, on every node.
         assert_eq!(world.report(&["reconcile"])["repaired"], 0);
     }
     move_slot(&stage.nodes, world, &board).await;
@@ -114,7 +114,8 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));
     stage.like(&[(target(42), UserId(1), true)], &mut model).await;
     let (slot, from, to) = begin_to_move(nodes, &counters).await;
-    // The number is there, who clicked is here: a like is counted by the number's key alone.
+    // The number is on the other node, the remembered clicks are on this one. A like is counted with the number's key
+    // only.
     nodes.migrate(from, to, &counters).await;
     let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;
@@ -126,7 +127,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
         redis::cmd("HMGET").arg(&recent).arg(&["42:7", "42:8"]).query_async(&mut redis).await.unwrap();
     assert_eq!(clicks[0], Some(format!("{ahead}-")));
     assert!(clicks[1].as_ref().is_some_and(|click| click.ends_with('+')), "{clicks:?}");
-    // The first click that is remembered has an end, too.
+    // The first remembered click has an expiry, too.
     let () = redis::cmd("UNLINK").arg(&recent).query_async(&mut redis).await.unwrap();
     stage.like(&[(target(42), UserId(9), true)], &mut model).await;
     end_to_move(nodes, (&slot, from, to)).await;

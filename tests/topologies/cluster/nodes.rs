@@ -16,7 +16,7 @@ use super::common::{DEADLINE, Model, World, client_of, eventually, target};
 
 const SLOTS: u16 = 16_384;
 
-/// How many masters there are.
+/// The number of masters.
 pub const MASTERS: usize = 3;
 
 pub struct Nodes {
@@ -55,7 +55,7 @@ impl Drop for Node {
 }
 
 impl Nodes {
-    /// Starts the masters, of which each serves a third of the slots.
+    /// Starts the masters. Each serves a third of the slots.
     pub async fn start() -> Self {
         let mut nodes = Self { nodes: Vec::new() };
         for place in 0..MASTERS {
@@ -71,9 +71,9 @@ impl Nodes {
         nodes
     }
 
-    /// One more node, which the others get to know; its place.
+    /// Adds a node that the others know. Returns its place.
     pub async fn add(&mut self) -> usize {
-        // Both bound at once, so that no port comes twice.
+        // Both are bound at the same time, so that no port is used twice.
         let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
         let place = self.nodes.len();
@@ -87,7 +87,7 @@ impl Nodes {
         self.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
     }
 
-    /// A replica of that master; its place.
+    /// Adds a replica of that master. Returns its place.
     pub async fn add_replica(&mut self, master: usize) -> usize {
         let place = self.add().await;
         self.meet(place).await;
@@ -120,7 +120,7 @@ impl Nodes {
         (0..self.nodes.len()).filter(|place| !self.nodes[*place].killed)
     }
 
-    /// Waits until every node knows all others, and who serves which slots.
+    /// Waits until every node knows all others and the owner of each slot.
     pub async fn is_whole(&self) {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let whole = ["cluster_state:ok", "cluster_slots_ok:16384", &known];
@@ -145,7 +145,7 @@ impl Nodes {
         }
     }
 
-    /// Settings of a world that lives on these nodes, and more of them.
+    /// The settings of a world on these nodes, with more of them.
     pub fn settings(&self, more: &str) -> String {
         let (url, seed) = (self.url_as(0, "tallyd:choose-one"), self.nodes[1].port);
         let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
@@ -183,7 +183,7 @@ impl Nodes {
         redis::cmd("CLUSTER").arg(arguments).query_async(&mut self.connect(place).await).await.unwrap()
     }
 
-    /// A command on the node that has its key, found by asking all: tallyd's own way is what is tested.
+    /// A command on the node that has its key. It asks all nodes, because tallyd's own way is under test.
     pub async fn command(&self, command: &Cmd) -> Value {
         for place in self.alive() {
             let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
@@ -195,7 +195,7 @@ impl Nodes {
         panic!("no node has the key of {command:?}");
     }
 
-    /// Which node serves the slot of that key.
+    /// The node that serves the slot of that key.
     pub async fn place_of(&self, key: &str) -> usize {
         for place in self.alive() {
             let asked: RedisResult<Value> =
@@ -223,7 +223,7 @@ impl Nodes {
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
     }
 
-    /// Has no node taken for dead that only gets no processor for some seconds.
+    /// Keeps nodes from declaring another one dead that only gets no CPU for some seconds.
     pub async fn be_patient(&self) {
         for place in self.alive() {
             let mut command = redis::cmd("CONFIG");
@@ -232,7 +232,7 @@ impl Nodes {
         }
     }
 
-    /// Lets a node be found on another port.
+    /// Makes a node reachable on another port.
     pub async fn announce(&self, place: usize, port: u16) {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("cluster-announce-port").arg(port);
@@ -258,14 +258,14 @@ impl Nodes {
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, place: usize) {
         self.nodes[place].child.kill().unwrap();
         self.nodes[place].child.wait().unwrap();
         self.nodes[place].killed = true;
     }
 
-    /// Starts a killed node again: it knows who it is, and nothing else.
+    /// Restarts a killed node. It knows its id, and nothing else.
     pub async fn start_again(&mut self, place: usize) {
         let killed = self.nodes.remove(place);
         let folder = tempfile::tempdir().unwrap();
@@ -275,7 +275,7 @@ impl Nodes {
         self.is_whole().await;
     }
 
-    /// The keys of the world on each master that runs.
+    /// The keys of the world on each running master.
     pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
         let mut keys = Vec::new();
         for place in self.alive() {
@@ -289,7 +289,7 @@ impl Nodes {
         keys
     }
 
-    /// The counters of videos on each node, without those that are zero, and the fields `_` of their buckets.
+    /// The counters of videos on each node, without zeros, and the fields `_` of their buckets.
     pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
         let mut all = Vec::new();
         for (place, keys) in self.alive().zip(self.keys(world).await) {
@@ -312,7 +312,7 @@ impl Nodes {
         all
     }
 
-    /// Fails unless the nodes have every number of the model together, each once, and no other.
+    /// Fails unless the nodes together have every number of the model, each once, and no other.
     pub async fn assert_equal(&self, world: &World, model: &Model) {
         let mut expected = model.counters();
         expected.retain(|_, count| *count != 0);
@@ -322,10 +322,10 @@ impl Nodes {
         for (target, count) in &expected {
             assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
         }
-        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have what they should not have");
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have other numbers, too");
     }
 
-    /// Changes a number behind everyone's back.
+    /// Changes a number outside of tallyd.
     pub async fn drift(&self, world: &World, target: Target, by: i64) {
         let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
         self.command(redis::cmd("HINCRBY").arg(key).arg(target.id.0).arg(by)).await;

@@ -1,4 +1,4 @@
-//! What only the daemon counts, on several masters.
+//! Numbers that only the daemon counts, on several masters.
 
 use tallyd_core::event::encode_count;
 use tallyd_core::model::{CounterKey, Metric, TargetId, UserId};
@@ -10,7 +10,7 @@ use super::nodes::{MASTERS, Nodes};
 const VIEW: Metric = Metric(3);
 const TARGETS: u64 = 60;
 
-/// So many views, of all targets in turn.
+/// This many views, of all targets in turn.
 fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
     let view = |number: u64| {
         let id = TargetId(1 + number % TARGETS);

@@ -1,4 +1,4 @@
-//! A configuration that says "Cluster" of one server, or the other way round.
+//! A configuration with `cluster = true` for a single server, or the other way round.
 
 use std::process::Output;
 
@@ -27,7 +27,7 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
         is_refused(&world.command().envs(unsaid).args(arguments).output().unwrap(), said);
     }
     assert!(world.tallyd(&["config", "check"]).status.success());
-    // An account that may not ask the server what it is.
+    // An account without the right to ask for the kind of server.
     let url = nodes.url(0).replace("redis://", "redis://tallyd_api:choose-another@");
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<_> = (1..=100).map(target).collect();

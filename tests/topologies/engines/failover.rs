@@ -1,4 +1,4 @@
-//! Another server becomes the primary, behind an address that stays.
+//! Another server becomes the primary behind a fixed address.
 
 use sqlx::mysql::MySqlPool;
 use tallyd_core::model::{Metric, UserId};
@@ -9,7 +9,7 @@ use super::common::{Daemon, Model, World, assert_redis_equals, eventually, targe
 use super::servers::{ACCOUNT, Pair, are_here, number, run, text};
 use super::{stream_of_likes, take};
 
-/// A primary and its replica, and an address in front of them, which leads to the primary.
+/// A primary and its replica behind one address, which leads to the primary.
 struct Stage {
     pair: Pair,
     proxy: Proxy,
@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// None where it can't be built.
+    /// `None` if it can't be built here.
     async fn new(name: &str) -> Option<Self> {
         if !are_here() {
             return None;
@@ -32,7 +32,7 @@ impl Stage {
         Some(Self { pair, proxy, world })
     }
 
-    /// The address leads to the replica, which is the primary now. Nobody closes connections to the old one.
+    /// The address leads to the replica, which is the primary now. Connections to the old one stay open.
     async fn promote(&mut self) {
         self.pair.promote().await;
         self.proxy.lead(self.pair.replica.address());
@@ -48,7 +48,7 @@ impl Stage {
         .await;
     }
 
-    /// What the primary says of its semi-synchronous replication.
+    /// A status value of the primary's semi-synchronous replication.
     async fn semi_sync(&self, name: &str) -> i64 {
         let sql = format!(
             "SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS \
@@ -82,7 +82,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     daemon.logged("read-only").await;
     stage.replica_has_all().await;
-    // Of two connections that lead to the old server one will find that out.
+    // One of two connections to the old server will notice the failover.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;
@@ -90,7 +90,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     let (one, two) = (store.acquire().await.unwrap(), store.acquire().await.unwrap());
     drop((one, two));
     for _ in 0..4 {
-        assert!(store.clock().await.unwrap().1, "a connection that leads to the old server is lent");
+        assert!(store.clock().await.unwrap().1, "a connection to the old server is lent");
     }
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     stage.world.drained(&publisher).await;
@@ -99,7 +99,8 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     assert_eq!(after["ended"], "done", "{after}");
     assert!(stage.world.count(newest).await > before);
     let there = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{ACCOUNT}'");
-    eventually("nobody is on the old server", || async { number(&stage.pair.primary_pool, &there).await == 0 }).await;
+    eventually("no connection uses the old server", || async { number(&stage.pair.primary_pool, &there).await == 0 })
+        .await;
     assert!(daemon.stop().success());
     stage.world.close().await;
 }
@@ -111,7 +112,7 @@ async fn a_server_that_only_says_that_it_is_read_only_is_left() {
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
     assert!(!store.clock().await.unwrap().1, "nothing is written, so nothing fails");
     stage.promote().await;
-    assert!(store.clock().await.unwrap().1, "the connection that leads to the old server is lent again");
+    assert!(store.clock().await.unwrap().1, "the connection to the old server is lent again");
     stage.world.close().await;
 }
 
@@ -128,7 +129,7 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     let daemon = stage.world.daemon();
     stage.world.publish(&publisher, &take(&mut likes, 10_000, &mut model)).await;
     stage.at_work(&daemon).await;
-    // What is written from now on is on the primary alone when that dies: replication that nobody waits for would lose it.
+    // Later writes are only on the primary when it crashes. Asynchronous replication would lose them.
     run(&stage.pair.replica_pool, "STOP SLAVE IO_THREAD").await;
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     eventually("a batch waits for the replica", || async { stage.semi_sync("wait_sessions").await > 0 }).await;
@@ -156,7 +157,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
-    // What is committed from now on, and acknowledged to the broker, no other server has.
+    // No other server has the later commits, although they are acknowledged to the broker.
     run(&stage.pair.replica_pool, "STOP SLAVE").await;
     for user in 21..=25 {
         client.like(target(1), UserId(user), &[]).await.unwrap();

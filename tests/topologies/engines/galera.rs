@@ -1,4 +1,4 @@
-//! A Galera cluster: every node takes writes, and none sees another's locks.
+//! A Galera cluster: every node accepts writes, and none sees another's locks.
 
 use std::process::id;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{stream_of_likes, take};
 
 /// Its nodes.
 struct Galera {
-    /// Where the others find each of them.
+    /// The address of each for the others.
     groups: Vec<u16>,
     nodes: Vec<Server>,
     pools: Vec<MySqlPool>,
@@ -32,7 +32,7 @@ impl Galera {
         let mut galera = Self { groups: Vec::new(), nodes: Vec::new(), pools: Vec::new() };
         for _ in 0..count {
             let [group, increment, copy] = free_ports();
-            // The first one finds nobody, and makes the cluster.
+            // The first one finds no other, and makes the cluster.
             let mut arguments = arguments([group, increment, copy]);
             arguments
                 .push(galera.groups.first().map_or("--wsrep-cluster-address=gcomm://".to_owned(), |port| join(*port)));
@@ -45,7 +45,7 @@ impl Galera {
         galera
     }
 
-    /// Waits until each of the last nodes knows that many, and has what they have.
+    /// Waits until each of the last nodes knows that many, and has their data.
     async fn is_whole(&self, count: usize) {
         for pool in &self.pools {
             eventually("the node is in the cluster", || async {
@@ -85,7 +85,7 @@ fn arguments([group, increment, copy]: [u16; 3]) -> Vec<String> {
     ]
 }
 
-/// Cuts a node off from the others, or lets it back.
+/// Cuts a node off from the others, or reconnects it.
 async fn isolate(node: &MySqlPool, on: bool) {
     let on = u8::from(on);
     let all = format!("SET GLOBAL wsrep_provider_options = 'gmcast.isolate={on}'");
@@ -95,7 +95,8 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all that was committed on others: what a commit or a migration has answered may still be on its way there.
+/// Waits until a node has applied all commits of other nodes. A confirmed commit or migration can still be in flight to
+/// it.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",
@@ -120,7 +121,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     let publisher = world.publisher().await;
     let proxy = Proxy::to(galera.nodes[0].address()).await;
     let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
-    // One has the first partition alone, so that the other one, on another node, gets the second.
+    // One daemon has only the first partition. So the other daemon, on another node, gets the second.
     let one = world.daemon_with(&[
         ("TALLYD__MYSQL__URL", moving.as_str()),
         ("TALLYD__AMQP__PARTITIONS", "1"),
@@ -135,8 +136,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     for daemon in [&one, &two] {
         daemon.logged("partition-taken").await;
     }
-    // The first node is cut off from the others: it answers, but with an error to everything. The address leads elsewhere from now
-    // on, and nobody closes the connections to that node.
+    // The first node is cut off from the others: it answers every statement with an error. The address leads elsewhere
+    // from now on, and connections to that node stay open.
     isolate(&galera.pools[0], true).await;
     proxy.lead(galera.nodes[2].address());
     world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
@@ -145,7 +146,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.assert_equals(&model).await;
     isolate(&galera.pools[0], false).await;
     galera.is_whole(3).await;
-    // Back to the first one, which is killed then.
+    // Back to the first one, which is then killed.
     proxy.lead(galera.nodes[0].address());
     proxy.cut();
     world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
@@ -162,13 +163,13 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     assert_eq!(report["ended"], "done", "{report}");
     let sum = format!("SELECT CAST(SUM(value) AS SIGNED) FROM {}.counter", world.name);
     let sums = [number(&galera.pools[0], &sum).await, number(&galera.pools[1], &sum).await];
-    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that came back has what the others have");
+    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that returned has the data of the others");
     assert!(one.stop().success() && two.stop().success());
     world.close().await;
 }
 
-/// A transaction that has been begun on the first node, while another daemon takes over on the second one, commits nothing, whatever
-/// comes first: the news of it, or the COMMIT.
+/// A transaction has begun on the first node, while another daemon takes over on the second one. It must not commit,
+/// whether the takeover or its COMMIT arrives first.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_overtaken_on_another_node_commits_nothing() {
     if !super::servers::are_here() {
@@ -206,7 +207,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         likes::insert_states(&mut write, &[row]).await.unwrap();
         let taken = eventually_taken(&there).await;
         assert!(taken > run);
-        assert!(write.commit().await.is_err(), "what a former run writes is committed");
+        assert!(write.commit().await.is_err(), "the write of a former run is committed");
         let late = here.correct_counters(("reconcile", run, run << 24), RedisFollows::SameRun, &[intent()]).await;
         assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
         sqlx::query(expired).execute(&mut two).await.unwrap();

@@ -1,7 +1,7 @@
-//! MySQL that is more than one server: a failover behind an address that stays, a Galera cluster whose nodes all take writes; and events
-//! that are spread by their target.
+//! MySQL on more than one server: a failover behind a fixed address, a Galera cluster whose nodes all accept writes;
+//! and events that are spread by their target.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod failover;
 mod galera;
@@ -15,7 +15,7 @@ use common::{Dice, Model, body, target};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
-/// Likes and unlikes of 200 targets by 2,000 users, without an end, each later than the last.
+/// Endless likes and unlikes of 200 targets by 2,000 users, each later than the last.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     let mut dice = Dice::new(seed);
     (0..).map(move |number| LikeEvent {
@@ -26,7 +26,7 @@ fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     })
 }
 
-/// The next bodies, which the model has then.
+/// The next bodies, which are also applied to the model.
 fn take(likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) -> Vec<(UserId, Vec<u8>)> {
     let events = likes.take(count).inspect(|event| model.apply(event));
     events.map(|event| body(&event)).collect()

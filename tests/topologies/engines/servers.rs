@@ -1,4 +1,4 @@
-//! MariaDB servers of the test's own: alone, as primary and replica, or as a Galera cluster.
+//! The test's own MariaDB servers: alone, as primary and replica, or as a Galera cluster.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::common::ports::free_port;
 use super::common::{eventually, stderr, without_disk};
 
-/// Whether MariaDB's programs are here, which these servers are. They may be missing only where dev/lab has been told to take another MySQL.
+/// Whether this machine has MariaDB's programs. They can be missing only if dev/lab uses another MySQL.
 pub fn are_here() -> bool {
     let chosen = std::env::var("TALLYD_STACK_MYSQL_FROM").unwrap_or_default();
     if !chosen.starts_with("mysql-") {
@@ -17,11 +17,11 @@ pub fn are_here() -> bool {
     }
     let here = program("mariadbd", &std::env::temp_dir()).arg("--version").output().is_ok();
     let what = if here { "run with this machine's MariaDB" } else { "skipped: no mariadbd is here" };
-    eprintln!("{what}: this test needs MariaDB's own programs, which {chosen} hasn't");
+    eprintln!("{what}: this test needs MariaDB's own programs, which {chosen} lacks");
     here
 }
 
-/// An empty server's folder, which others are copied from: making one takes longer than copying it.
+/// The folder of an empty server. Copying it is faster than making one.
 pub struct Template(tempfile::TempDir);
 
 impl Template {
@@ -39,7 +39,7 @@ impl Template {
     }
 }
 
-/// A server, which ends with the test.
+/// A server that ends with the test.
 pub struct Server {
     pub port: u16,
     child: Child,
@@ -61,12 +61,12 @@ impl Server {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Where an account that may do all finds it.
+    /// The URL of an administrator.
     pub fn admin_url(&self) -> String {
         format!("mysql://root@{}/", self.address())
     }
 
-    /// Its connections are the administrator's, who may write to a server that is read-only, too.
+    /// Connections of the administrator, who can write to a read-only server, too.
     pub async fn pool(&self) -> MySqlPool {
         let options: MySqlConnectOptions = format!("{}mysql", self.admin_url()).parse().unwrap();
         eventually("the server answers", || async {
@@ -79,13 +79,13 @@ impl Server {
         MySqlPool::connect_with(options).await.unwrap()
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Starts one that was killed, on its old data, and with one more argument.
+    /// Restarts a killed server on its old data, with one more argument.
     pub fn start_again(&mut self, argument: String) {
         self.arguments.push(argument);
         self.child = spawn(self.folder.path(), self.port, &self.arguments);
@@ -129,13 +129,13 @@ fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
 fn program(name: &str, folder: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
-    // A server that starts removes the temporary tables in its folder for them, be they another's.
+    // A server that starts removes the temporary tables in its folder for them, even those of another server.
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder).envs(without_disk());
     command
 }
 
-/// As root the servers run as the account that Debian's package has made: the program by which Galera copies a node writes as nobody
-/// when it is run as root.
+/// As root, the servers run as the account of Debian's package. If the program that copies a Galera node runs as root,
+/// it writes as nobody.
 fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output().unwrap();
     output.stdout == b"0\n"
@@ -148,7 +148,7 @@ fn user_argument() -> String {
 
 fn give(folder: &Path) {
     if is_root() {
-        // By its number: programs of dev/lab find another /etc/passwd.
+        // By number, because programs of dev/lab use another /etc/passwd.
         let account = std::env::var("TALLYD_STACK_MYSQL_UID").unwrap_or_else(|_| "mysql".to_owned());
         run_command(Command::new("chown").arg("-R").arg(account).arg(folder));
     }
@@ -166,7 +166,7 @@ pub struct Pair {
     pub replica_pool: MySqlPool,
 }
 
-/// An account that may do all, but write to a server that is read-only.
+/// An account with all rights but writes to a read-only server.
 pub const ACCOUNT: &str = "tallyd";
 
 impl Pair {
@@ -199,7 +199,7 @@ impl Pair {
         pair
     }
 
-    /// Waits until the replica has all that it has got, and makes it the primary.
+    /// Waits until the replica has written everything that it received, and makes it the primary.
     pub async fn promote(&self) {
         run(&self.replica_pool, "STOP SLAVE IO_THREAD").await;
         eventually("the replica has written all that it got", || async {

@@ -1,4 +1,4 @@
-//! Settings of a server that a session of ours must not take over.
+//! Settings of a server that tallyd's sessions must override.
 
 use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 use tallyd_core::event::LikeEvent;
@@ -33,7 +33,7 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     world.close().await;
 }
 
-/// Sessions that begin from now on have another clock, as if this machine's had been stepped.
+/// Later sessions have another clock, as if this machine's had been stepped.
 async fn step_clocks(admin: &MySqlPool, statement: &str) {
     run(admin, &format!("SET GLOBAL init_connect = '{statement}'")).await;
     run(admin, &format!("KILL CONNECTION USER {ACCOUNT}")).await;
@@ -60,15 +60,15 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     world.publish(&publisher, &[like(1, 0)]).await;
     let likes = "SELECT COUNT(*) FROM like_record";
     eventually("the partition is written", || async { count(likes).await == 1 }).await;
-    // By MySQL's clock the second like is of this moment.
+    // By MySQL's clock the second like is current.
     step_clocks(&admin, "SET timestamp = UNIX_TIMESTAMP() + 600").await;
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
-    daemon.logged("s apart: one of them is wrong").await;
+    daemon.logged("s: correct the wrong one").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
-    // Right again, and so is the third one's time, by both clocks.
+    // The clock is right again. So the third like's time is right by both clocks.
     step_clocks(&admin, "").await;
     daemon.logged("outage-over").await;
-    eventually("the like of this moment is written", || async { count(likes).await == 2 }).await;
+    eventually("the current like is written", || async { count(likes).await == 2 }).await;
     assert!(daemon.stop().success());
     pool.close().await;
     world.close().await;

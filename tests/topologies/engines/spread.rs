@@ -10,7 +10,7 @@ use super::common::{Dice, Model, World, assert_redis_equals, target};
 const BY_USER: &str = "[amqp]\npartitions = 4";
 const BY_TARGET: &str = "[amqp]\npartitions = 4\npartition_by = \"target\"";
 
-/// Which slots of `counter` each target's likes are in.
+/// The slots of `counter` that have each target's likes.
 async fn slots(world: &World, from: u64) -> Vec<HashSet<u16>> {
     let rows = sqlx::query("SELECT GROUP_CONCAT(slot) FROM counter WHERE target_id >= ? GROUP BY target_id").bind(from);
     let rows = rows.fetch_all(&world.pool).await.unwrap();
@@ -27,7 +27,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     world.set(BY_TARGET);
     let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
-    // The same users and targets, through clients of both kinds at once.
+    // The same users and targets, through clients of both kinds at the same time.
     for number in 0..1_200 {
         let client = if number % 2 == 0 { &by_user } else { &by_target };
         let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));
@@ -46,7 +46,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
         }
     }
     world.drained(&publisher).await;
-    // An unlike that changes nothing is published, too, and leaves a row that counts for nothing.
+    // An unlike that changes nothing is published, too. It leaves a row that counts nothing.
     let nonzero = |mut counters: BTreeMap<Target, i64>| {
         counters.retain(|_, count| *count != 0);
         counters
@@ -55,7 +55,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let report = world.report(&["reconcile"]);
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &0.into()), "{report}");
     assert_redis_equals(&world, &model).await;
-    assert!(slots(&world, 1).await.iter().any(|slots| slots.len() > 1), "those of the first client are spread by user");
+    assert!(slots(&world, 1).await.iter().any(|slots| slots.len() > 1), "likes of the first client are spread by user");
     let slots = slots(&world, 101).await;
     assert_eq!(slots.len(), 20);
     assert!(slots.iter().all(|slots| slots.len() == 1), "a target's likes came through several partitions: {slots:?}");

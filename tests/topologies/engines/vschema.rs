@@ -1,4 +1,4 @@
-//! The files under ops/vitess, held against the tables that there are.
+//! Compares the files under ops/vitess with the existing tables.
 
 use std::collections::BTreeSet;
 use std::path::Path;

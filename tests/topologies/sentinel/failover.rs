@@ -28,7 +28,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     stage.group.kill(second);
     stage.group.is_promoted_over(second).await;
     goes_on(&crowd).await;
-    // It comes back empty, and takes itself for the master until a sentinel tells it.
+    // It restarts empty, and acts as the master until a sentinel corrects it.
     stage.group.start_again(second).await;
     goes_on(&crowd).await;
     stage.group.is_replica(second).await;
@@ -39,7 +39,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     assert!(liked.iter().all(|liked| !matches!(liked, Err(LikeError::NotPublished { .. }))));
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // What was counted and is lost, or was counted and not published, because the answer was lost.
+    // Some likes were counted and lost. Others were counted and not published, because the answer was lost.
     stage.reconcile("--changed").await;
     let log = stage.daemon.log();
     assert!(log.contains("checking Redis for lost buckets works again"), "{log}");
@@ -50,7 +50,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
 async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for_the_master() {
     let stage = Stage::new("sentinel_frozen").await;
     let old = stage.group.master().await.unwrap();
-    // One whose connection outlives the freeze, because it does nothing meanwhile.
+    // Its connection survives the freeze, because it does nothing meanwhile.
     let idle = stage.group.client(&stage.world);
     let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap())];
     let crowd = stage.crowd();
@@ -61,7 +61,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     goes_on(&crowd).await;
     let before = stage.group.commands(new, "evalsha").await;
     stage.group.signal(old, "CONT");
-    assert!(stage.group.says(old, "role:master").await, "the test came too late");
+    assert!(stage.group.says(old, "role:master").await, "the test was too late");
     let took = stage.group.commands(old, "evalsha").await;
     kept.push(idle.like(target(2), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap()));
     goes_on(&crowd).await;
@@ -84,12 +84,12 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
 async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_must_have_replicas() {
     let stage = Stage::new("sentinel_replaced").await;
     let old = stage.group.master().await.unwrap();
-    // As an API server does that asks no sentinel while it is connected.
+    // As an API server that asks no sentinel while it is connected.
     let unaware = stage.group.unaware(&stage.world, old);
     let mut kept = vec![unaware.like(target(1), UserId(1), &[]).await.map(|clicked| clicked.counted().unwrap())];
     stage.group.fail_over().await;
     stage.group.is_promoted_over(old).await;
-    assert!(stage.group.says(old, "role:master").await, "the test came too late");
+    assert!(stage.group.says(old, "role:master").await, "the test was too late");
     kept.push(unaware.like(target(1), UserId(2), &[]).await.map(|clicked| clicked.counted().unwrap()));
     eventually("its replicas have left it", || stage.group.says(old, "connected_slaves:0")).await;
     stage.group.set(old, "min-replicas-to-write", "1").await;

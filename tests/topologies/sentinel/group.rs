@@ -13,13 +13,13 @@ use tallyd_client::Client;
 use super::common::ports::free_port;
 use super::common::{World, client_of, eventually};
 
-/// What the sentinels call the master.
+/// The sentinels' name for the master.
 const NAME: &str = "tally";
 
 /// The sentinels' own password.
 const PASSWORD: &str = "choose-for-sentinels";
 
-/// How many servers, and how many sentinels there are.
+/// The numbers of servers and of sentinels.
 const SERVERS: usize = 3;
 
 pub struct Group {
@@ -39,7 +39,7 @@ impl Server {
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
         command.arg(folder).args(["--masteruser", "replica", "--masterauth", "choose-a-fourth"]);
-        // Both sides ask each other often: failovers are quick, and nothing is waited for.
+        // Both sides ping each other often, so failovers are quick and need no waits.
         command.args(["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]);
         if let Some(master) = master {
             command.args(["--replicaof", "127.0.0.1", &master.to_string()]);
@@ -136,7 +136,7 @@ impl Group {
         info.is_ok_and(|info| info.lines().any(|found| found.trim() == line))
     }
 
-    /// What a sentinel answers, as text; none while it doesn't.
+    /// A sentinel's answer as text. `None` if it does not answer.
     async fn ask_sentinel(&self, place: usize, words: &[&str]) -> Option<String> {
         let mut sentinel = self.sentinel(place).await?;
         let answer = redis::cmd(words[0]).arg(&words[1..]).query_async::<Value>(&mut sentinel).await.ok()?;
@@ -148,7 +148,7 @@ impl Group {
         redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.ok()
     }
 
-    /// The place of the master by what each sentinel says; none while they differ.
+    /// The master's place, if all sentinels agree. `None` while they differ.
     pub async fn master(&self) -> Option<usize> {
         let mut ports = Vec::new();
         for place in 0..SERVERS {
@@ -162,7 +162,7 @@ impl Group {
         self.servers.iter().position(|server| server.port == *port)
     }
 
-    /// Waits until another server than `old` is the master; its place.
+    /// Waits until another server than `old` is the master. Returns its place.
     pub async fn is_promoted_over(&self, old: usize) -> usize {
         eventually("another one is the master", || async {
             match self.master().await {
@@ -182,7 +182,7 @@ impl Group {
         .await;
     }
 
-    /// A failover in order.
+    /// A planned failover.
     pub async fn fail_over(&self) {
         eventually("the sentinels begin a failover", || async {
             self.ask_sentinel(0, &["SENTINEL", "FAILOVER", NAME]).await.is_some()
@@ -194,19 +194,19 @@ impl Group {
         self.servers[place].signal(name);
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, place: usize) {
         self.servers[place].child.kill().unwrap();
         self.servers[place].child.wait().unwrap();
     }
 
-    /// Starts a killed server again, empty, as the master that it takes itself for.
+    /// Restarts a killed server. It is empty and acts as a master.
     pub async fn start_again(&mut self, place: usize) {
         self.servers[place] = Server::redis(self.servers[place].port, self.folder.path(), None);
         self.is_ready(place).await;
     }
 
-    /// How often a server has run that command for anybody but its master.
+    /// How often a server has run that command for clients other than its master.
     pub async fn commands(&self, place: usize, name: &str) -> u64 {
         let mut server = self.servers[place].connect().await.unwrap();
         let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut server).await.unwrap();
@@ -215,14 +215,15 @@ impl Group {
         count.map_or(0, |count| count.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// A setting of a server, behind everyone's back.
+    /// Changes a setting of a server outside of tallyd.
     pub async fn set(&self, place: usize, name: &str, value: &str) {
         let mut server = self.servers[place].connect().await.unwrap();
         let mut set = redis::cmd("CONFIG");
         set.arg("SET").arg(name).arg(value).query_async::<()>(&mut server).await.unwrap();
     }
 
-    /// A sentinel without a password that takes a replica for the master, which it calls "other"; its address, while it is held.
+    /// A sentinel without a password that takes a replica for a master named "other". Returns its address. It runs
+    /// while the guard is held.
     pub fn mistaken(&self, replica: usize) -> (impl Drop + use<>, String) {
         let sentinel = Server::sentinel(self.folder.path(), "other", self.servers[replica].port, "");
         let address = sentinel.address();
@@ -237,7 +238,7 @@ impl Group {
         self.sentinels.iter().map(Server::address).collect()
     }
 
-    /// Settings of a world that lives on the master, and more of them.
+    /// The settings of a world on the master, with more of them.
     pub fn settings(&self, more: &str) -> String {
         let (sentinels, file) = (self.sentinels(), self.password_file());
         format!(
@@ -246,7 +247,7 @@ impl Group {
         )
     }
 
-    /// A client of that server alone, whatever sentinels say.
+    /// A client of that server only, which ignores the sentinels.
     pub fn unaware(&self, world: &World, place: usize) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();

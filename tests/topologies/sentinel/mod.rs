@@ -1,6 +1,6 @@
-//! The daemon on a Redis whose master sentinels watch: servers of each test's own, of which another one becomes the master.
+//! The daemon on a Redis with sentinels. Each test has its own servers, of which another one becomes the master.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod failover;
 mod group;
@@ -39,14 +39,14 @@ impl Stage {
         Crowd::new(self.group.client(&self.world), false)
     }
 
-    /// A run, which must have found all there is to find.
+    /// A run, which must have found everything.
     async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = self.world.reconcile(mode).await;
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         report
     }
 
-    /// All stores have what the model says, and no run finds anything.
+    /// All stores equal the model, and no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;
@@ -63,13 +63,13 @@ impl Stage {
     }
 }
 
-/// Waits until the crowd has liked every video once more.
+/// Waits until the crowd has liked every video again.
 async fn goes_on(crowd: &Crowd) {
     let before = crowd.counted();
-    eventually("likes go on", || async { crowd.counted() > before + TARGETS }).await;
+    eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
 }
 
-/// What must come out: a like that was refused isn't in it.
+/// The expected likes. Rejected ones are not included.
 fn model(liked: Vec<Liked>) -> Model {
     let mut model = Model::default();
     liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));

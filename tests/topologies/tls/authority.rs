@@ -1,4 +1,4 @@
-//! A private authority, and the certificates that it signs for servers and for tallyd.
+//! A private CA, and the certificates that it signs for servers and for tallyd.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,20 +9,20 @@ use rcgen::{
     date_time_ymd,
 };
 
-/// What a server shows.
+/// A server's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certificate {
-    /// A certificate of the authority that is known, for the name that is asked for.
+    /// A certificate of the known CA, for the requested name.
     Right,
     /// For another name.
     OtherName,
-    /// For no name, as the certificate that MySQL makes for itself.
+    /// Without a name, like the certificate that MySQL generates.
     NoName,
-    /// Signed by an authority that nobody knows.
+    /// Signed by an unknown CA.
     OtherAuthority,
-    /// It was valid once.
+    /// It has expired.
     Expired,
-    /// It will be valid.
+    /// It is not valid yet.
     Early,
 }
 
@@ -36,11 +36,11 @@ impl Certificate {
     }
 }
 
-/// Files of certificates, each of its own folder: the servers run as other users, and a key of tallyd's is nobody else's business.
+/// Files of certificates, each in a separate folder. The servers run as other users and must not read tallyd's key.
 pub struct Files(tempfile::TempDir);
 
 impl Files {
-    /// All that servers may show, with one key, and what tallyd shows, whose name is `tallyd`.
+    /// All certificates of servers, with one key, and tallyd's certificate with the name `tallyd`.
     pub fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
@@ -79,7 +79,7 @@ impl Files {
     }
 }
 
-/// Its certificate, and what signs.
+/// Its certificate, and the issuer that signs.
 fn authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let mut params = named(&[], name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

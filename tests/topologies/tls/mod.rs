@@ -1,6 +1,7 @@
-//! TLS to all three servers: who is believed, who is not, and what is said of it. The servers and the authority are the test's own.
+//! TLS to all three servers: which certificates are accepted and rejected, and the messages about them. The servers and
+//! the CA are the test's own.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
 mod authority;
 mod init;
@@ -15,7 +16,7 @@ use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 
-/// The settings of all three servers: `certificate` is tallyd's own, for each of them.
+/// The settings of all three servers. `certificate` is tallyd's own, for each of them.
 fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String {
     let file = |name: &str| servers.files.path(name).display().to_string();
     let mut tls = format!("tls_ca_file = \"{}\"\n", file("ca.pem"));
@@ -32,7 +33,8 @@ fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String
     )
 }
 
-/// A wrong certificate, the server's or ours, is a mistake and not an outage: `config check` says so of each server.
+/// A wrong certificate, the server's or tallyd's, is a mistake and not an outage. `config check` reports it for each
+/// server.
 fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
     let checked = world.tallyd(&["config", "check"]);
     let said = stderr(&checked);
@@ -51,7 +53,8 @@ async fn has_likes(world: &World, likes: i64) {
     .await;
 }
 
-/// A server that shows `wrong` is not believed, whichever it is, nor by a daemon that starts, which goes on by itself once it is right.
+/// A server with a `wrong` certificate is rejected, also by a daemon that starts, which continues automatically
+/// once the certificate is right.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
@@ -67,31 +70,31 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
     stop(daemon);
 }
 
-/// Without a certificate of ours, and with one of an authority that the servers don't know. What a server says of it comes after the
-/// handshake, and is lost where its end of the connection comes first: it is asked until it was heard.
+/// Without a client certificate, and with one of a CA that the servers don't know. A server's alert follows the
+/// handshake and is lost if its end of the connection closes first, so the test retries until it was received.
 async fn strangers_are_told(world: &World, servers: &Servers) {
     let ended = "closes the connection immediately: see its log. It may require a client certificate that it trusts ([amqp] tls_cert_file)";
     let asks = ["asks for a certificate (CertificateRequired): set [", "] tls_cert_file and tls_key_file"];
     let refuses = ["does not accept the certificate in [", "] tls_cert_file (UnknownCA)"];
     for (certificate, [before, after]) in [(None, asks), (Some("stranger.pem"), refuses)] {
         world.write(&settings(&world.name, servers, certificate));
-        eventually("each server's word is heard", || async {
+        eventually("each server's alert is received", || async {
             let checked = world.tallyd(&["config", "check"]);
             let said = stderr(&checked);
             assert_eq!(checked.status.code(), Some(78), "{said}");
             let of = |section: &str| said.contains(&format!("{before}{section}{after}"));
-            // MySQL asks for a certificate by the account alone.
+            // For MySQL, only the account requires a certificate.
             let by_account = certificate.is_none() && said.contains("Access denied for user 'tallyd'");
             (of("amqp") || said.contains(ended)) && (of("mysql") || by_account) && of("redis")
         })
         .await;
     }
-    // The master that a sentinel names is who asks for it, not the address in the configuration.
+    // The master that a sentinel names requires it, not the address in the configuration.
     let elsewhere = settings(&world.name, servers, None)
         .replace(&format!("rediss://{}/0", servers.redis_address()), "rediss://127.0.0.2:1/0");
     world.write(&with_sentinel(&elsewhere, servers));
     let expected = format!("Redis at {} asks for a certificate (CertificateRequired)", servers.redis_address());
-    eventually("the master's word is heard", || async {
+    eventually("the master's alert is received", || async {
         let checked = world.tallyd(&["config", "check"]);
         let said = stderr(&checked);
         assert!(!said.contains("127.0.0.2"), "{said}");
@@ -100,7 +103,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
     .await;
 }
 
-/// The same settings, where Redis' master is asked for.
+/// The same settings with a sentinel for Redis' master.
 fn with_sentinel(settings: &str, servers: &Servers) -> String {
     settings.replace("[reconcile]", &format!("sentinels = [\"127.0.0.1:{}\"]\n[reconcile]", servers.sentinel_port))
 }
@@ -110,12 +113,12 @@ fn stop(daemon: Daemon) {
     assert!(daemon.stop().success(), "{log}");
 }
 
-/// With `VERIFY_CA` any name will do, and no authority but the site's own, whatever the system trusts.
+/// With `VERIFY_CA` any name is accepted, but only the site's own CA, whatever the system trusts.
 async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
     let by_name = settings(&world.name, servers, Some("tallyd.pem"));
     let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
     assert_ne!(by_name, by_authority);
-    // The system's store has the other authority.
+    // The system's store has the other CA.
     let system = [("SSL_CERT_FILE", servers.files.path("other-ca.pem").display().to_string())];
     let said = |settings: &str| {
         world.write(settings);
@@ -162,12 +165,12 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let right = settings(&world.name, &servers, Some("tallyd.pem"));
     world.set(&right);
 
-    // A like by an API server, through the daemon, and all that a run asks.
+    // A like by an API server through the daemon, and all requests of a run.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
     let checked = world.tallyd(&["config", "check"]);
     assert!(checked.status.success(), "{}", stderr(&checked));
-    // The daemon may be loading what an empty Redis lacks: then the command says to try later.
+    // The daemon may be loading missing data into an empty Redis. Then the command says to try later.
     eventually("a reconcile runs", async || {
         let ran = world.tallyd(&["reconcile"]);
         assert!(matches!(ran.status.code(), Some(0 | 75)), "{}", stderr(&ran));
@@ -208,7 +211,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);
     }
-    // A job can be tried later: the certificate may be renewed.
+    // A job can be tried later, because the certificate can be renewed.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(75));
     goes_on_by_itself(&world, &mut servers, &client).await;
     a_stock_mysql_is_known_by_its_own_authority_alone(&world, &servers, &client).await;

@@ -1,4 +1,4 @@
-//! Servers of the test's own that speak TLS alone, and ask who calls for a certificate.
+//! The test's own servers that only speak TLS and require a client certificate.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use super::common::ports::free_ports;
 use super::common::{eventually, without_disk};
 use crate::engines::servers::{Server, Template, run};
 
-/// Where RabbitMQ's scripts are, unless the environment says otherwise.
+/// The folder of RabbitMQ's scripts, unless the environment names another one.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
-/// A server that ends with the test, also with one that fails before all of them are there.
+/// A server that ends with the test, also if a later one fails to start.
 struct Process(Child);
 
 impl Process {
@@ -49,7 +49,7 @@ impl Servers {
         let files = Files::new();
         let folder = tempfile::tempdir().unwrap();
         fs::copy(files.path(&Certificate::Right.file()), files.path("shown.pem")).unwrap();
-        // The slowest first: the others are made while it starts.
+        // The slowest first. The others are made while it starts.
         let rabbitmq = Rabbit::start(&files);
         let [redis_port, sentinel_port] = free_ports();
         let redis = redis_server(&files, redis_port, folder.path(), &["--save", ""]);
@@ -90,12 +90,12 @@ impl Servers {
         servers
     }
 
-    /// Where an account finds MySQL that may do all, and needs no certificate.
+    /// The URL of an administrator in MySQL who needs no certificate.
     pub fn mysql_admin_url(&self) -> String {
         self.mysql.admin_url()
     }
 
-    /// An account that must show a certificate, and has what the daemon has.
+    /// An account with the daemon's rights that requires a client certificate.
     pub async fn mysql_account(&self, database: &str) {
         let sql = format!(
             "CREATE USER tallyd REQUIRE X509; GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO tallyd; \
@@ -116,7 +116,7 @@ impl Servers {
         format!("127.0.0.1:{}", self.rabbitmq.port)
     }
 
-    /// From now on all servers show that certificate.
+    /// From now on all servers use that certificate.
     pub async fn show(&mut self, shown: Certificate) {
         self.show_mysql(shown).await;
         self.show_others(shown).await;
@@ -161,7 +161,8 @@ fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> 
     Process::spawn(&mut command)
 }
 
-/// It asks nobody for a certificate: so a stranger hears of the master from it, and of his certificate from the master.
+/// It requires no client certificate. So a client without one learns the master from it, and the master rejects the
+/// client.
 fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     let file = |name: &str| files.path(name).display().to_string();
     let text = format!(
@@ -177,7 +178,7 @@ fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     Process::spawn(Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()))
 }
 
-/// One node, in which users log in by their certificates.
+/// One node in which users log in with their certificates.
 struct Rabbit {
     port: u16,
     child: Child,
