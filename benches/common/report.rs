@@ -22,13 +22,22 @@ pub struct Results<M, R> {
 impl<M: Serialize, R: Serialize> Results<M, R> {
     /// Writes target/bench/`name`.json.
     pub fn write(&self, name: &str) -> Result<()> {
-        let folder = tallyd_testkit::root().join("target/bench");
-        fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("{name}.json"));
-        fs::write(&path, serde_json::to_vec_pretty(self)?).with_context(|| format!("write {}", path.display()))?;
-        println!("\n{}", path.display());
-        Ok(())
+        write_file(&format!("{name}.json"), &serde_json::to_vec_pretty(self)?)
     }
+}
+
+/// Writes target/bench/`name`.svg.
+pub fn write_picture(name: &str, picture: &str) -> Result<()> {
+    write_file(&format!("{name}.svg"), picture.as_bytes())
+}
+
+fn write_file(name: &str, bytes: &[u8]) -> Result<()> {
+    let folder = tallyd_testkit::root().join("target/bench");
+    fs::create_dir_all(&folder)?;
+    let path = folder.join(name);
+    fs::write(&path, bytes).with_context(|| format!("write {}", path.display()))?;
+    println!("\n{}", path.display());
+    Ok(())
 }
 
 /// The wanted value of a figure.

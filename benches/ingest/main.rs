@@ -1,5 +1,6 @@
 //! Speed of draining a full queue into MySQL: tallyd, the servers' own limits, and other consumers.
 
+mod chart;
 mod contenders;
 mod curve;
 mod drain;

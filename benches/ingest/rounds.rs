@@ -6,11 +6,12 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::Arguments;
+use crate::chart;
 use crate::common::contender::{Contender, Keeps};
 use crate::common::lineup::line_up;
 use crate::common::machine::{Machine, cores};
 use crate::common::model::Model;
-use crate::common::report::{Results, median, number, print_figures, print_table};
+use crate::common::report::{Results, median, number, print_figures, print_table, write_picture};
 use crate::common::world::Setup;
 use crate::contenders::{ALL, TALLYD};
 use crate::drain::{self, Drained, Load};
@@ -61,6 +62,9 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     lineup.print_missing();
     print_figures(&figures, &figures::AIMS);
     let results = arguments.results.clone();
+    if let Some(picture) = chart::svg(&standings) {
+        write_picture(&results, &picture)?;
+    }
     let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }

@@ -109,7 +109,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = waits(&world, 1) => {}
     }
     // It must be gone, or the daemon would wait for messages behind it.
-    eventually("nobody consumes", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
+    eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");
     assert!(stdout(&output).contains("(delivery_limit)"), "{}", stdout(&output));

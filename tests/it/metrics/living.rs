@@ -89,7 +89,7 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    // On a loaded machine no count may happen between a sample and its read.
+    // On a loaded machine it is possible that nothing is counted between a sample and its read.
     eventually("a number is counted while it is judged", || async {
         let report = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");

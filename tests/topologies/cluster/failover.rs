@@ -57,7 +57,7 @@ async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired()
     stage.nodes.is_promoted(replica).await;
     goes_on(&crowd).await;
     let liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    assert!(liked.iter().any(Result::is_err), "no like met the failover");
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
     // Some likes were counted and lost. Others were counted and not published, because the answer was lost.

@@ -35,7 +35,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     goes_on(&crowd).await;
 
     let liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    assert!(liked.iter().any(Result::is_err), "no like met the failover");
     assert!(liked.iter().all(|liked| !matches!(liked, Err(LikeError::NotPublished { .. }))));
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
@@ -71,7 +71,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     goes_on(&crowd).await;
 
     let mut liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    assert!(liked.iter().any(Result::is_err), "no like met the failover");
     assert!(kept.iter().all(Result::is_ok), "{kept:?}");
     liked.extend(kept);
     let model = model(liked);
