@@ -1,32 +1,32 @@
 # shellcheck shell=bash
 #
-# What dev/up, dev/down and dev/rabbitmqctl share: where the private servers live, which ports they use, how to tell our
-# processes from everybody else's, and how to wait for something with a deadline. To be sourced, not run.
+# Shared by dev/up, dev/down and dev/rabbitmqctl: folders and ports of the private servers, recognizing our own processes, and
+# waiting with a deadline. Source it, do not run it.
 #
 # Settings, from the environment:
 #   TALLYD_STACK_DIR        the folder that holds all data, logs and pid files   (default: target/stack of this checkout)
-#   TALLYD_STACK_PORT_BASE  the first of the stack's ports                       (default: 21000, or what the folder was made with)
-#   TALLYD_STACK_TIMEOUT    seconds that one server may take to become healthy   (default: 120)
+#   TALLYD_STACK_PORT_BASE  the first of the stack's ports                       (default: 21000, or the folder's recorded one)
+#   TALLYD_STACK_TIMEOUT    seconds for one server to become healthy             (default: 120)
 #   TALLYD_STACK_MYSQL_FROM, TALLYD_STACK_REDIS_FROM, TALLYD_STACK_RABBITMQ_FROM
-#                           another version, by its name in VERSIONS             (default: what is installed, or what the folder was made with)
+#                           another version, by its name in VERSIONS             (default: the installed one, or the folder's recorded one)
 
-# Variables in capitals are read by the scripts that source this.
+# The scripts that source this file read the variables in capitals.
 # shellcheck disable=SC2034
 
 set -euo pipefail
 
-# mariadbd lives in /usr/sbin, which an ordinary user's PATH may lack.
+# mariadbd is in /usr/sbin, which can be missing in an ordinary user's PATH.
 export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-# C.UTF-8 exists everywhere on Debian; with a LANG that is not installed Redis refuses to start and Elixir complains.
+# C.UTF-8 exists on every Debian. With a LANG that is not installed, Redis does not start and Elixir prints warnings.
 export LC_ALL=C.UTF-8
 
 ALL_SERVICES=(mysql redis rabbitmq)
 EX_USAGE=64
 
-# Where Debian's packages are from.
+# Prints the mirror of Debian's packages.
 debian_mirror() {
     if [[ ${TALLYD_LAB_MIRROR:-} ]]; then echo "$TALLYD_LAB_MIRROR" && return; fi
-    # shellcheck disable=SC2016 # Not a variable of the shell's.
+    # shellcheck disable=SC2016 # Not a shell variable.
     apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -m 1 -E '/debian/?$'
 }
 
@@ -49,16 +49,16 @@ stack_paths() {
     local root base recorded
     root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd -P)
     CHECKOUT=$root
-    # Absolute and without symbolic links: it is part of the mark by which we know our processes again.
+    # Absolute and without symbolic links, because it is part of the mark that identifies our processes.
     STACK_DIR=$(realpath -m -- "${TALLYD_STACK_DIR:-$root/target/stack}")
     [[ $STACK_DIR != / && $STACK_DIR != *[[:space:]]* ]] ||
-        die "TALLYD_STACK_DIR is '$STACK_DIR': a folder without blanks in its path is needed (RabbitMQ's scripts cannot take them)."
+        die "TALLYD_STACK_DIR is '$STACK_DIR': use a path without blanks, because RabbitMQ's scripts can't handle them."
 
     recorded=
     [[ ! -s $STACK_DIR/port-base ]] || recorded=$(<"$STACK_DIR/port-base")
     base=${TALLYD_STACK_PORT_BASE:-${recorded:-21000}}
     if [[ ! $base =~ ^[0-9]{4,5}$ ]] || ((10#$base < 1024 || 10#$base > 65530)); then
-        die "TALLYD_STACK_PORT_BASE is '$base': a number from 1024 to 65530 is needed."
+        die "TALLYD_STACK_PORT_BASE is '$base': set a number from 1024 to 65530."
     fi
     PORT_BASE=$((10#$base))
     RECORDED_PORT_BASE=$recorded
@@ -71,14 +71,14 @@ stack_paths() {
     RABBIT_NODE=tallyd-$PORT_BASE@localhost
 
     TIMEOUT=${TALLYD_STACK_TIMEOUT:-120}
-    [[ $TIMEOUT =~ ^[1-9][0-9]{0,4}$ ]] || die "TALLYD_STACK_TIMEOUT is '$TIMEOUT': a number of seconds is needed."
+    [[ $TIMEOUT =~ ^[1-9][0-9]{0,4}$ ]] || die "TALLYD_STACK_TIMEOUT is '$TIMEOUT': set a number of seconds."
 
     LAB_DIR=$root/target/lab
     stack_versions
 }
 
-# A folder's stack cannot move to other ports while a server of it runs, nor once RabbitMQ has data: its node name, and with
-# it the name of its database, contains the port base, so its queues would seem lost.
+# A folder's stack cannot move to other ports while one of its servers runs, or after RabbitMQ has stored data. RabbitMQ's node name, and so
+# the name of its database, contains the port base. With another port base, its queues would seem lost.
 require_recorded_port_base() {
     local service
     [[ $RECORDED_PORT_BASE && $RECORDED_PORT_BASE != "$PORT_BASE" ]] || return 0
@@ -90,7 +90,7 @@ require_recorded_port_base() {
     done
 }
 
-# Fills SERVICES from the names on the command line: all of them when there are none, each once, in a fixed order.
+# Fills SERVICES from the names on the command line, each once, in a fixed order. Without names, it has all services.
 choose_services() {
     local known name
     SERVICES=()
@@ -102,20 +102,20 @@ choose_services() {
     done
 }
 
-# One dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder, so whoever waited
-# for it has to check that what it now holds is still the file that others will open.
+# Allows one dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder. So a script that waited
+# must check that its locked file is still the file that others open.
 take_lock() {
     local file=$STACK_DIR/lock
     while :; do
         mkdir -p -- "$(dirname -- "$STACK_DIR")"
-        # Everything inside is for its owner alone: there are passwords, and the servers may run as root.
+        # Only the owner can read the folder, because it has passwords and the servers can run as root.
         (umask 077 && mkdir -p -- "$STACK_DIR")
         [[ -w $STACK_DIR ]] || die "$STACK_DIR belongs to $(stat -c %U -- "$STACK_DIR"): set TALLYD_STACK_DIR to another folder."
-        # Fails when the folder was wiped a moment ago.
+        # Fails if the folder was just wiped.
         { exec {LOCK_FD}>>"$file"; } 2>/dev/null || continue
         if ! flock -n "$LOCK_FD"; then
             say "waiting for another dev/up or dev/down of $STACK_DIR ..."
-            flock -w 600 "$LOCK_FD" || die "another dev/up or dev/down has held $file for ten minutes."
+            flock -w 600 "$LOCK_FD" || die "another dev/up or dev/down has held $file for ten minutes: wait for it, or stop it."
         fi
         [[ $file -ef /proc/self/fd/$LOCK_FD ]] && break
         exec {LOCK_FD}>&-
@@ -124,8 +124,8 @@ take_lock() {
 
 # ---------------------------------------------------------------------------------------------- versions
 
-# The versions that Debian's releases have: name, service, release, package, the server's program. Those of the release that
-# this machine runs are its own packages; dev/lab puts the others into root folders, target/lab/roots/RELEASE.
+# The versions in Debian's releases: name, service, release, package, the server's program. Versions of this machine's release come from
+# its own packages. dev/lab installs the others into root folders, target/lab/roots/RELEASE.
 VERSIONS=(
     "mariadb-10.11 mysql bookworm mariadb-server mariadbd"
     "mariadb-11.8 mysql trixie mariadb-server mariadbd"
@@ -139,7 +139,7 @@ VERSIONS=(
     "rabbitmq-4.3 rabbitmq sid rabbitmq-server rabbitmq-server"
 )
 
-# version_row NAME: its line of VERSIONS.
+# version_row NAME: prints its line of VERSIONS.
 version_row() {
     local row
     for row in "${VERSIONS[@]}"; do
@@ -148,11 +148,10 @@ version_row() {
     return 1
 }
 
-# The release that this machine runs, if it is Debian.
+# Prints this machine's release, if it is Debian.
 own_release() { sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null || true; }
 
-# Fills, for each service, FROM (the version's name; empty: what is installed), ROOT (the root folder that it is in; empty: none)
-# and PROGRAM.
+# Fills FROM (the version's name; empty: the installed one), ROOT (its root folder; empty: none) and PROGRAM for each service.
 declare -A FROM=() ROOT=() PROGRAM=()
 stack_versions() {
     local service variable recorded row of release
@@ -165,36 +164,36 @@ stack_versions() {
         *) PROGRAM[$service]=$service-server ;;
         esac
         [[ ${FROM[$service]} ]] || continue
-        # A folder that was made with a version that has gone since can still be stopped and wiped; dev/up refuses it.
+        # If a folder's version no longer exists, the folder can still be stopped and wiped, but dev/up rejects it.
         row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
-            die "$variable is '${FROM[$service]}', which is no version that 'dev/lab --list' shows."
+            die "$variable is '${FROM[$service]}', which is not in 'dev/lab --list'."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
         [[ $of == "$service" ]] || die "$variable is '${FROM[$service]}', which is a version of $of."
         [[ $release == "$(own_release)" ]] || ROOT[$service]=$LAB_DIR/roots/$release
     done
 }
 
-# Data of one version are not given to another.
+# A version must not use the data of another version.
 require_recorded_version() {
     local recorded=
     [[ ! -s $STACK_DIR/$1/from ]] || recorded=$(<"$STACK_DIR/$1/from")
     [[ $recorded == "${FROM[$1]}" ]] || { [[ ! -d $STACK_DIR/$1/data ]] && ! running_pid "$1" >/dev/null; } ||
-        die "$1: $STACK_DIR was made with ${recorded:-what is installed}, not with ${FROM[$1]:-that}: set TALLYD_STACK_DIR to another folder, or" \
+        die "$1: $STACK_DIR was made with ${recorded:-the installed version}, not with ${FROM[$1]:-the installed version}: set TALLYD_STACK_DIR to another folder, or" \
             "wipe this one with 'dev/down --wipe $1'."
     [[ ! ${FROM[$1]} ]] || version_row "${FROM[$1]}" >/dev/null ||
-        die "$1: $STACK_DIR/$1 was made with ${FROM[$1]}, which 'dev/lab --list' has no longer: wipe it with 'dev/down --wipe $1'."
-    [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not here: make it with 'dev/lab --build'."
+        die "$1: $STACK_DIR/$1 was made with ${FROM[$1]}, which is no longer in 'dev/lab --list': wipe it with 'dev/down --wipe $1'."
+    [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not installed: install it with 'dev/lab --build'."
 }
 
-# inside SERVICE: fills INSIDE with what has to stand before a program of the service's version. From a root folder it runs in
-# a mount namespace of its own, in which the folder's /usr and /etc lie over those of the machine: all else, the data and /tmp
-# among it, is where it always is, the process is the server's own (nothing forks), and nothing stays mounted after it.
+# inside SERVICE: fills INSIDE with the command prefix for a program of the service's version. A program of a root folder runs in its own
+# mount namespace, in which the folder's /usr and /etc replace those of the machine. All other paths stay the same, including the data
+# and /tmp. No process is forked, and nothing stays mounted afterwards.
 inside() { inside_root "${ROOT[$1]}"; }
 inside_root() {
     INSIDE=()
     [[ $1 ]] || return 0
     local checkout=
-    # A checkout under /usr would be covered: it is put into the folder first.
+    # A checkout under /usr would be hidden, so it is mounted into the folder first.
     [[ $CHECKOUT != /usr/* ]] || checkout="mkdir -p \"\$0$CHECKOUT\" && mount --bind '$CHECKOUT' \"\$0$CHECKOUT\" && "
     # shellcheck disable=SC2016 # Expanded by the inner shell.
     INSIDE=(unshare --mount -- /bin/sh -c "$checkout"'mount --rbind "$0/etc" /etc && mount --rbind "$0/usr" /usr || exit 125
@@ -211,54 +210,54 @@ is_program() {
     esac
 }
 
-# Every server gets this in its environment when it is started. It is how we know that a pid is really ours: pids are reused.
+# Every server is started with this in its environment. It identifies our processes, because pids are reused.
 process_mark() { echo "TALLYD_STACK_SERVER=$STACK_DIR/$1"; }
 
-# is_ours SERVICE PID: the right program, with our mark. (Both are gone in a zombie, and /proc hides other users' environments.)
+# is_ours SERVICE PID: checks the program and our mark. (A zombie has neither, and /proc hides other users' environments.)
 is_ours() {
     local comm mark match=-zqxF
     [[ $2 =~ ^[1-9][0-9]*$ ]] || return 1
     { read -r comm <"/proc/$2/comm"; } 2>/dev/null || return 1
     is_program "$1" "$comm" || return 1
     mark=$(process_mark "$1")
-    # When our epmd has died, the broker and rabbitmqctl start another, which has inherited the mark of either.
+    # If our epmd has died, the broker or rabbitmqctl starts another, which inherits the mark of its parent.
     if [[ $1 == epmd ]]; then mark=$(process_mark '') match=-zqF; fi
     grep "$match" -- "$mark" "/proc/$2/environ" 2>/dev/null
 }
 
-# running_pid SERVICE: the pid in the service's pid file, if that process lives and is ours.
+# running_pid SERVICE: prints the pid in the service's pid file, if that process is running and ours.
 running_pid() {
     local pid=
     [[ ! -s $STACK_DIR/$1/pid ]] || pid=$(<"$STACK_DIR/$1/pid")
     is_ours "$1" "$pid" && echo "$pid"
 }
 
-# all_pids SERVICE: every process of the service that is ours, also those whose pid file is gone ('cargo clean' deletes the
-# whole folder while the servers run).
+# all_pids SERVICE: prints all our processes of the service, including those without a pid file ('cargo clean' deletes the whole
+# folder while the servers run).
 all_pids() {
     local proc comm
     for proc in /proc/[1-9]*; do
-        # Reading a name costs nothing; only those that fit are looked at closely.
+        # Reading a name is cheap. Only processes with a matching name are checked further.
         { read -r comm <"$proc/comm"; } 2>/dev/null || continue
         if is_program "$1" "$comm" && is_ours "$1" "${proc##*/}"; then echo "${proc##*/}"; fi
     done
 }
 
-# stop_pids SERVICE SECONDS PID...: SIGTERM, after the deadline SIGKILL; with 0 seconds SIGKILL at once.
+# stop_pids SERVICE SECONDS PID...: sends SIGTERM, and SIGKILL after the deadline. With 0 seconds, it sends SIGKILL immediately.
 stop_pids() {
     local service=$1 seconds=$2 pid
     shift 2
     for pid in "$@"; do
         is_ours "$service" "$pid" || continue
         if ((seconds > 0)); then
-            # A process frozen with SIGSTOP sees SIGTERM only once it goes on.
+            # A process frozen with SIGSTOP handles SIGTERM only after SIGCONT.
             kill -TERM "$pid" 2>/dev/null || true
             kill -CONT "$pid" 2>/dev/null || true
             wait_until "$seconds" gone "$service" "$pid" && continue
             say "$service: pid $pid did not stop within $seconds s, killing it"
         fi
         kill -KILL "$pid" 2>/dev/null || true
-        wait_until 10 gone "$service" "$pid" || die "$service: pid $pid is still there 10 s after SIGKILL."
+        wait_until 10 gone "$service" "$pid" || die "$service: pid $pid is still running 10 s after SIGKILL."
     done
 }
 
@@ -268,7 +267,7 @@ gone() { ! is_ours "$1" "$2"; }
 
 now_ms() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); }
 
-# wait_until SECONDS COMMAND...: polls until the command succeeds; fails at the deadline.
+# wait_until SECONDS COMMAND...: polls until the command succeeds. Fails at the deadline.
 wait_until() {
     local deadline=$(($(now_ms) + $1 * 1000))
     shift
@@ -282,8 +281,8 @@ port_answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 # ---------------------------------------------------------------------------------------------- RabbitMQ
 
-# Fills RABBIT_ENV with what makes RabbitMQ's scripts, server and command line tools alike, use our node and nothing in /etc
-# or in the caller's environment. The scripts in /usr/sbin switch user and drop the environment: those in RABBIT_BIN do not.
+# Fills RABBIT_ENV, so that RabbitMQ's server and command line tools use our node, and nothing in /etc or in the caller's environment. The
+# scripts in /usr/sbin switch the user and drop the environment. Those in RABBIT_BIN do not.
 RABBIT_BIN=/usr/lib/rabbitmq/bin
 rabbit_env() {
     local dir=$STACK_DIR/rabbitmq
@@ -300,7 +299,7 @@ rabbit_env() {
         RABBITMQ_LOG_BASE="$dir"
         RABBITMQ_LOGS="$dir/server.log"
         RABBITMQ_GENERATED_CONFIG_DIR="$dir/generated"
-        # The command line tools are Erlang nodes too, and would listen on all addresses while they run.
+        # The command line tools are Erlang nodes, too, and would listen on all addresses.
         RABBITMQ_CTL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
     )
 }

@@ -141,7 +141,7 @@ mod tests {
         running.start(TaskName::Outbox, stop.clone().cancelled_owned());
         running.start(TaskName::Ledger, task);
         let ended = supervise(&mut running, &stop).await;
-        assert!(drain(&mut running, Duration::from_secs(10)).await.is_ok(), "the other one was told to stop");
+        assert!(drain(&mut running, Duration::from_secs(10)).await.is_ok(), "the other task was stopped");
         (ended, stop.is_cancelled())
     }
 

@@ -146,7 +146,7 @@ async fn compare(
     };
     run.compare_all().await?;
     if stop.is_cancelled() {
-        run.report.end(End::Stopped, "told to stop: this run is not compared with earlier ones");
+        run.report.end(End::Stopped, "it was stopped: this run is not compared with earlier ones");
     }
     Ok(run.report)
 }

@@ -214,7 +214,7 @@ impl Run<'_> {
             self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
         if self.stop.is_cancelled() {
-            self.report.end(End::Stopped, "told to stop; --resume continues");
+            self.report.end(End::Stopped, "it was stopped; --resume continues");
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ mod tests {
             "old: 2 passes, 3 changed targets, 4 likes and 1 unlikes written, from 1970-01-01 00:00:00 UTC to 1970-01-01 00:01:00 UTC; \
              events that came more than 15 min 0 s late are missing: `tallyd import --verify` finds them"
         );
-        let stopped = Report { until: None, ended_early: Some("told to stop".to_owned()), ..report };
+        let stopped = Report { until: None, ended_early: Some("it was stopped".to_owned()), ..report };
         assert!(stopped.to_string().contains("no pass from 1970-01-01 00:00:00 UTC finished"), "{stopped}");
     }
 }

@@ -356,7 +356,7 @@ impl Run<'_> {
     }
 
     fn end_stopped(&mut self) {
-        self.report.end(End::Stopped, format!("told to stop: {}", self.options.how_to_continue()));
+        self.report.end(End::Stopped, format!("it was stopped: {}", self.options.how_to_continue()));
     }
 
     fn show(&self, reached: Key) {
