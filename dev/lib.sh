@@ -282,7 +282,7 @@ port_answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 # ---------------------------------------------------------------------------------------------- RabbitMQ
 
 # Fills RABBIT_ENV, so that RabbitMQ's server and command line tools use our node, and nothing in /etc or in the caller's environment. The
-# scripts in /usr/sbin switch the user and drop the environment. Those in RABBIT_BIN do not.
+# scripts in /usr/sbin switch the user and drop the environment, and the scripts in RABBIT_BIN do not.
 RABBIT_BIN=/usr/lib/rabbitmq/bin
 rabbit_env() {
     local dir=$STACK_DIR/rabbitmq
