@@ -1,4 +1,5 @@
-//! The client of the admin port, for commands: one connection, one request, and limits for the time and the size of the answer.
+//! The client of the admin port, for commands: one connection, one request, and limits for the time and the size of the
+//! answer.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -101,7 +102,8 @@ impl At {
     }
 }
 
-/// Requests `path`, below the path of the port's address. A late answer, a too large answer, or one that is not HTTP also returns [`NoDaemon`].
+/// Requests `path`, below the path of the port's address. A late answer, a too large answer, or one that is not HTTP
+/// also returns [`NoDaemon`].
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));

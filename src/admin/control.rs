@@ -1,7 +1,8 @@
 //! The control socket: the only way to send an order to a running daemon. The permissions of its file decide who can.
 //!
-//! An order is written to MySQL, and all daemons of the site read it there. So each socket of the site has the same effect. If several daemons
-//! on one machine use the same path, the first one gets the socket. The others retry, and one of them gets it when the first one has ended.
+//! An order is written to MySQL, and all daemons of the site read it there. So each socket of the site has the same
+//! effect. If several daemons on one machine use the same path, the first one gets the socket. The others retry, and
+//! one of them gets it when the first one has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;

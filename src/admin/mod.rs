@@ -1,8 +1,9 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
-//! It must never slow the tasks: it has a few separate connections to the servers, and requests are limited in number and time. A connection
-//! serves one request. On an address that other machines can reach, a token is required (`token`), except for `PROBES`. Web pages have no access:
-//! the `Host` of a request is checked (`hosts`), and there is no CORS header.
+//! It must never slow the tasks: it has a few separate connections to the servers, and requests are limited in number
+//! and time. A connection serves one request. On an address that other machines can reach, a token is required
+//! (`token`), except for `PROBES`. Web pages have no access: the `Host` of a request is checked (`hosts`), and there is
+//! no CORS header.
 
 pub(crate) mod ask;
 pub(crate) mod control;

@@ -14,10 +14,12 @@ use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full name with any prefix.
+    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full name with any
+    /// prefix.
     #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
     keys: Option<String>,
-    /// Read the old numbers with this query, as in a [[recount]]: one SELECT of target and number with :after and :limit.
+    /// Read the old numbers with this query, as in a [[recount]]: one SELECT of target and number with :after and
+    /// :limit.
     #[arg(long, value_name = "SELECT")]
     query: Option<String>,
     /// Compare targets of this kind [default: the only one of [kinds]].

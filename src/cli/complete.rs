@@ -1,4 +1,5 @@
-//! `tallyd completions` and `tallyd man`: completion scripts and manual pages for packages, generated from the command line's definition.
+//! `tallyd completions` and `tallyd man`: completion scripts and manual pages for packages, generated from the command
+//! line's definition.
 
 use std::fs;
 use std::io::{self, Write};

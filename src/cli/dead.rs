@@ -271,7 +271,8 @@ impl OfArgs {
     }
 }
 
-/// Prints a report that contains text from strangers. Control characters are escaped, so that they can't affect a terminal.
+/// Prints a report that contains text from strangers. Control characters are escaped, so that they can't affect a
+/// terminal.
 fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
     let text = match format {
         Format::Text => report.to_string(),

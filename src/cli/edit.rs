@@ -15,8 +15,8 @@ use tallyd_mysql::letters::Letter;
 
 const EDITOR: &str = "vi";
 
-/// The edited body, once tallyd would accept it. With `force`, any edited body. `None` if the operator gives up: the file is empty, or it
-/// would still be rejected and the operator doesn't edit it again.
+/// The edited body, once tallyd would accept it. With `force`, any edited body. `None` if the operator gives up: the
+/// file is empty, or it would still be rejected and the operator doesn't edit it again.
 pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option<Vec<u8>>> {
     // Other users can't read the file. Dropping it deletes it.
     let mut file = tempfile::Builder::new()

@@ -15,7 +15,8 @@ use tallyd_core::job_name::JobName;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum FiltersCommand {
-    /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without lua/like.lua.
+    /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without
+    /// lua/like.lua.
     Rebuild,
     /// Delete all Bloom filters in Redis, once API servers and daemons no longer use them.
     Drop(Consent),

@@ -30,7 +30,8 @@ const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Copy the counters to the second layout, in which API servers already count, and verify them. Likes continue meanwhile.
+    /// Copy the counters to the second layout, in which API servers already count, and verify them. Likes continue
+    /// meanwhile.
     Migrate {
         /// Move from this layout, for example packed:13.
         #[arg(long, value_name = "LAYOUT")]

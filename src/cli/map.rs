@@ -26,7 +26,8 @@ use tallyd_rabbitmq::{Broker, Depth, Link};
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct MapArgs {
-    /// Map the events in this file, one JSON event per line or one JSON value, and print the results. Exit with 2 if some do not fit.
+    /// Map the events in this file, one JSON event per line or one JSON value, and print the results. Exit with 2 if
+    /// some do not fit.
     #[arg(long, value_name = "FILE")]
     sample: Option<PathBuf>,
     /// Use the map of this name [default: the only one].

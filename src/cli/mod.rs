@@ -88,7 +88,8 @@ enum Command {
     Recount(recount::RecountArgs),
     /// Copy an old table into tallyd, or compare it with tallyd.
     Import(import::ImportArgs),
-    /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change nothing.
+    /// Compare an old site's numbers with `counter`. Exit with 2 if the difference grows from run to run. Change
+    /// nothing.
     Compare(compare::CompareArgs),
     /// Write likes to an old table as an [[export]] defines, so that the site can go back.
     Export(export::ExportArgs),

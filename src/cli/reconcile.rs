@@ -43,7 +43,8 @@ pub(super) struct ReconcileArgs {
     /// Continue the last full run that was stopped, was killed, or ran out of time.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
-    /// Mark all numbers in Redis as unknown, and load them from MySQL again. Use it if most numbers are wrong. Meanwhile readers ask MySQL.
+    /// Mark all numbers in Redis as unknown, and load them from MySQL again. Use it if most numbers are wrong.
+    /// Meanwhile readers ask MySQL.
     #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
     reload: bool,
     /// Print the report as text or as JSON.

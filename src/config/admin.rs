@@ -17,15 +17,18 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Where the admin port listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. Empty disables it. If the address is in use, the daemon
-    /// retries while it processes events. An address that other machines can reach requires a token.
+    /// Where the admin port listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. Empty disables it. If the
+    /// address is in use, the daemon retries while it processes events. Daemons on one machine need different addresses.
+    /// An address that other machines can reach requires a token.
     pub listen: String,
-    /// Path of the control socket for `tallyd pause`, `resume` and `throttle`. The daemon's user and group can write to it. Empty disables it.
+    /// Path of the control socket for `tallyd pause`, `resume` and `throttle`. The daemon's user and group can write to
+    /// it. Empty disables it.
     pub control: String,
-    /// Allowed `Host` names besides `localhost` and IP addresses. This protects against DNS rebinding. Add the name if you use the port by name.
+    /// Allowed `Host` names besides `localhost` and IP addresses. This protects against DNS rebinding.
     pub hosts: Vec<String>,
-    /// File with a token of at least 16 characters, not readable by everyone. Each request must send it as `Authorization: Bearer TOKEN`, or a
-    /// browser as the password of any user. A relative path is a systemd credential.
+    /// File with a token of at least 16 characters, not readable by everyone. Each request must send it as
+    /// `Authorization: Bearer TOKEN`, or a browser as the password of any user. A relative path is a systemd
+    /// credential.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.

@@ -20,22 +20,25 @@ const DELETED: usize = 3;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
-    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. `tallyd export` stores its progress under this name: don't change it.
+    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. `tallyd export` stores its progress under
+    /// this name: don't change it.
     pub name: String,
-    /// Kind of the targets: a name of `[kinds]`.
+    /// A name of `[kinds]`.
     pub kind: String,
-    /// One INSERT, REPLACE or UPDATE that writes a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1) it also writes
-    /// unlikes.
+    /// One INSERT, REPLACE or UPDATE that writes a like, with `:target`, `:user` and optionally `:at`. With `:deleted`
+    /// (0 or 1) it also writes unlikes.
     pub upsert: String,
     /// One DELETE or UPDATE that writes an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub delete: Option<String>,
-    /// Makes `:at` an integer: seconds, milliseconds or microseconds since 1970. Without it `:at` is a DATETIME(6) in UTC.
+    /// Makes `:at` an integer: seconds, milliseconds or microseconds since 1970. Without it `:at` is a DATETIME(6) in
+    /// UTC.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// How far a pass looks back before `--since`, or before the start of the previous pass (1s to 7d). Each pass writes these likes again.
+    /// How far a pass looks back before `--since`, or before the start of the previous pass (1s to 7d). Each pass
+    /// writes these likes again.
     #[serde(default = "one_minute")]
     pub overlap: Pause,
     /// MySQL server with the table. Without it, the server of `[mysql]`.

@@ -16,14 +16,14 @@ pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
-    /// Likes that a target must have to get a filter. 0 disables filters. Enable filters in the API servers first, then in the daemons.
+    /// Likes that a target must have to get a filter. 0 disables filters. Enable filters in the API servers first, then
+    /// in the daemons.
     pub likes_min: u64,
-    /// Largest share of users without a like for whom the filter can't decide, so that MySQL is asked (0.0000000001 to 0.1). At 0.00001 a filter
-    /// takes 3 to 6 bytes for each like.
+    /// Largest share of users without a like for whom the filter can't decide, so that MySQL is asked (0.0000000001 to
+    /// 0.1). At 0.00001 a filter takes 3 to 6 bytes for each like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When the daemon builds and updates filters: a cron pattern with five fields, or six with seconds first. It must run at least every half
-    /// hour. Empty if another daemon does it.
+    /// When to build and update filters, as a cron pattern, at least every half hour. Empty if another daemon does it.
     pub cron: String,
 }
 

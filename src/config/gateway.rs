@@ -12,10 +12,11 @@ use super::{ConfigError, Secret};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// Where the gateway listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. An address that other machines can reach requires a token.
+    /// Where the gateway listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. An address that other machines
+    /// can reach requires a token.
     pub listen: String,
-    /// File with a token of at least 16 characters, not readable by everyone. Each request to /v1 must send it as `Authorization: Bearer TOKEN`.
-    /// A relative path is a systemd credential.
+    /// File with a token of at least 16 characters, not readable by everyone. Each request to /v1 must send it as
+    /// `Authorization: Bearer TOKEN`. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.

@@ -15,24 +15,27 @@ use tallyd_core::unit::Unit;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
-    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. tallyd marks the imported rows with it: don't change it.
+    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. tallyd marks the imported rows with it:
+    /// don't change it.
     pub name: String,
-    /// Kind of the targets: a name of `[kinds]`.
+    /// A name of `[kinds]`.
     pub kind: String,
     /// Metric to import: a name of `[metrics]` whose `[[rule]]` is not settable.
     #[serde(default = "like")]
     pub metric: String,
-    /// One SELECT of the columns `target` and `user`, and of `deleted` and `at` if the table has them. It returns up to `:rows` rows after
-    /// `:after_target` and `:after_user`, in this order. For other metrics than like: the columns `target` and `value`, with `:after_target` and
-    /// `:rows`.
+    /// One SELECT of the columns `target` and `user`, and of `deleted` and `at` if the table has them. It returns up to
+    /// `:rows` rows after `:after_target` and `:after_user`, in this order. For other metrics than like: the columns
+    /// `target` and `value`, with `:after_target` and `:rows`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub query: Option<String>,
-    /// Instead of a query, for other metrics than like: names of the keys in the Redis of `[redis]` that hold the numbers, with `{id}`.
+    /// Instead of a query, for other metrics than like: names of the keys in the Redis of `[redis]` that hold the
+    /// numbers, with `{id}`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
-    /// Unit of an integer column `at`: seconds, milliseconds or microseconds since 1970. Leave it out for DATETIME and TIMESTAMP columns.
+    /// Unit of an integer column `at`: seconds, milliseconds or microseconds since 1970. Leave it out for DATETIME and
+    /// TIMESTAMP columns.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
@@ -40,11 +43,12 @@ pub struct Import {
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Most rows per query (1 to 100000). Queries for checksums get four times as many. Lower it if a query takes too long.
+    /// Most rows per query (1 to 100000). Queries for checksums get four times as many. Lower it if a query takes too
+    /// long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,
-    /// Time limit of one query (1s to 1h). Raise it if the server is slow.
+    /// Time limit of one query (1s to 1h).
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
     /// MySQL server with the table, for example a replica. Without it, the server of `[mysql]`.

@@ -63,7 +63,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// Reads only `[admin]`, for commands that ask a daemon. They need no server's password, and problems of other sections don't matter.
+/// Reads only `[admin]`, for commands that ask a daemon. They need no server's password, and problems of other sections
+/// don't matter.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -109,8 +110,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
     Ok(found)
 }
 
-/// Replaces variables like `TALLYD__AMQP__URL_FILE` by the address in the file, because an address can contain a password. Returns the key, the
-/// variable and a problem, if any.
+/// Replaces variables like `TALLYD__AMQP__URL_FILE` by the address in the file, because an address can contain a
+/// password. Returns the key, the variable and a problem, if any.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -245,8 +246,8 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
-        // While API servers switch between the layouts, some count in the first one a moment after they got the `at`, or with another node's
-        // clock.
+        // While API servers switch between the layouts, some count in the first one a moment after they got the `at`,
+        // or with another node's clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }

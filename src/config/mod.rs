@@ -1,9 +1,9 @@
-//! The configuration: typed, validated, with hidden secrets. A test compares config.toml at the repository's root with these types and their
-//! defaults. The doc comments of the keys become the descriptions in the JSON Schema.
+//! The configuration: typed, validated, with hidden secrets. A test compares config.toml at the repository's root with
+//! these types and their defaults. The doc comments of the keys become the descriptions in the JSON Schema.
 //!
-//! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also checked against the schema ->
-//! types -> files of passwords and certificates -> cross-checks. All problems are reported, not just the first. Each names its file and line, or
-//! its variable.
+//! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also
+//! checked against the schema -> types -> files of passwords and certificates -> cross-checks. All problems are
+//! reported, not just the first. Each names its file and line, or its variable.
 
 mod admin;
 mod board;
@@ -66,7 +66,8 @@ pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
 pub use tls::{is_external, read_authorities, ssl_mode};
 
-/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a daemon that still drains.
+/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a daemon that still
+/// drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +100,8 @@ pub struct Config {
     pub redis: Redis,
     /// Settings of `tallyd gateway` and of API servers in Rust. The daemon doesn't use them.
     pub client: ClickLimits,
-    /// Bloom filters that answer whether a user likes a popular target, without MySQL. Use the same settings in all daemons and API servers.
+    /// Bloom filters that answer whether a user likes a popular target, without MySQL. Use the same settings in all
+    /// daemons and API servers.
     pub filter: Filter,
     /// How the daemon writes events to MySQL.
     pub consumer: Consumer,
@@ -109,7 +111,8 @@ pub struct Config {
     pub archive: Archive,
     /// Kinds of targets, with their codes (1 to 255) in MySQL. Never change the meaning of a code.
     pub kinds: Kinds,
-    /// Numbers of a target, with their codes (1 to 255) in MySQL and in Redis. `like` is required. Never change the meaning of a code.
+    /// Numbers of a target, with their codes (1 to 255) in MySQL and in Redis. `like` is required. Never change the
+    /// meaning of a code.
     pub metrics: Metrics,
     /// Names removed from `[kinds]` and `[metrics]` while MySQL still has numbers with their codes.
     pub retired: Retired,
@@ -137,8 +140,8 @@ pub struct Config {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
-    /// Seconds that a stop can take (1 to 80). Then the daemon abandons open batches and runs. Must be shorter than the unit's `TimeoutStopSec`,
-    /// which is 90 s.
+    /// Seconds that a stop can take (1 to 80). Then the daemon abandons open batches and runs. Must be shorter than the
+    /// unit's `TimeoutStopSec`, which is 90 s.
     #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
     /// Time zone of all schedules: an IANA name, for example `Europe/Berlin`. Boards have their own time zone.
@@ -155,8 +158,8 @@ impl Default for Daemon {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// Log level: error, warn, info, debug or trace. Levels can be set per module: `info,tallyd::consumer=debug`. The variable `RUST_LOG`
-    /// overrides it.
+    /// Log level: error, warn, info, debug or trace. Levels can be set per module: `info,tallyd::consumer=debug`. The
+    /// variable `RUST_LOG` overrides it.
     pub level: String,
     /// Format of the log. `auto` selects text in a terminal, journald fields under systemd, and JSON otherwise.
     pub format: LogFormat,
@@ -172,30 +175,34 @@ impl Default for Log {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
-    /// Most events that one transaction writes (1 to 30000). Larger batches write faster, but need more memory and a larger `[amqp] prefetch`.
+    /// Most events that one transaction writes (1 to 30000). Twice this number must fit into `[amqp] prefetch`.
     #[schemars(range(min = 1, max = 30_000))]
     pub batch_events_max: usize,
-    /// Most bytes of message bodies in one batch (65536 to 268435456). It limits the memory of the daemon when messages are large.
+    /// Most bytes of message bodies in one batch (65536 to 268435456). It limits the memory of the daemon when messages
+    /// are large.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the daemon remembers which `count` events it applied (1h to 27d). A redelivered event counts once within this time. The daemon
-    /// rejects older count, set and reset events. If daemons differ, the shortest time applies.
+    /// How long the daemon remembers which `count` events it applied (1h to 27d). A redelivered event counts once
+    /// within this time. The daemon rejects older count, set and reset events. If daemons differ, the shortest time
+    /// applies.
     pub applied_event_keep: Pause,
-    /// Most open dead letters (1000 to 10000000), split equally between the partitions. When a partition's part is full, the daemon moves new
-    /// ones to the queue `tally.returned` if another configuration could accept them. It only counts the others.
+    /// Most open dead letters (1000 to 10000000), split equally between the partitions. When a partition's part is
+    /// full, the daemon moves new ones to the queue `tally.returned` if another configuration could accept them. It
+    /// only counts the others.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events after its first one (0 to 10000). Raise it for larger batches, lower it for less latency.
+    /// Milliseconds that a batch waits for more events after its first one (0 to 10000). Raise it for larger batches,
+    /// lower it for less latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
-    /// Read rows before writing them. This is slower, but uses no user variables, which MySQL deprecates. If a server doesn't support the faster
-    /// way, the daemon uses this one automatically.
+    /// Read rows before writing them. This is slower, but uses no user variables, which MySQL deprecates. If a server
+    /// doesn't support the faster way, the daemon uses this one automatically.
     pub reads_first: bool,
-    /// How far an event's `at` can be ahead of this machine's clock, at most 1d. The daemon rejects an event further ahead, because it would win
-    /// over every later event of the same row.
+    /// How far an event's `at` can be ahead of this machine's clock, at most 1d. The daemon rejects an event further
+    /// ahead, because it would win over every later event of the same row.
     pub future_max: Pause,
-    /// How long the daemon keeps a batch while MySQL is unreachable. Then it returns the messages to the broker. Must be shorter than the
-    /// broker's `consumer_timeout`, which is 30 minutes by default.
+    /// How long the daemon keeps a batch while MySQL is unreachable. Then it returns the messages to the broker. Must
+    /// be shorter than the broker's `consumer_timeout`, which is 30 minutes by default.
     pub database_away_max: Pause,
 }
 
@@ -223,7 +230,7 @@ impl Default for Consumer {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
-    /// When to look for finished periods: a cron pattern with five fields, or six with seconds first. Empty: never.
+    /// When to look for finished periods, as a cron pattern. Empty: never.
     pub cron: String,
     /// Members copied per page (1 to 10000). A larger page means longer single calls to Redis.
     #[schemars(range(min = 1, max = 10_000))]

@@ -11,29 +11,34 @@ use super::Pause;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reconcile {
-    /// When to compare changed targets: a cron pattern with five fields, or six with seconds first. Empty: never.
+    /// When to compare changed targets, as a cron pattern. Empty: never.
     pub changed_cron: String,
-    /// When to recount all targets: a cron pattern with five fields, or six with seconds first. Empty: never.
+    /// When to recount all targets, as a cron pattern. Empty: never.
     pub full_cron: String,
-    /// When to recount the next slice of all targets: a cron pattern with five fields, or six with seconds first. Empty: never.
-    /// Use it for large tables instead of `full_cron`: `0 20 * * * *` recounts everything once a day at a low, steady cost.
+    /// When to recount the next slice of all targets, as a cron pattern. Empty: never. Use it for large tables instead
+    /// of `full_cron`: `0 20 * * * *` recounts everything once a day at a low, steady cost.
     pub scrub_cron: String,
     /// Number of slices for `scrub_cron` (1 to 10000). The slices have about the same size, by the server's statistics.
     #[schemars(range(min = 1, max = 10_000))]
     pub scrub_parts: u64,
-    /// The clock that sets an event's `at`: Redis, or the API servers that publish. With `[redis.also]` it is always `producer`.
+    /// The clock that sets an event's `at`: Redis, or the API servers that publish. With `[redis.also]` it is always
+    /// `producer`.
     pub event_clock: EventClock,
-    /// Largest difference between a producer's clock and Redis' clock, and longest time between setting `at` and counting. Used only with
-    /// `event_clock = "producer"`. The daemon skips a target while it has an event so close to the instant of a comparison.
+    /// Largest difference between a producer's clock and Redis' clock, and longest time between setting `at` and
+    /// counting. Used only with `event_clock = "producer"`. The daemon skips a target while it has an event so close to
+    /// the instant of a comparison.
     pub clock_skew_max: Pause,
-    /// How long an API server can take to publish an event after it counted in Redis, with all retries. In a recount: the longest time between a
-    /// row and its event. At least twice `[amqp] timeout_ms`. Only runs on numbers with `writer = "api"` and recounts wait for it.
+    /// How long an API server can take to publish an event after it counted in Redis, with all retries. In a recount:
+    /// the longest time between a row and its event. At least twice `[amqp] timeout_ms`. Only runs on numbers with
+    /// `writer = "api"` and recounts wait for it.
     pub publish_grace: Pause,
-    /// Time limit of a fence through the partitions. Then the run aborts. Raise it if queues are often long.
+    /// Time limit of a fence through the partitions. Then the run aborts.
     pub fence_max: Pause,
-    /// How far before the last run's end a run of changed targets begins. It covers publishes that took longer than `publish_grace`.
+    /// How far before the last run's end a run of changed targets begins. It covers publishes that took longer than
+    /// `publish_grace`.
     pub overlap: Pause,
-    /// Most rows of `counter` per page (1 to 1000000): one for each target, metric and partition. Each takes about 200 bytes of memory.
+    /// Most rows of `counter` per page (1 to 1000000): one for each target, metric and partition. Each takes about 200
+    /// bytes of memory.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
     /// Milliseconds that a page should take (10 to 60000). The daemon adapts the page size to the measured time.
@@ -48,13 +53,13 @@ pub struct Reconcile {
     pub redis_latency_max_ms: u64,
     /// A run waits while a partition has more messages than this. 0: never.
     pub queue_depth_max: u64,
-    /// MySQL replicas, as `HOST:PORT`. A run waits while one of them lags more than `max_lag`. Account, database and options are those of
-    /// `[mysql] url`; the account needs only SELECT.
+    /// MySQL replicas, as `HOST:PORT`. A run waits while one of them lags more than `max_lag`. Account, database and
+    /// options are those of `[mysql] url`; the account needs only SELECT.
     pub replicas: Vec<String>,
     /// Largest lag of a replica in `replicas`. tallyd measures it with a time stamp that each run writes.
     pub max_lag: Pause,
-    /// Safety limit: abort a run, before it changes anything, if it would repair more than this percentage of the checked targets (0 to 100).
-    /// Up to 100 targets are always allowed. `tallyd reconcile --force` ignores the limit.
+    /// Safety limit: abort a run, before it changes anything, if it would repair more than this percentage of the
+    /// checked targets (0 to 100). Up to 100 targets are always allowed. `tallyd reconcile --force` ignores the limit.
     #[schemars(range(min = 0, max = 100))]
     pub repair_targets_max_percent: u8,
     /// Safety limit: abort a run, before it changes anything, if it would change one counter by more than this.
@@ -62,12 +67,13 @@ pub struct Reconcile {
     pub repair_abs_max: i64,
     /// How long the tables `repair` and `job_run` keep their rows.
     pub repair_keep: Pause,
-    /// How often the daemon checks whether Redis lost counters (a flush, an empty replica promoted). It loads lost counters again.
+    /// How often the daemon checks whether Redis lost counters (a flush, an empty replica promoted). It loads lost
+    /// counters again.
     pub watch_every: Pause,
 }
 
-/// The longest time that a client of this project takes: three attempts, each with 5 s to connect and 5 s for the confirm. The Rust client and
-/// the gateway take twice `[amqp] timeout_ms`, by default 20 s.
+/// The longest time that a client of this project takes: three attempts, each with 5 s to connect and 5 s for the
+/// confirm. The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
 const PUBLISH_GRACE: Pause = Pause::from_secs(3 * (5 + 5));
 
 impl Default for Reconcile {

@@ -13,14 +13,14 @@ use tallyd_core::site_query::{OF_RECOUNT, Query};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recount {
-    /// Kind of the targets: a name of `[kinds]`.
+    /// A name of `[kinds]`.
     pub kind: String,
     /// Metric to correct: a name of `[metrics]`. It can't be `like`, and its `[[rule]]` can't be settable.
     pub metric: String,
-    /// One SELECT of target id and number, for up to `:limit` ids above `:after`, in order of id. It can name another database of the same
-    /// server. The account of `[mysql]` must have the right to read there.
+    /// One SELECT of target id and number, for up to `:limit` ids above `:after`, in order of id. It can name another
+    /// database of the same server. The account of `[mysql]` must have the right to read there.
     pub query: String,
-    /// When it runs: a cron pattern with five fields, or six with seconds first. Empty: only with `tallyd recount`.
+    /// When to run, as a cron pattern. Empty: only with `tallyd recount`.
     #[serde(default)]
     pub cron: String,
     /// Targets per query (1 to 1000000). Lower it if a query takes too long.

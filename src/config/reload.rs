@@ -14,8 +14,8 @@ pub struct Reload {
 }
 
 impl Config {
-    /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these each time they start
-    /// something. Connections, ports and the number of tasks are fixed at the start.
+    /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these
+    /// each time they start something. Connections, ports and the number of tasks are fixed at the start.
     ///
     /// # Errors
     /// The new settings don't fit those that need a restart.

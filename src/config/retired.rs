@@ -11,9 +11,9 @@ use super::{Kinds, Metrics};
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retired {
-    /// Names removed from `[kinds]` while MySQL still has numbers with their codes. Without them here tallyd refuses the removal.
+    /// Names removed from `[kinds]`. Without them here tallyd refuses the removal.
     pub kinds: Vec<String>,
-    /// Names removed from `[metrics]` while MySQL still has numbers with their codes. Without them here tallyd refuses the removal.
+    /// Names removed from `[metrics]`. Without them here tallyd refuses the removal.
     pub metrics: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The JSON Schema of config.toml: for editors, and to check the values of the file and the environment. It is generated from the types with
-//! their descriptions, bounds and defaults.
+//! The JSON Schema of config.toml: for editors, and to check the values of the file and the environment. It is
+//! generated from the types with their descriptions, bounds and defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;

@@ -1,5 +1,5 @@
-//! Checks values against the schema: unknown names, wrong types, numbers out of bounds. Wrong values are removed, so that the rest can be
-//! checked.
+//! Checks values against the schema: unknown names, wrong types, numbers out of bounds. Wrong values are removed, so
+//! that the rest can be checked.
 
 use serde_json::Value as Json;
 use toml::Value;

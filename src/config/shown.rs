@@ -27,7 +27,8 @@ fn table(loaded: &Loaded) -> Table {
 }
 
 impl Loaded {
-    /// A file that tallyd can read, except for the secrets. With `origins`, a comment behind each setting shows its origin.
+    /// A file that tallyd can read, except for the secrets. With `origins`, a comment behind each setting shows its
+    /// origin.
     pub fn to_toml(&self, origins: bool) -> String {
         let mut text = String::new();
         for (name, value) in table(self) {

@@ -56,7 +56,8 @@ impl Refused {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    /// The requested thing does not exist, or a server did not answer. The causes are only logged, because they can contain an address.
+    /// The requested thing does not exist, or a server did not answer. The causes are only logged, because they can
+    /// contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {
             ClientError::NoBoard { .. } => return Self::new(StatusCode::NOT_FOUND, "unknown-board", error.to_string()),

@@ -1,4 +1,5 @@
-//! `GET /v1/boards/NAME?period=2026-W48&top=100&around=42&radius=5`: the first members of a board, and a member with its neighbours.
+//! `GET /v1/boards/NAME?period=2026-W48&top=100&around=42&radius=5`: the first members of a board, and a member with
+//! its neighbours.
 
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;

@@ -1,5 +1,5 @@
-//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL those that Redis does not know. If Redis is
-//! unreachable, all numbers come from MySQL.
+//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL those that Redis does
+//! not know. If Redis is unreachable, all numbers come from MySQL.
 
 use std::collections::BTreeMap;
 

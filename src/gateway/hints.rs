@@ -1,5 +1,5 @@
-//! Optional questions to Redis: whether a user clicks too often, likes of the last minute, and numbers that MySQL also has. If Redis does not
-//! answer, a request must neither fail nor wait.
+//! Optional questions to Redis: whether a user clicks too often, likes of the last minute, and numbers that MySQL also
+//! has. If Redis does not answer, a request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;

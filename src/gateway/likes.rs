@@ -1,4 +1,5 @@
-//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user, as of the last commit, or with newer likes that a gateway published.
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user, as of the last commit, or with newer likes that a
+//! gateway published.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;

@@ -1,12 +1,13 @@
-//! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process without state, and any
-//! number of them can run.
+//! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process
+//! without state, and any number of them can run.
 //!
-//! The steps of an event: the daemon's own decoder judges it, the broker confirms it, and then the gateway answers. An answer with 202 means that
-//! every event of the request is on the broker's disk. Redis remembers a confirmed like for a minute, because the daemon has not written it yet.
-//! If API servers count likes (`writer = "api"`), an event takes all steps of [`tallyd_client`].
+//! The steps of an event: the daemon's own decoder judges it, the broker confirms it, and then the gateway answers. An
+//! answer with 202 means that every event of the request is on the broker's disk. Redis remembers a confirmed like for
+//! a minute, because the daemon has not written it yet. If API servers count likes (`writer = "api"`), an event takes
+//! all steps of [`tallyd_client`].
 //!
-//! The gateway has no part in partitions, jobs or migrations. Each wait for a server has a limit, and slow clients must not block others:
-//! connections, requests, bodies and times are limited.
+//! The gateway has no part in partitions, jobs or migrations. Each wait for a server has a limit, and slow clients must
+//! not block others: connections, requests, bodies and times are limited.
 
 mod answer;
 mod boards;
@@ -54,8 +55,8 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// How long the gateway still accepts requests after the stop, so that a proxy notices it by /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// Time limit for requests in flight after that: longer than the broker's time limit for a confirm, twice `[amqp] timeout_ms`. Together with the
-/// pause it is shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
+/// Time limit for requests in flight after that: longer than the broker's time limit for a confirm, twice `[amqp]
+/// timeout_ms`. Together with the pause it is shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
 /// Most bodies larger than [`events::BODY_SMALL`] that are read at the same time. It limits their memory.
@@ -69,7 +70,8 @@ pub(super) struct Gate {
     requests: Arc<Semaphore>,
     bodies: Semaphore,
     token: Option<Token>,
-    /// Whether a request must be sent to an address or to `localhost`, so that no web page can send one through a browser on this machine.
+    /// Whether a request must be sent to an address or to `localhost`, so that no web page can send one through a
+    /// browser on this machine.
     is_local: bool,
     hints: Arc<Hints>,
     remembered: Remembered,

@@ -1,5 +1,5 @@
-//! `GET /openapi.json`: the description of this API in OpenAPI 3.1. The types of the handlers describe the answers, and the decoder's bounds
-//! describe the events. docs/openapi.json is the same text, and a test compares them.
+//! `GET /openapi.json`: the description of this API in OpenAPI 3.1. The types of the handlers describe the answers, and
+//! the decoder's bounds describe the events. docs/openapi.json is the same text, and a test compares them.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(missing, BTreeSet::new());
     }
 
-    /// An event of each type with the largest and the least that its schema allows, and one beyond.
+    /// An event of each type with the largest and the smallest allowed value, and one outside the bounds.
     #[test]
     fn the_bounds_of_events_are_those_of_the_decoder() {
         let mut config = Config::default();

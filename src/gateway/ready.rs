@@ -1,4 +1,5 @@
-//! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports this, with the causes.
+//! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports
+//! this, with the causes.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Sends confirmed likes to Redis. Likes of several requests in flight are sent together, because a round trip for each request would cost the
-//! gateway and Redis more than the likes.
+//! Sends confirmed likes to Redis. Likes of several requests in flight are sent together, because a round trip for each
+//! request would cost the gateway and Redis more than the likes.
 
 use std::sync::Arc;
 

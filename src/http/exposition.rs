@@ -1,4 +1,5 @@
-//! The text of metrics for Prometheus: OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise the text format 0.0.4.
+//! The text of metrics for Prometheus: OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise the text
+//! format 0.0.4.
 
 use std::fmt::{self, Write};
 

@@ -1,5 +1,5 @@
-//! Allowed `Host` names. A web page can let its own name point to this port (DNS rebinding) and read the answers, but the browser sends that name
-//! in `Host`. Pure.
+//! Allowed `Host` names. A web page can let its own name point to this port (DNS rebinding) and read the answers, but
+//! the browser sends that name in `Host`. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

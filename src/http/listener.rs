@@ -23,13 +23,14 @@ pub(crate) struct Socket {
 }
 
 impl Listener {
-    /// Listens. Replaces a socket that a killed process left behind. The process' umask decides who can connect to a new socket.
+    /// Listens. Replaces a socket that a killed process left behind. The process' umask decides who can connect to a
+    /// new socket.
     pub(crate) async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
             Listen::Socket(path) => {
-                // Without the lock, two processes that start together could both replace an old socket. One could also replace
-                // the other's new socket, which does not listen yet.
+                // Without the lock, two processes that start together could both replace an old socket. One could also
+                // replace the other's new socket, which does not listen yet.
                 let _alone = lock_folder(path).await?;
                 if is_left(path).await? {
                     tokio::fs::remove_file(path).await?;

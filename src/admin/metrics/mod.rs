@@ -1,7 +1,7 @@
 //! `GET /metrics`: counts of the process and observations of the servers, for Prometheus.
 //!
-//! Counters and histograms are registered where they are counted ([`crate::telemetry`]). Values that are read for each answer are registered here.
-//! Labels are names of the configuration, never ids.
+//! Counters and histograms are registered where they are counted ([`crate::telemetry`]). Values that are read for each
+//! answer are registered here. Labels are names of the configuration, never ids.
 
 mod observed;
 mod process;

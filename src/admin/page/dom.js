@@ -1,5 +1,5 @@
-// Changes only elements with new content, so that a user can read, select and copy the others. All data of the daemon is inserted as text,
-// never as markup.
+// Changes only elements with new content, so that a user can read, select and copy the others. All data of the daemon
+// is inserted as text, never as markup.
 
 const byId = (id) => document.getElementById(id);
 

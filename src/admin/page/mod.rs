@@ -1,7 +1,7 @@
 //! `GET /`: the status page. One answer contains the whole page. It gets its data from `/v1/status` and `/v1/history`.
 //!
-//! The data is not trusted, above all the servers' error texts: the script only inserts it as text. The policy blocks other scripts, and
-//! resources from other places.
+//! The data is not trusted, above all the servers' error texts: the script only inserts it as text. The policy blocks
+//! other scripts, and resources from other places.
 
 use std::sync::LazyLock;
 

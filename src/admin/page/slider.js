@@ -1,5 +1,5 @@
-// Makes a plot a slider over its points: arrow keys select a point, and a screen reader reads it. The picture itself is hidden from screen
-// readers, because the words contain all values of a point.
+// Makes a plot a slider over its points: arrow keys select a point, and a screen reader reads it. The picture itself is
+// hidden from screen readers, because the words contain all values of a point.
 
 const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -6, PageUp: 6, Home: -Infinity, End: Infinity };
 

@@ -1,8 +1,8 @@
-//! `tallyd config check`: prints the configuration, and problems of it and of its servers. It changes nothing, and checks each server even if
-//! others fail.
+//! `tallyd config check`: prints the configuration, and problems of it and of its servers. It changes nothing, and
+//! checks each server even if others fail.
 //!
-//! A value that the account has no right to read is reported as not known, which is not an error. A server that stops answering counts as
-//! unreachable.
+//! A value that the account has no right to read is reported as not known, which is not an error. A server that stops
+//! answering counts as unreachable.
 
 mod admin;
 mod finding;

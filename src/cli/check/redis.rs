@@ -166,7 +166,8 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
     Check::ok(What::RedisListpack, format!("{LISTPACK_ENTRIES} is {entries}, {LISTPACK_VALUE} is {bytes}"))
 }
 
-/// Compares the number of buckets with MySQL's estimate of the targets, and checks the fullest buckets and the partitions' marks.
+/// Compares the number of buckets with MySQL's estimate of the targets, and checks the fullest buckets and the
+/// partitions' marks.
 async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec<Check> {
     let (mut checks, mut largest) = (Vec::new(), 0);
     let limit = cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);

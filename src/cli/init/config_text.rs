@@ -95,7 +95,8 @@ pub(super) fn gateway(plan: &Plan) -> String {
     text
 }
 
-/// The address with the API servers' account. This account has a password even if the daemon's account uses a certificate.
+/// The address with the API servers' account. This account has a password even if the daemon's account uses a
+/// certificate.
 fn api_url(plan: &Plan, server: Server) -> String {
     let url = server.url(&plan.config);
     let Ok(mut parts) = url.parts() else { return url.expose().to_owned() };

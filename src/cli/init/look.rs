@@ -1,5 +1,6 @@
-//! Checks the servers with the probes of `tallyd config check`, as an administrator if a login is given, otherwise with the daemon's account,
-//! which might not exist yet. A server that refuses the login counts as reachable. Nothing here changes anything.
+//! Checks the servers with the probes of `tallyd config check`, as an administrator if a login is given, otherwise with
+//! the daemon's account, which might not exist yet. A server that refuses the login counts as reachable. Nothing here
+//! changes anything.
 
 use anyhow::{Error, Result};
 
@@ -141,7 +142,8 @@ impl Look {
         Ok(checks.filter(|check| check.status != Status::Ok && SHOWN.contains(&check.what)).collect())
     }
 
-    /// The targets of the largest of `kinds` kinds, by MySQL's statistics. `None` if there is no table or no right to read.
+    /// The targets of the largest of `kinds` kinds, by MySQL's statistics. `None` if there is no table or no right to
+    /// read.
     pub(super) async fn targets(&self, kinds: usize) -> Option<u64> {
         let mut mysql = self.admin.mysql.clone();
         let mut url = mysql.url.parts().ok().filter(|_| self.sees_tables)?;
@@ -157,7 +159,8 @@ impl Look {
     }
 }
 
-/// The address with which only the certificate's authority is verified, not its name; `None` if the address already has a mode.
+/// The address with which only the certificate's authority is verified, not its name; `None` if the address already has
+/// a mode.
 fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     if ssl_mode(url).is_some() {
         return None;
@@ -167,7 +170,8 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Whether the certificate has no name to verify. With any other name it could be another server, which must not get the password.
+/// Whether the certificate has no name to verify. With any other name it could be another server, which must not get
+/// the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
     error.chain().any(is_nameless)

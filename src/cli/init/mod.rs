@@ -1,7 +1,8 @@
-//! `tallyd init`: writes a first configuration from three addresses and the state of their servers. It writes only new files and changes
-//! nothing on a server. An administrator reads accounts.sh and runs it.
+//! `tallyd init`: writes a first configuration from three addresses and the state of their servers. It writes only new
+//! files and changes nothing on a server. An administrator reads accounts.sh and runs it.
 //!
-//! address.rs, plan.rs, config_text.rs and script.rs are pure: they turn facts into a plan, and the plan into the texts of files.
+//! address.rs, plan.rs, config_text.rs and script.rs are pure: they turn facts into a plan, and the plan into the texts
+//! of files.
 
 mod address;
 mod ask;
@@ -30,10 +31,12 @@ use tallyd_redis::topology::Topology;
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
-/// Write a first configuration: check the three servers, and write config.toml, passwords, and a script that creates the accounts.
+/// Write a first configuration: check the three servers, and write config.toml, passwords, and a script that creates
+/// the accounts.
 ///
-/// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the terminal. An administrator's
-/// logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL. They are used once and never stored.
+/// The addresses come from TALLYD__AMQP__URL, TALLYD__MYSQL__URL and TALLYD__REDIS__URL, or from questions on the
+/// terminal. An administrator's logins come from TALLYD_INIT_AMQP_URL, TALLYD_INIT_MYSQL_URL and TALLYD_INIT_REDIS_URL.
+/// They are used once and never stored.
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// Write the files into this folder.

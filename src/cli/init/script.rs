@@ -1,7 +1,8 @@
-//! accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights are those of ops/, with other names.
+//! accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights are those of
+//! ops/, with other names.
 //!
-//! The script contains no passwords: it reads them from the files beside it. It never passes one as an argument, which other users of the
-//! machine could see.
+//! The script contains no passwords: it reads them from the files beside it. It never passes one as an argument, which
+//! other users of the machine could see.
 
 use std::fmt::Write;
 
@@ -216,7 +217,7 @@ mod tests {
                 "REDIS_NODES:=cache:6380}",
             ],
         );
-        // The names of ops/ are nowhere left.
+        // No name of ops/ remains.
         assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
         let lines = text.lines().map(str::trim);
         assert!(
@@ -261,7 +262,8 @@ mod tests {
         assert!(!text.contains("~*"), "{text}");
     }
 
-    /// Runs accounts.sh for MySQL with that password of the daemon, or without one. Returns whether it succeeded, its output, and the SQL.
+    /// Runs accounts.sh for MySQL with that password of the daemon, or without one. Returns whether it succeeded, its
+    /// output, and the SQL.
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

@@ -1,7 +1,9 @@
-//! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms messages. D: remembers confirmed
-//! likes. Only C decides the verdicts. While Redis is unreachable, A and D are skipped.
+//! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
+//! messages. D: remembers confirmed likes. Only C decides the verdicts. While Redis is unreachable, A and D are
+//! skipped.
 //!
-//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, events of several users at the same time.
+//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, events of
+//! several users at the same time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -167,7 +169,8 @@ async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) ->
     }
 }
 
-/// Counts and publishes with the event's own `at`, as if an earlier count had been undone: MySQL applies it once, and Redis counts it again.
+/// Counts and publishes with the event's own `at`, as if an earlier count had been undone: MySQL applies it once, and
+/// Redis counts it again.
 async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: Micros) -> Verdict {
     let changed = Changed::at(target, metric, change, at);
     match gate.client.republish(&changed, TakenBack::Yes).await {
