@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Target, UserId};
 
-/// Events a second that one partition takes in the busiest hour, with room to catch up: docs/scaling.md, "What is full first".
+/// Events a second that one partition takes in the busiest hour, with room to catch up: docs/scaling.md, "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
 /// The suitable number of partitions for this many events per second.
