@@ -26,7 +26,7 @@ use tallyd_mysql::letters::Selection;
 pub(super) enum DeadCommand {
     /// List the newest dead letters, after collecting the messages that RabbitMQ dead-lettered.
     List(ListArgs),
-    /// Show all details of dead letters, and whether they would be accepted now.
+    /// Show all details of dead letters, and whether tallyd would accept them now.
     Show {
         /// Show the dead letters with these numbers.
         #[arg(value_name = "ID", required = true)]

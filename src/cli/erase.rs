@@ -24,7 +24,7 @@ pub(super) struct EraseArgs {
     /// Erase this target, for example video:42.
     #[arg(long, value_name = "KIND:ID")]
     target: Option<String>,
-    /// Also remove the id from this board; repeat the option for more. Without it, a target is removed only from boards
+    /// Also remove the id from this board; repeat the option for more. Without it, remove a target only from boards
     /// that a [[rule]] feeds.
     #[arg(long, value_name = "NAME")]
     board: Vec<String>,

@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(parse("unix:/run/tallyd/admin.sock").unwrap(), At::Socket("/run/tallyd/admin.sock".into()));
         for (wrong, said) in [
             ("127.0.0.1:8255", "write an address"),
-            ("https://localhost", "doesn't speak https"),
+            ("https://localhost", "doesn't support https"),
             ("unix:admin.sock", "write the absolute path"),
             ("http://user:secret@localhost", "the token with --token-file"),
         ] {

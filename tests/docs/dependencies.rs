@@ -1,5 +1,5 @@
-//! deny.toml without `cargo deny`, which takes minutes to build: where dependencies come from, their licences, and those that are banned.
-//! What is known of them (advisories) it alone can tell: .ci/run asks it where it is there.
+//! Holds deny.toml without `cargo deny`, which takes minutes to build: sources and licences of dependencies, and the
+//! banned ones. Advisories need `cargo deny` itself: .ci/run calls it where it is installed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 

@@ -19,7 +19,7 @@ fn main() {
     print!("{}", svg(&text));
 }
 
-/// The lines from the meaning of the columns to the verdict. What comes before and after is about this machine.
+/// The lines from the meaning of the columns to the verdict. The rest is about this machine.
 fn lines(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().map(|line| line.trim_end_matches('\r')).collect();
     let first = lines.iter().position(|line| line.contains("clicks/s")).unwrap_or_default();

@@ -242,10 +242,10 @@ mod tests {
     fn clocks_are_compared_but_for_the_time_that_asking_takes() {
         let check = |at: i64| clock(What::RedisClock, Micros(at), Micros(10_000_000), Micros(10_200_000));
         assert_eq!(check(10_100_000).found, "the server's clock equals this machine's");
-        assert_eq!(check(10_700_000).found, "0.500 s from this machine's");
+        assert_eq!(check(10_700_000).found, "the server's clock differs by 0.500 s from this machine's");
         assert_eq!(
             (check(8_000_000).status, check(8_000_000).found.as_str()),
-            (Status::Warning, "2.0 s behind this machine's")
+            (Status::Warning, "the server's clock is 2.0 s behind this machine's")
         );
         assert_eq!(check(13_200_000).found, "3.0 s ahead of this machine's");
     }

@@ -227,7 +227,7 @@ mod tests {
         for (scope, expected) in [
             (scope(Some("like"), None), "no board is called \"like\": the configuration has likes, posts"),
             (scope(None, Some("2026-W60")), "\"2026-W60\" is not a period"),
-            (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no board"),
+            (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no requested board"),
             (
                 scope(Some("likes"), Some("2026-W46")),
                 "likes 2026-W46 is not closed: it ends at 2026-11-15T16:00:00Z, and the archiver waits for late writes until \

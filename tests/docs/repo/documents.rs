@@ -282,11 +282,11 @@ fn every_file_that_the_documents_for_developers_name_exists() {
     for document in for_developers() {
         let text = read(&document);
         for span in text.split('`').skip(1).step_by(2) {
-            // Of a command, the program.
+            // The program of a command.
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
-            // Of many files, or of a file to be made.
+            // This names many files, or a file to be made.
             let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
             assert!(
                 !is_named || is_pattern || root().join(path).exists(),

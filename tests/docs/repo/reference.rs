@@ -12,7 +12,7 @@ const PAGE: &str = "docs/configuration-reference.md";
 const BEGINNING: &str = "# Configuration reference
 
 Every section and key of config.toml, generated from the [JSON Schema](config.schema.json). A section in double brackets
-can be repeated. [Configuration](configuration.md) explains where settings come from, durations and schedules.
+can be repeated. Keys without values take text. [Configuration](configuration.md) explains where settings come from, durations and schedules.
 ";
 
 /// A value in backticks; long ones and lists are JSON, as in TOML.
@@ -43,7 +43,7 @@ fn allowed(key: &Value) -> String {
             Value::String(name) if name == "boolean" => "`true`, `false`".to_owned(),
             Value::String(name) if name == "array" => "list".to_owned(),
             Value::String(name) if name == "object" => "table".to_owned(),
-            _ => "text".to_owned(),
+            _ => String::new(),
         },
     }
 }
@@ -61,8 +61,11 @@ fn page() -> String {
         let Some(keys) = keys.as_object() else { continue };
         page.push_str("\n| key | default | values | meaning |\n|---|---|---|---|\n");
         for (key, of_key) in keys {
+            let allowed = allowed(of_key);
             let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
-            writeln!(page, "| `{key}` | {} | {} | {meaning} |", code(&of_key["default"]), allowed(of_key)).unwrap();
+            // config.toml has the range in the text; here it has a column.
+            let meaning = meaning.replace(&format!(" ({allowed})"), "");
+            writeln!(page, "| `{key}` | {} | {allowed} | {meaning} |", code(&of_key["default"])).unwrap();
         }
     }
     page

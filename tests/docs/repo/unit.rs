@@ -126,7 +126,7 @@ fn the_unit_has_memory_for_four_partitions() {
 
 #[test]
 fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
-    // Of these systemd 252 knows the first alone.
+    // systemd 252 knows only the first of them.
     assert_eq!(settings("Type"), ["notify"]);
     assert_eq!(settings("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
 }

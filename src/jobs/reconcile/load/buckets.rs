@@ -135,8 +135,8 @@ impl<'l, 'a> Loader<'l, 'a> {
 
     /// Computes what the buckets lacked at their cuts. Three groups of counters must be measured. These are counters
     /// that the daemon has added to since the cut, all counters of the other layouts, and counters that the cut does not
-    /// show (a retired metric, a field that is not a number). Counters that MySQL does not have are likes in flight, or orphans. Nothing is added
-    /// for them; comparisons handle them.
+    /// show: retired metrics, and fields that are not numbers. Counters that MySQL does not have are likes in flight,
+    /// or orphans. Nothing is added for them; comparisons handle them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();

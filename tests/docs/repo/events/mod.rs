@@ -25,7 +25,7 @@ fn terms() -> Terms {
     Terms { future_max: Duration::MAX, applied_event_keep: Duration::MAX, ..Terms::from(&config) }
 }
 
-/// What the decoder says of a body: an error, if one of its events is refused.
+/// Decodes a body. Fails if the decoder refuses one of its events.
 fn decoded(body: &str) -> Result<(), Refusal> {
     let mut verdict = Ok(());
     decode_all(body.as_bytes(), &terms(), Micros::MAX, |judged, _| {

@@ -6,9 +6,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
 use tallyd_core::model::Micros;
 
-/// The body of a message to tallyd: one event, or a list of events. docs/events.md explains the fields. The daemon also refuses what no schema
-/// can see: numbers that are written with a fraction or an exponent (42.0), a field that stands twice, an event of more than 65,536 bytes, a
-/// list of more than 1,048,576 bytes, and what depends on the configuration or the clock.
+/// The body of a message to tallyd: one event, or a list of events. docs/events.md explains the fields.
+///
+/// The daemon also refuses events that no schema can reject: numbers with a fraction or an exponent (42.0), a repeated
+/// field, an event over 65,536 bytes, and a list over 1,048,576 bytes. Other limits depend on the configuration or the
+/// clock.
 #[derive(JsonSchema)]
 #[schemars(untagged, title = "tallyd events")]
 pub enum Body {
