@@ -1,5 +1,5 @@
 // Likes targets: counts each like once in Redis, immediately, and publishes the events that tallyd writes to MySQL.
-// docs/clients-counting-at-once.md explains each step. like.js is a command that uses it.
+// docs/clients-that-count.md explains each step. like.js is a command that uses it.
 //
 // Ids are text everywhere: a number in JavaScript loses the last digits above 2^53.
 

@@ -1,4 +1,4 @@
-//! The example clients in Python and Node. They do what docs/clients-counting-at-once.md says, with real servers and
+//! The example clients in Python and Node. They do what docs/clients-that-count.md says, with real servers and
 //! the real daemon, and agree with tallyd on every vector.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]

@@ -202,7 +202,7 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// Most users send an unconfirmed count again unchanged, as docs/clients-counting-at-once.md says. Some give up.
+    /// Most users send an unconfirmed count again unchanged, as docs/clients-that-count.md says. Some give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {
