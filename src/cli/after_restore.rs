@@ -35,9 +35,10 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
         return Ok(code);
     }
     let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
-    // With this exit code nothing was changed.
+    // This exit code means that nothing was changed.
     if config.filter.is_on() && code != EXIT_TRY_LATER {
-        // The filters lack users whose unlike after the backup was lost: they like again.
+        // The restore lost unlikes that were newer than the backup. Their users like the targets again, but the filters
+        // lack them.
         servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
     Ok(code)

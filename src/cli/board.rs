@@ -26,7 +26,7 @@ pub(super) struct ArchiveArgs {
     /// Archive only this period: 2026-11-21, 2026-W47 or 2026-11.
     #[arg(long)]
     period: Option<String>,
-    /// Change nothing. Print which boards would be archived or removed, and why others would not.
+    /// Change nothing. Print which boards would be archived or removed, and why the other boards would not.
     #[arg(long)]
     dry_run: bool,
     /// Print the report as text or as JSON.
@@ -61,7 +61,7 @@ pub(super) enum BoardCommand {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Take a snapshot of boards that are not archived yet, even if none is due.
+    /// Take a snapshot of boards that are not archived yet, even if no snapshot is due.
     Snapshot {
         /// Save only this board.
         name: Option<String>,
@@ -83,7 +83,7 @@ pub(super) enum BoardCommand {
         /// Change nothing. Print the board that would be restored.
         #[arg(long)]
         dry_run: bool,
-        /// Add the current scores in Redis to the snapshot. Use it if Redis evicted only this board.
+        /// Add the current scores in Redis to the snapshot. Use this option if Redis evicted only this board.
         #[arg(long)]
         add: bool,
         /// Print the report as text or as JSON.

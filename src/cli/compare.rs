@@ -14,7 +14,7 @@ use tallyd_core::template::Template;
 
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write the full name with any
+    /// Read the old site's numbers from these keys in Redis, for example like:count:{id}. Write full names, with any
     /// prefix.
     #[arg(long, value_name = "PATTERN", required_unless_present = "query", conflicts_with = "query")]
     keys: Option<String>,

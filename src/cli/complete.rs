@@ -39,7 +39,7 @@ pub(super) fn completions(shell: Shell) -> Result<u8> {
 }
 
 pub(super) fn man(folder: Option<&Path>) -> Result<u8> {
-    // Without the `help` commands, which would add a page for each command.
+    // Leaves out the `help` commands, which would add a page for each command.
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     match folder {

@@ -21,7 +21,7 @@ pub(super) struct ShowArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum ShowFormat {
-    /// Print it in the format of the file.
+    /// Print the configuration in the format of the file.
     #[default]
     Toml,
     /// Print one JSON object for programs.

@@ -40,7 +40,7 @@ pub(super) enum DeadCommand {
     },
     /// Publish dead letters again, as producers do. Skip and report those that would be rejected again.
     Replay(ReplayArgs),
-    /// Delete dead letters. Delete those that were never replayed only by number or with --open.
+    /// Delete dead letters. Dead letters that were never replayed are deleted only if you give their numbers or --open.
     Purge(PurgeArgs),
 }
 
@@ -57,7 +57,7 @@ pub(super) struct ListArgs {
     /// Print the number of dead letters for each reason.
     #[arg(long)]
     summary: bool,
-    /// Don't collect messages that RabbitMQ dead-lettered. Use it if the account can't read that queue.
+    /// Don't collect messages that RabbitMQ dead-lettered. Use this option if the account can't read that queue.
     #[arg(long)]
     no_returned: bool,
     /// Print the list as text or as JSON.
@@ -88,7 +88,7 @@ pub(super) struct ReplayArgs {
     /// Replay at most this many, oldest first.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Send nothing. Print which dead letters would be sent, and which would be rejected again.
+    /// Send nothing. Print which dead letters would be replayed, and which would be rejected again.
     #[arg(long)]
     dry_run: bool,
     /// Open the body of one dead letter in $VISUAL or $EDITOR, and send the edited body.
@@ -139,7 +139,7 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     }
     let servers = Servers::new(config)?;
     match &command {
-        // These commands need no codes. An invalid configuration can be the very cause of the dead letters.
+        // These commands need no codes. An invalid configuration can be the cause of the dead letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
@@ -196,7 +196,7 @@ async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result
     let judge = Judge::new(config, &servers.broker);
     let letter = dead_letters::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
-        return Err(Usage(format!("dead letter {id} was replayed before: add --force to send it again")).into());
+        return Err(Usage(format!("dead letter {id} was replayed before: add --force to replay it again")).into());
     }
     let Some(body) = edit::edit(&letter, &judge, args.force)? else {
         writeln!(std::io::stderr(), "tallyd: nothing was replayed").context("print")?;
@@ -271,8 +271,8 @@ impl OfArgs {
     }
 }
 
-/// Prints a report that contains text from strangers. Control characters are escaped, so that they can't affect a
-/// terminal.
+/// Prints a report that contains text from unknown producers. It escapes control characters, because they could change
+/// the terminal's state.
 fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
     let text = match format {
         Format::Text => report.to_string(),

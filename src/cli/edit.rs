@@ -15,10 +15,10 @@ use tallyd_mysql::letters::Letter;
 
 const EDITOR: &str = "vi";
 
-/// The edited body, once tallyd would accept it. With `force`, any edited body. `None` if the operator gives up: the
-/// file is empty, or it would still be rejected and the operator doesn't edit it again.
+/// Lets the operator edit the body until tallyd would accept it. With `force`, returns any edited body. Returns `None`
+/// if the operator gives up: the file is empty, or the operator does not correct a body that is rejected.
 pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option<Vec<u8>>> {
-    // Other users can't read the file. Dropping it deletes it.
+    // Other users can't read this file. It is deleted when the value is dropped.
     let mut file = tempfile::Builder::new()
         .prefix(&format!("tallyd-dead-{}-", letter.id))
         .suffix(".json")
@@ -28,7 +28,7 @@ pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option
     file.write_all(&offered).and_then(|()| file.flush()).context("write the file to edit")?;
     loop {
         open(file.path())?;
-        // Reads by name, because many editors write another file and rename it.
+        // Opens the file by its name again, because many editors write a new file and rename it.
         let edited = std::fs::read(file.path()).context("read the edited file")?;
         let body = if edited == offered { letter.body.clone() } else { edited.trim_ascii().to_vec() };
         if body.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option
 fn open(path: &Path) -> Result<()> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut editor = set("VISUAL").or_else(|| set("EDITOR")).unwrap_or_else(|| OsString::from(EDITOR));
-    // Run by the shell, because the variable can contain arguments.
+    // The shell runs the editor, because the variable can contain arguments.
     editor.push(" \"$@\"");
     let ended = Command::new("sh").arg("-c").arg(editor).arg("sh").arg(path).status().context("start the editor")?;
     ensure!(ended.success(), "the editor failed ({ended}): nothing was replayed");

@@ -24,8 +24,8 @@ pub(super) struct EraseArgs {
     /// Erase this target, for example video:42.
     #[arg(long, value_name = "KIND:ID")]
     target: Option<String>,
-    /// Also remove the id from this board; repeat the option for more. Without it, remove a target only from boards
-    /// that a [[rule]] feeds.
+    /// Also remove the id from this board. Repeat the option for more boards. Without it, remove a target only from
+    /// boards that a [[rule]] feeds.
     #[arg(long, value_name = "NAME")]
     board: Vec<String>,
     /// Continue where the last run for the same user or target was stopped or killed.
@@ -55,7 +55,7 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
         let name = order.name();
         let plan = [
             format!("undo all likes of {name}, and delete its data in MySQL, Redis and the dead letters"),
-            "archived boards keep the place under the id 0; this can't be undone".to_owned(),
+            "archived boards keep the member's place with the id 0; this can't be undone".to_owned(),
         ];
         if let Some(code) = args.consent.ends(&plan)? {
             return Ok(code);
@@ -68,13 +68,15 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
     Ok(if report.dry_run || report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// Accepts boards of the configuration, and removed boards that still have an archive.
+/// Accepts configured boards, and removed boards that still have an archive.
 async fn check_board(config: &Config, servers: &Servers, board: &str) -> Result<()> {
     let known: BTreeSet<&str> = config.boards.iter().map(|board| board.name.as_str()).collect();
     if known.contains(board) || !servers.store.known_periods(board).await?.is_empty() {
         return Ok(());
     }
     let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
-    Err(Usage(format!("no board is called {board}: the configuration has {known}, and MySQL has no period of {board}"))
-        .into())
+    Err(Usage(format!(
+        "no board is named {board}: the configured boards are {known}, and MySQL has no period of {board}"
+    ))
+    .into())
 }

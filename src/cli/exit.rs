@@ -35,12 +35,12 @@ pub struct Usage(pub String);
 #[error("{0}")]
 pub(super) struct TryLater(pub String);
 
-/// The exit code for an error.
+/// Returns the exit code for an error.
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
 }
 
-/// The exit code for one cause of an error.
+/// Returns the exit code for one cause of an error.
 fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     match cause.downcast_ref() {
         Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
@@ -69,14 +69,14 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         match fate_of(cause)? {
             Fate::Misconfigured => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // Redis is not the source of truth: the same call succeeds once the key is gone.
+            // Redis is not the source of truth: the same call succeeds when the key no longer exists.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
             Fate::Item => None,
         }
     }
 }
 
-/// The fate of the work after a server's error; `None` for other errors.
+/// Classifies a server's error. Returns `None` for other errors.
 pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
     let store = cause.downcast_ref().map(StoreError::fate);
     let cache = || cause.downcast_ref().map(CacheError::fate);

@@ -42,7 +42,7 @@ pub(super) async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
     let ran = export::run(&servers, config, export, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    // A repeating run always ends by a stop.
+    // A repeating run ends only by a stop.
     Ok(if report.ended == End::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
 }
 
@@ -51,7 +51,7 @@ fn chosen<'a>(config: &'a Config, name: &str) -> Result<&'a Export> {
     let found = config.exports.iter().find(|export| export.name == name);
     let unknown = || match names.as_slice() {
         [] => Usage("there is nothing to export: the configuration has no [[export]]".to_owned()),
-        names => Usage(format!("no [[export]] is named {name}: there are {}", names.join(", "))),
+        names => Usage(format!("no [[export]] is named {name}: the configured names are {}", names.join(", "))),
     };
     Ok(found.ok_or_else(unknown)?)
 }

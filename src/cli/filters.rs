@@ -18,11 +18,11 @@ pub(super) enum FiltersCommand {
     /// Rebuild all Bloom filters with the daemon's next run, for example after writing likes to MySQL without
     /// lua/like.lua.
     Rebuild,
-    /// Delete all Bloom filters in Redis, once API servers and daemons no longer use them.
+    /// Delete all Bloom filters in Redis. First disable them in all API servers and daemons.
     Drop(Consent),
 }
 
-/// A daemon with filters ends a run within this time, which includes the duration of a run.
+/// A daemon with filters ends at least one run within this time. The time includes the duration of a run.
 const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {
@@ -34,10 +34,12 @@ pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8>
 
 async fn rebuild(config: &Config) -> Result<u8> {
     if config.filter.likes_min == 0 {
-        return Err(Usage("there are no filters, because [filter] likes_min is 0: set it first".to_owned()).into());
+        return Err(
+            Usage("there are no filters, because [filter] likes_min is 0: set likes_min first".to_owned()).into()
+        );
     }
     let servers = Servers::checked(config).await?;
-    // Without a mark of an earlier run, the next run trusts no filter.
+    // The next run finds no mark of an earlier run, so it trusts no filter.
     servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run deletes all filters and rebuilds them").context("print")?;
     Ok(EXIT_DONE)
@@ -65,7 +67,7 @@ async fn drop_all(config: &Config, consent: &Consent) -> Result<u8> {
     if let Some(code) = consent.ends(&[format!("delete all Bloom filters in Redis: {keys} keys")])? {
         return Ok(code);
     }
-    // A daemon that uses filters again must not trust these.
+    // A daemon that enables filters again must not trust the deleted ones.
     servers.store.forget_marks(job, filters::MODE).await?;
     let deleted = servers.cache.drop_all_filters(false).await?;
     writeln!(std::io::stdout(), "{deleted} keys deleted").context("print")?;

@@ -1,4 +1,4 @@
-//! `tallyd healthcheck`: whether a daemon is ready, for containers and scripts.
+//! `tallyd healthcheck`: reports whether a daemon is ready, for containers and scripts.
 
 use std::io::Write;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// Without a token the port answers only with the status code.
+/// The port answers a request without a token only with the status code.
 fn code_lines(status: StatusCode, word: &str) -> (bool, Vec<String>) {
     let why = if status.is_success() { word.to_owned() } else { format!("not {word}: add --token-file to see why") };
     (status.is_success(), vec![why])

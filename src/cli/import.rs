@@ -33,7 +33,7 @@ pub(super) struct ImportArgs {
     /// Stop after this time, between two pages: 90s, 30m, 2h.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
-    /// With --deletions: check a missing row again after this time. Choose it longer than a replica can lag.
+    /// With --deletions: check a missing row again after this time. Choose a time longer than a replica can lag.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s", requires = "deletions")]
     look_again: Duration,
     /// Print the report as text or as JSON.
@@ -72,10 +72,10 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Import> {
     match (name, config.imports.as_slice()) {
         (_, []) => usage("there is nothing to import: the configuration has no [[import]]".to_owned()),
         (None, [only]) => Ok(only),
-        (None, _) => usage(format!("name an [[import]]: there are {}", known())),
+        (None, _) => usage(format!("several [[import]] are configured: name one of {}", known())),
         (Some(name), all) => match all.iter().find(|import| import.name == name) {
             Some(import) => Ok(import),
-            None => usage(format!("no [[import]] is named {name}: there are {}", known())),
+            None => usage(format!("no [[import]] is named {name}: the configured names are {}", known())),
         },
     }
 }

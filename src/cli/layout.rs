@@ -19,13 +19,14 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Layout;
 
-/// Runs are repeated until one finds no difference. At first, late counts of API servers make the second layout differ.
+/// A migration repeats its run until a run finds no difference. API servers count late at first, so early runs find
+/// some.
 const RUNS_MAX: u32 = 4;
 
-/// How often to check whether the daemon's run has ended.
+/// Interval between checks whether the daemon's run has ended.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// How often to check whether Redis has lost counters that readers need.
+/// Interval between checks whether Redis has lost counters that readers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
@@ -53,7 +54,7 @@ pub(super) enum LayoutCommand {
     Drop {
         /// Delete this layout, for example packed:13.
         layout: String,
-        /// Delete keys with this pattern. Use it if counter_key was set.
+        /// Delete keys with this pattern. Use this option if counter_key was set.
         #[arg(long, value_name = "PATTERN", default_value = "")]
         counter_key: String,
         /// Delete nothing. Print the number of keys.
@@ -82,7 +83,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     }
 }
 
-/// The configuration with the target layout as the first layout.
+/// Returns the configuration with the target layout as its first layout.
 fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let Some(moved) = config.redis.moved() else {
         let text = "the configuration has no [redis.also]: first configure tallyd and all API servers to count in both layouts (docs/layouts.md)";
@@ -92,7 +93,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let (first, second) = (layout(&config.redis)?.to_string(), layout(&moved)?.to_string());
     let redis = match (from == first && to == second, from == second && to == first) {
         (true, _) => moved,
-        // The way back: the daemon also compares the first layout.
+        // This is the move back. The daemon compares the first layout, too.
         (_, true) => config.redis.clone(),
         _ => bail!(Usage(format!(
             "[redis] has the layout {first}, and [redis.also] has {second}: write --from {first} --to {second}"
@@ -124,13 +125,13 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
         let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
         print(&report, format)?;
         if is_lost {
-            let text = "Redis has lost counters: wait until the daemon has loaded those of the other layout, then run the same command again";
+            let text = "Redis has lost counters: wait until the daemon has loaded the counters of the other layout, then run the same command again";
             writeln!(std::io::stderr(), "tallyd: {text}").context("print")?;
             return Ok(EXIT_TRY_LATER);
         }
         match report.ended {
             End::Done if report.clean && unloaded(&servers.cache, config).await? == 0 => {
-                writeln!(std::io::stderr(), "{layout} has what MySQL has: {}", proof(&report)).context("print")?;
+                writeln!(std::io::stderr(), "{layout} agrees with MySQL: {}", proof(&report)).context("print")?;
                 return Ok(EXIT_DONE);
             }
             End::Done => {}
@@ -149,15 +150,15 @@ fn proof(report: &Report) -> String {
     let Report { checked, undecided, .. } = report;
     let judged = checked.saturating_sub(*undecided);
     match undecided {
-        0 => format!("compared {judged} targets, none differs"),
+        0 => format!("compared {judged} targets, found no difference"),
         _ => format!(
-            "compared {judged} targets, none differs; {undecided} more changed at each check, so they are undecided: a later reconcile \
+            "compared {judged} targets, found no difference; {undecided} more changed at each check and are undecided: a later reconcile \
              compares them"
         ),
     }
 }
 
-/// Runs. If another run has the lock and `waits` is set, waits for the lock: the daemon starts its own runs in between.
+/// Runs a reconcile. With `waits`, waits while another run has the lock, because the daemon starts runs in between.
 async fn run_when_free(
     config: &Config,
     options: &RunOptions,
@@ -203,8 +204,8 @@ async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bo
     let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
     let metrics: Vec<&str> = config.metrics.0.keys().map(String::as_str).collect();
     if let Some(used) = used.flatten().find(|used| used.overlaps(&layout, &kinds, &metrics)) {
-        let advice = "remove it from [redis] and [redis.also] first";
-        bail!(Usage(format!("{name} shares keys with {used}, which is in the configuration: {advice}")));
+        let advice = "remove that layout from [redis] and [redis.also] first";
+        bail!(Usage(format!("{name} shares keys with the configured layout {used}: {advice}")));
     }
     let redis = Redis {
         layout: layout.form,

@@ -27,7 +27,7 @@ use tallyd_rabbitmq::{Broker, Depth, Link};
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct MapArgs {
     /// Map the events in this file, one JSON event per line or one JSON value, and print the results. Exit with 2 if
-    /// some do not fit.
+    /// some events do not fit.
     #[arg(long, value_name = "FILE")]
     sample: Option<PathBuf>,
     /// Use the map of this name [default: the only one].
@@ -65,7 +65,9 @@ pub(super) async fn run(config: &Config, args: &MapArgs) -> Result<u8> {
             print(&report, args.format)?;
             Ok(if report.refused > 0 { EXIT_DRIFT } else { EXIT_DONE })
         }
-        (None, None) => Err(Usage("use --sample FILE, or remove NAME".to_owned()).into()),
+        (None, None) => {
+            Err(Usage("use `--sample FILE` to test a map, or `remove NAME` to remove one".to_owned()).into())
+        }
     }
 }
 
@@ -80,7 +82,7 @@ fn chosen<'a>(config: &'a Config, name: Option<&str>) -> Result<&'a Map, Usage> 
     found.ok_or_else(|| Usage(format!("name one of the maps with --name: {}", known.join(", "))))
 }
 
-/// The results for sample events.
+/// The result for each sample event.
 #[derive(Serialize)]
 struct Report {
     map: String,
@@ -93,7 +95,7 @@ struct Report {
 struct Sample {
     /// From 1.
     line: usize,
-    /// The event in tallyd's words; `None` if it is rejected.
+    /// The event that tallyd would apply, as text. `None` if the map rejects the event.
     event: Option<String>,
     reason: Option<&'static str>,
     error: Option<String>,
@@ -171,8 +173,8 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     let maps = store.noted_maps().await?;
     let Some(map) = maps.iter().find(|map| map.name == name) else {
         let known: Vec<&str> = maps.iter().map(|map| map.name.as_str()).collect();
-        let known = if known.is_empty() { "no map is in use".to_owned() } else { known.join(", ") };
-        return Err(Usage(format!("no map {name} is in use: {known}")).into());
+        let known = if known.is_empty() { "no maps are in use".to_owned() } else { known.join(", ") };
+        return Err(Usage(format!("no map named {name} is in use: {known}")).into());
     };
     let link = broker.connect("operator").await?;
     let there = unused(broker, &link, map, with_messages).await?;
@@ -193,7 +195,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         for (exchange, key) in &map.bindings {
             broker.unbind_map(&link, &map.queue, exchange, key).await?;
         }
-        // Messages that arrived before the unbinding are counted here.
+        // This count includes messages that arrived until the queue was unbound.
         if unused(broker, &link, map, with_messages).await?.is_some() {
             broker.delete_map(&link, &map.queue).await?;
         }
@@ -203,7 +205,8 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     Ok(EXIT_DONE)
 }
 
-/// The length of a map's queue that has no consumer; `None` if the queue does not exist.
+/// Returns the count of messages in a map's queue, or `None` if the queue does not exist. Fails if the queue is
+/// consumed.
 async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<Depth>> {
     let queue = &map.queue;
     let only: Partitions = [(map.partition(), queue.clone())].into_iter().collect();

@@ -101,7 +101,7 @@ enum Command {
     /// List, show, save and restore boards.
     #[command(subcommand)]
     Board(board::BoardCommand),
-    /// Print the numbers of a target in Redis, in `counter` and in the like records.
+    /// Print the counters of a target from Redis, from `counter` and from the like records.
     Show {
         /// Show this target, for example video:42.
         #[arg(value_name = "KIND:ID")]
@@ -132,7 +132,7 @@ enum Command {
     Migrate,
 }
 
-/// Commands that need no valid configuration, or only a part of it.
+/// Commands that need no valid configuration, or only a part of the configuration.
 #[derive(Debug, Subcommand)]
 enum Alone {
     Init(init::InitArgs),
@@ -142,11 +142,11 @@ enum Alone {
     /// Check the configuration, as `tallyd config check` does.
     #[command(hide = true)]
     CheckConfig(check::CheckArgs),
-    /// Show the status of a daemon: problems, servers, partitions, jobs, boards, dead letters.
+    /// Show the status of a daemon: its problems, servers, partitions, jobs, boards and dead letters.
     Status(status::StatusArgs),
     #[command(flatten)]
     Control(control::ControlCommand),
-    /// Check whether a daemon is ready. Exit with 0 if it is, with 1 if not.
+    /// Check whether a daemon is ready. Exit with 0 if it is ready, otherwise with 1.
     Healthcheck(healthcheck::HealthcheckArgs),
     /// Serve the HTTP API until SIGTERM: publish events, read numbers, likes and boards.
     Gateway {
@@ -208,14 +208,14 @@ where
     {
         Ok(code) => code,
         Err(error) => {
-            // stderr can be closed. The exit code also reports the failure.
+            // stderr can be closed, but the exit code also reports the failure.
             let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
             exit_code(&error)
         }
     }
 }
 
-/// Whether a person typed the command. A daemon that starts by mistake would consume events.
+/// Returns whether a person typed the command. A daemon that a person starts by mistake would consume events.
 fn is_typed() -> bool {
     std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
 }
@@ -264,7 +264,7 @@ fn start_log(log: &Log) -> Result<()> {
 }
 
 fn start_runtime() -> Result<Runtime> {
-    // One cryptography provider for the connections to all three servers. It fails only if a test installed it before.
+    // Connections to all three servers use this cryptography provider. This fails only if a test installed it before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Builder::new_multi_thread()
         .enable_all()

@@ -41,7 +41,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
         Named::Kind => (Of::Kinds, &config.kinds.0, "kind"),
         Named::Metric => (Of::Metrics, &config.metrics.0, "metric"),
     };
-    // The names are not checked: they differ, because this command renames one.
+    // The usual check of names would fail here, because the configuration has the new name and MySQL has the old name.
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
     let registered = servers.store.registered(of).await?;
@@ -58,7 +58,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The user can have answered hours later.
+    // The user can answer hours after the question, so this checks again.
     all_stopped(&servers).await?;
     if !servers.store.rename_code(of, code, from, to).await? {
         return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());
@@ -67,7 +67,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// The code to rename; `None` if it already has the new name.
+/// Returns the code to rename, or `None` if the code already has the new name.
 fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Result<Option<u8>, Usage> {
     let named =
         |name: &str| registered.iter().find(|known| known.name == name && !known.removed).map(|known| known.code);
@@ -79,12 +79,12 @@ fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Resul
         }
         (None, None) => {
             let known: Vec<&str> = registered.iter().map(|known| known.name.as_str()).collect();
-            Err(Usage(format!("no {word} is named {from} in MySQL: there are {}", known.join(", "))))
+            Err(Usage(format!("no {word} is named {from} in MySQL: the names are {}", known.join(", "))))
         }
     }
 }
 
-/// Checks that the configuration has the new name. A daemon would refuse to start with the old one.
+/// Checks that the configuration has the new name. A daemon with the old name would refuse to start.
 fn is_configured(configured: &BTreeMap<String, u8>, of: Of, former: (u8, &str), to: &str) -> Result<(), ConfigError> {
     let ((code, from), section) = (former, of.section());
     if configured.get(to) == Some(&code) {

@@ -27,14 +27,15 @@ pub(super) async fn run(config: &Config, command: &PartitionsCommand) -> Result<
     let PartitionsCommand::Lower { to, consent } = command;
     let configured = config.amqp.partitions;
     if configured != *to {
-        let text = format!("[amqp] partitions is {configured}: set it to {to} on every host first");
+        let text = format!("[amqp] partitions is {configured}: first set it to {to} on every host");
         return Err(ConfigError(vec![text]).into());
     }
     let servers = Servers::checked(config).await?;
     let noted = servers.store.noted_partitions().await?.map_or(*to, |noted| noted.partitions);
     if noted < *to {
-        let text =
-            format!("{noted} partitions are in use: to raise the number, start a daemon with [amqp] partitions = {to}");
+        let text = format!(
+            "{noted} partitions are in use: this command only lowers the number. To raise it, start a daemon with [amqp] partitions = {to}"
+        );
         return Err(Usage(text).into());
     }
     if noted == *to {
@@ -67,7 +68,7 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The user can have answered hours later.
+    // The user can answer hours after the question, so this checks again.
     all_stopped(servers).await?;
     if declares {
         are_empty(&broker.lower_partitions(&link, from, to).await?)?;

@@ -1,4 +1,4 @@
-//! The address of the admin port that a command asks.
+//! Finds the address of the admin port to which a command sends its request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct PortArgs {
     /// Ask the daemon at this admin port: http://HOST:PORT or unix:PATH [default: [admin] listen of the configuration].
     #[arg(long, value_name = "URL", value_parser = parse)]
     url: Option<At>,
-    /// Send the token in this file. Use it if the daemon at --url requires one ([admin] token_file).
+    /// Send the token in this file. Use this option if the daemon at --url requires a token ([admin] token_file).
     #[arg(long, value_name = "FILE", requires = "url")]
     token_file: Option<PathBuf>,
 }

@@ -28,23 +28,24 @@ pub(super) struct ReconcileArgs {
     /// Compare targets that changed since the last run.
     #[arg(long, conflicts_with = "target")]
     changed: bool,
-    /// Compare only this target; repeat the option for more.
+    /// Compare only this target. Repeat the option for more targets.
     #[arg(long, value_name = "KIND:ID")]
     target: Vec<String>,
-    /// Change nothing. Exit with 2 if a number has drifted.
+    /// Change nothing. Exit with 2 if a counter has drifted.
     #[arg(long)]
     dry_run: bool,
     /// Ignore the limits repair_targets_max_percent and repair_abs_max.
     #[arg(long)]
     force: bool,
-    /// Stop after this time, between two pages: 90s, 30m, 2h. Report the rest; --resume continues there.
+    /// Stop after this time, between two pages: 90s, 30m, 2h. The report has the count of remaining targets; --resume
+    /// continues there.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
     /// Continue the last full run that was stopped, was killed, or ran out of time.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
-    /// Mark all numbers in Redis as unknown, and load them from MySQL again. Use it if most numbers are wrong.
-    /// Meanwhile readers ask MySQL.
+    /// Mark all counters in Redis as unknown, and load them from MySQL again. Use this option if most counters are
+    /// wrong. Meanwhile readers ask MySQL.
     #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
     reload: bool,
     /// Print the report as text or as JSON.
@@ -53,7 +54,7 @@ pub(super) struct ReconcileArgs {
 }
 
 impl ReconcileArgs {
-    /// A full run without limits.
+    /// Returns the arguments of a full run without safety limits.
     pub(super) fn forced(dry_run: bool, format: Format) -> Self {
         Self { dry_run, force: true, format, ..Self::default() }
     }
@@ -79,7 +80,7 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     Ok(match report {
         _ if report.ended == End::Stopped && was_paused(&servers, JobName::Reconcile)? => EXIT_TRY_LATER,
         _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
-        // A real run would load the unknown numbers.
+        // A real run would load the unknown counters.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     })

@@ -1,4 +1,4 @@
-//! `tallyd recount`: compares `counter` with the tables that determine its numbers.
+//! `tallyd recount`: compares the table `counter` with the tables that determine its counters.
 
 use std::fmt;
 use std::io::Write;
@@ -19,10 +19,10 @@ use crate::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct RecountArgs {
-    /// Recount only these, for example video:comment [default: every [[recount]]].
+    /// Run only these recounts, for example video:comment [default: every [[recount]]].
     #[arg(value_name = "KIND:METRIC")]
     names: Vec<String>,
-    /// Change nothing. Exit with 2 if a number has drifted.
+    /// Change nothing. Exit with 2 if a counter has drifted.
     #[arg(long)]
     dry_run: bool,
     /// Ignore the limits repair_targets_max_percent and repair_abs_max of [reconcile].
@@ -81,7 +81,9 @@ fn chosen<'a>(config: &'a Config, names: &[String]) -> Result<Vec<&'a Recount>> 
     }
     let find = |name: &String| {
         let found = config.recounts.iter().find(|recount| recount.name() == *name);
-        found.ok_or_else(|| Usage(format!("no [[recount]] is named {name}: there are {}", known())).into())
+        found.ok_or_else(|| {
+            Usage(format!("no [[recount]] is named {name}: the configured names are {}", known())).into()
+        })
     };
     names.iter().map(find).collect()
 }

@@ -49,7 +49,7 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// Reports the pause that stopped the run, if there is one. The command can be repeated after the pause.
+/// Reports the pause that stopped the run, if an operator paused the job. The command can be repeated after the pause.
 pub(super) fn was_paused(servers: &Servers, job: JobName) -> Result<bool> {
     let Some(order) = servers.control.paused(needed_by(job)) else { return Ok(false) };
     writeln!(std::io::stderr(), "tallyd: {}", JobError::Paused(Box::new(order))).context("print")?;
@@ -65,7 +65,7 @@ pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
 }
 
-/// `30m`, `2026-11-21` or `2026-11-21T10:00:00Z`: an age or an instant.
+/// Parses an age or an instant: `30m`, `2026-11-21` or `2026-11-21T10:00:00Z`.
 pub(super) fn parse_since(text: &str) -> Result<Micros, String> {
     if let Ok(age) = parse_time(text) {
         return Ok(clock::now().before(age));

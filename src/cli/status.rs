@@ -17,7 +17,7 @@ use crate::telemetry::status::{Status, Text, printable};
 
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
-/// The size of a terminal that doesn't report its own.
+/// The size to assume if the terminal does not report its size.
 const SIZE: (Width, Height) = (Width(80), Height(24));
 
 /// Moves to the upper left corner.
@@ -94,7 +94,7 @@ async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Resu
     }
 }
 
-/// The part that fits the screen, to be drawn over the previous content.
+/// Returns the part of the text that fits the screen, to be drawn over the previous content.
 fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
     let all: Vec<&str> = text.lines().collect();
     // The last line stays empty: a line feed there would scroll the screen.
@@ -106,7 +106,7 @@ fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String
     format!("{HOME}{lines}{REST_OF_SCREEN}")
 }
 
-/// The first characters of a line. Colour codes take no space, and are all kept.
+/// Returns the first characters of a line, and all of its colour codes, because these take no space.
 fn cut(line: &str, width: usize) -> String {
     let (mut kept, mut room, mut is_code) = (String::with_capacity(line.len()), width, false);
     for character in line.chars() {

@@ -17,18 +17,15 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// Where the admin port listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. Empty disables it. If the
-    /// address is in use, the daemon retries while it processes events. Daemons on one machine need different addresses.
-    /// An address that other machines can reach requires a token.
+    /// `ADDRESS:PORT`, or `unix:` and a socket's path. Empty disables it. Each daemon on a machine needs its own. An
+    /// address that others can reach requires a token.
     pub listen: String,
-    /// Path of the control socket for `tallyd pause`, `resume` and `throttle`. The daemon's user and group can write to
-    /// it. Empty disables it.
+    /// Control socket for `tallyd pause`, `resume` and `throttle`, for the daemon's user and group. Empty disables it.
     pub control: String,
-    /// Allowed `Host` names besides `localhost` and IP addresses. This protects against DNS rebinding.
+    /// Allowed `Host` names besides `localhost` and IP addresses, against DNS rebinding.
     pub hosts: Vec<String>,
-    /// File with a token of at least 16 characters, not readable by everyone. Each request must send it as
-    /// `Authorization: Bearer TOKEN`, or a browser as the password of any user. A relative path is a systemd
-    /// credential.
+    /// File with a token of at least 16 characters, not world-readable. A relative path is a systemd credential.
+    /// Requests need it as `Authorization: Bearer TOKEN`, in browsers as the password of any user.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.
@@ -49,7 +46,7 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// The path of the control socket; `None` if there is none.
+    /// Returns the path of the control socket, or `None` if the control socket is disabled.
     pub fn control(&self) -> Result<Option<PathBuf>, NoAddress> {
         if self.control.is_empty() { Ok(None) } else { socket_path(&self.control).map(Some) }
     }
@@ -65,12 +62,12 @@ pub enum Listen {
     Socket(PathBuf),
 }
 
-/// In the folder that the unit creates.
+/// The default control socket, in the folder that the systemd unit creates.
 const CONTROL: &str = "/run/tallyd/control.sock";
 
 pub const SOCKET: &str = "unix:";
 
-/// Bytes of a socket's path (`sun_path` of unix(7), without its end).
+/// Most bytes of a socket's path (`sun_path` of unix(7), without the zero byte at its end).
 const SOCKET_PATH_MAX: usize = 107;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -114,7 +111,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Fewest characters of a token. 16 random characters can't be guessed.
+/// Least number of characters of a token. 16 random characters can't be guessed.
 const TOKEN_MIN: usize = 16;
 
 pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {

@@ -1,4 +1,4 @@
-//! `[[board]]`: checks beyond the types.
+//! `[[board]]`: checks that the types don't make.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::problem::Faults;
 use tallyd_core::period::{PeriodKind, WeekStart};
 use tallyd_core::score::Tie;
 
-/// Boards that do not fit the metrics or each other.
+/// Finds boards that do not fit the metrics or other boards.
 pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faults) {
     let mut seen = BTreeSet::new();
     for (place, board) in boards.iter().enumerate() {
@@ -22,7 +22,7 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
             say(&["name"], ": a name must have 1 to 32 characters of a-z, 0-9, - and _".to_owned());
         }
         if !seen.insert((&board.name, board.period)) {
-            say(&["period", "name"], " is there twice with the same period: remove one block".to_owned());
+            say(&["period", "name"], " is configured twice with the same period: remove one block".to_owned());
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
@@ -30,17 +30,17 @@ pub(super) fn problems(Config { boards, metrics, .. }: &Config, found: &mut Faul
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
-            let it = "with tie = \"second\" it must have two, otherwise one";
-            say(&["score", "tie"], format!(": score has {} names; {it}", board.score.len()));
+            let it = "two are required with tie = \"second\", otherwise one";
+            say(&["score", "tie"], format!(": score has {} names: {it}", board.score.len()));
         }
         for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
-            say(&["score"], format!(": score names {name}, which is not in [metrics]"));
+            say(&["score"], format!(": score contains {name}, which is not in [metrics]"));
         }
         if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
             say(&["week_starts"], ": week_starts is only for period = \"week\": remove week_starts".to_owned());
         }
         if board.score.first() == board.score.get(1) {
-            say(&["score"], ": score names the same metric twice".to_owned());
+            say(&["score"], ": score contains the same metric twice".to_owned());
         }
         if let Err(error) = board.calendar(jiff::tz::db()) {
             say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
@@ -60,7 +60,7 @@ mod tests {
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "otherwise one"),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",
-                "score names view, which is not in [metrics]",
+                "score contains view, which is not in [metrics]",
             ),
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 24", "allowed are 1 to 23"),
             (

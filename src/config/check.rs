@@ -1,4 +1,4 @@
-//! Checks beyond the types: bounds, and keys that must fit each other.
+//! Checks that the types don't make: bounds, and keys that must fit each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +13,15 @@ use super::{
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
-/// The ledger of counts can be emptied for days further ahead.
+/// Largest allowed `future_max`. Events further in the future could fall into a day of the ledger that is emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
-/// With a shorter time, events could arrive after an outage of the broker when the ledger no longer has them.
+/// Shortest allowed `applied_event_keep`. If it were shorter, events could arrive after an outage of the broker when
+/// the ledger no longer has them.
 const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 
-/// The ledger has 32 days: the kept ones, today, one that is being emptied, and some spare ones for clock differences.
+/// Longest allowed `applied_event_keep`. The ledger has 32 days: the kept days, today, a day that is being emptied, and
+/// spare days for clock differences.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
@@ -49,9 +51,9 @@ fn urls(config: &Config, found: &mut Faults) {
                 format!("begins with {}://, allowed is {}://", parts.scheme(), schemes.join(":// or "))
             }
             Ok(parts) if parts.host_str().is_none_or(str::is_empty) => {
-                "has no host: write one behind the user and @".to_owned()
+                "has no host: write the host after the user and @".to_owned()
             }
-            // Most likely this is the rest of a password. It must not be used or shown as anything else.
+            // This is most likely the rest of a password, so it must not be used or shown as another part.
             Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
                 "has a # or a second @: in a password write them as %23 and %40".to_owned()
             }
@@ -67,11 +69,11 @@ fn urls(config: &Config, found: &mut Faults) {
     }
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
-            // The library would log in as guest.
+            // Without a user the library would log in as guest.
             found.at("amqp.url", "[amqp] url has no user: write amqp://user@host:5672/%2f");
         }
         if matches!(parts.path(), "" | "/") {
-            let wish = "add the vhost, %2f for the default one: amqp://user@host:5672/%2f";
+            let wish = "add the vhost, for example %2f for the default vhost: amqp://user@host:5672/%2f";
             let text =
                 format!("[amqp] url ends in \"{}\", which means the vhost with the empty name: {wish}", parts.path());
             found.at("amqp.url", text);
@@ -111,7 +113,8 @@ fn cluster(redis: &Redis, found: &mut Faults) {
 fn sentinel(redis: &Redis, found: &mut Faults) {
     for (place, sentinel) in redis.sentinels.iter().enumerate() {
         if redis.sentinels.iter().take(place).any(|earlier| earlier == sentinel) {
-            let text = format!("[redis] sentinels: \"{sentinel}\" is there twice and would have two votes: remove one");
+            let text =
+                format!("[redis] sentinels: \"{sentinel}\" is listed twice and would have two votes: remove one");
             found.at(Key::from("redis.sentinels").then(place), text);
         }
     }
@@ -141,7 +144,7 @@ fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
     {
         found.at(
             "redis.also",
-            "[redis.also] shares keys with [redis]: remove it, or give it another layout, counter_key or number of bucket_bits",
+            "[redis.also] shares keys with [redis]: remove it, or give it another layout, counter_key or bucket_bits",
         );
     }
     let all = std::iter::once(("redis", first)).chain(also.map(|also| ("redis.also", also)));
@@ -160,7 +163,7 @@ fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
 fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&str]) -> Option<String> {
     let template = layout.template.as_ref()?;
     let lacks = |what: &str, of: &str| {
-        Some(format!("counter_key lacks {{{what}}}: [{of}] has several names, which would share keys"))
+        Some(format!("counter_key lacks {{{what}}}: [{of}] has several names, and they would share keys"))
     };
     let mut names = layout.key_names(kinds, metrics);
     let all = names.len();
@@ -168,7 +171,7 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
     names.dedup();
     match layout.form {
         _ if redis.cluster => Some(format!(
-            "layout is {layout}, whose keys are not in the slots of their buckets: on a Redis Cluster use packed"
+            "layout is {layout}: a Redis Cluster needs the layout packed, which keeps each bucket in one slot"
         )),
         _ if kinds.len() > 1 && !template.has_kind() => lacks("kind", "kinds"),
         Form::String if metrics.len() > 1 && !template.has_metric() => lacks("metric", "metrics"),
@@ -176,7 +179,8 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
             "counter_key has {metric}, but with layout = \"entity\" metrics are fields: remove {metric}".to_owned(),
         ),
         _ if names.len() < all => Some(
-            "counter_key gives two kinds and metrics the same name: put a : between {kind} and {metric}".to_owned(),
+            "counter_key gives the same key to two pairs of kind and metric: put a : between {kind} and {metric}"
+                .to_owned(),
         ),
         _ => None,
     }
@@ -186,7 +190,7 @@ fn bounds(config: &Config, found: &mut Faults) {
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {
         let text = format!(
-            "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): set it to at least {two_batches}",
+            "[amqp] prefetch is {}, but must be at least two batches ([consumer] batch_events_max = {}): set it to {two_batches} or more",
             config.amqp.prefetch, config.consumer.batch_events_max
         );
         found.between(&["amqp.prefetch".into(), "consumer.batch_events_max".into()], text);
@@ -242,7 +246,7 @@ fn schedules(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Whether the name is valid for a kind, a metric or a board.
+/// Returns whether the name is valid for a kind, a metric or a board.
 pub fn is_name(name: &str) -> bool {
     (1..=32).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
@@ -286,8 +290,8 @@ pub(super) mod tests {
     #[test]
     fn nodes_and_sentinels_that_do_not_fit_are_said() {
         for (text, expected) in [
-            ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is no HOST:PORT"),
-            ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is no HOST:PORT"),
+            ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is not HOST:PORT"),
+            ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is not HOST:PORT"),
             ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "remove sentinels, or set cluster = false"),
             ("[redis]\nsentinels = [\"h:1\"]\nsentinel_master = \"\"", "the name in `sentinel monitor NAME ...`"),
         ] {
@@ -310,14 +314,14 @@ pub(super) mod tests {
             ("[redis]\nurl = \"redis://tally#s3@h/0\"", "in a password write them as %23"),
             ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "a Redis Cluster has only 0"),
             ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or remove them"),
-            ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
-            ("[amqp]\nprefetch = 19999", "at least 20000"),
+            ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is not HOST:PORT"),
+            ("[amqp]\nprefetch = 19999", "set it to 20000 or more"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"* * * *\"", "[reconcile] full_cron is \"* * * *\": use five fields"),
             ("[daemon]\ntime_zone = \"Mars/Olympus\"", "[daemon] time_zone is \"Mars/Olympus\": write an IANA name"),
             ("[daemon]\ntime_zone = \"\"", "[daemon] time_zone is \"\": write an IANA name"),
             ("[reconcile]\nscrub_cron = \"never\"", "[reconcile] scrub_cron"),
-            ("[reconcile]\nreplicas = [\"mysql://db2\"]", "\"mysql://db2\" is no HOST:PORT"),
+            ("[reconcile]\nreplicas = [\"mysql://db2\"]", "\"mysql://db2\" is not HOST:PORT"),
             ("[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"1h\"", "not be longer than overlap"),
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
             ("[kinds]\n\"Big Video\" = 1", "a name must have 1 to 32"),
@@ -331,7 +335,7 @@ pub(super) mod tests {
             ("[redis]\nlayout = \"string\"\n[kinds]\na = 1\nb = 2", "[redis] counter_key lacks {kind}"),
             ("[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}\"\n[metrics]\nlike = 1\nb = 2", "lacks {metric}"),
             ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{id}:{metric}\"", "metrics are fields"),
-            ("[redis]\nlayout = \"entity\"\ncluster = true", "on a Redis Cluster use packed"),
+            ("[redis]\nlayout = \"entity\"\ncluster = true", "a Redis Cluster needs the layout packed"),
             ("[redis.also]\nbucket_bits = 13", "[redis.also] shares keys with [redis]"),
             ("[redis]\nlayout = \"string\"\n[redis.also]\nlayout = \"string\"\nbucket_bits = 10", "shares keys"),
             (
@@ -344,7 +348,7 @@ pub(super) mod tests {
             ),
             (
                 "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}_{metric}_{id}\"\n[kinds]\na = 1\na_b = 2\n[metrics]\nlike = 1\nb_like = 2",
-                "gives two kinds and metrics the same name",
+                "gives the same key to two pairs of kind and metric",
             ),
             ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
             ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),

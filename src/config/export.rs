@@ -10,38 +10,36 @@ use super::{Config, Mysql, Pause};
 use tallyd_core::site_query::{OF_EXPORT, Query};
 use tallyd_core::unit::Unit;
 
-/// `:target` and `:user` are the first two in [`OF_EXPORT`]. A statement without them would write other rows.
+/// Every statement needs the first two placeholders of [`OF_EXPORT`], `:target` and `:user`. Otherwise it would write
+/// other rows.
 const NEEDED: usize = 2;
 
-/// The place of `:deleted` in [`OF_EXPORT`].
+/// The index of `:deleted` in [`OF_EXPORT`].
 const DELETED: usize = 3;
 
 /// A table of likes, and the statements that write one row of it.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
-    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. `tallyd export` stores its progress under
-    /// this name: don't change it.
+    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. Progress is stored under it: don't change it.
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// One INSERT, REPLACE or UPDATE that writes a like, with `:target`, `:user` and optionally `:at`. With `:deleted`
-    /// (0 or 1) it also writes unlikes.
+    /// INSERT, REPLACE or UPDATE for a like, with `:target`, `:user` and optionally `:at`. With `:deleted` (0 or 1)
+    /// also for unlikes.
     pub upsert: String,
-    /// One DELETE or UPDATE that writes an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
+    /// DELETE or UPDATE for an unlike, with `:target` and `:user`. Required if `upsert` has no `:deleted`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub delete: Option<String>,
-    /// Makes `:at` an integer: seconds, milliseconds or microseconds since 1970. Without it `:at` is a DATETIME(6) in
-    /// UTC.
+    /// Makes `:at` an integer since 1970. Without it: a DATETIME(6) in UTC.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// How far a pass looks back before `--since`, or before the start of the previous pass (1s to 7d). Each pass
-    /// writes these likes again.
+    /// How far a pass looks back before `--since` or the previous pass (1s to 7d). It writes these likes again.
     #[serde(default = "one_minute")]
     pub overlap: Pause,
-    /// MySQL server with the table. Without it, the server of `[mysql]`.
+    /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.
     #[schemars(with = "Mysql")]
     #[serde(default)]
     pub server: Option<Mysql>,
@@ -55,7 +53,7 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// The statement that writes a like or an unlike. Its values are those of [`OF_EXPORT`].
+    /// The statement that writes a like or an unlike. Its parameters have the order of [`OF_EXPORT`].
     pub fn sql(&self, liked: bool, values: &[String; 4]) -> String {
         match &self.delete {
             Some(delete) if !liked => delete.sql(values),
@@ -67,12 +65,11 @@ impl Writes {
 impl Export {
     /// Parses the statements.
     ///
-    /// # Errors
-    /// The invalid key and a message.
+    /// # Errors Returns the invalid key and a message.
     pub fn writes(&self) -> Result<Writes, (&'static str, String)> {
         let parse = |key: &'static str, text: &str, verbs: &[&str]| {
             let parsed = Query::parse_write(text, verbs, OF_EXPORT, NEEDED);
-            // The messages speak of a query.
+            // The parser's messages say "query", so this inserts the key's name.
             parsed.map_err(|sentence| (key, sentence.replacen("query", key, 1)))
         };
         let upsert = parse("upsert", &self.upsert, &["insert", "replace", "update"])?;
@@ -87,7 +84,7 @@ impl Export {
     }
 }
 
-/// The block with the server of an export.
+/// Returns the name of the block with an export's server.
 pub(super) fn server_key(place: usize) -> Key {
     Key::from("export").then(place).then("server")
 }

@@ -16,14 +16,12 @@ pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
-    /// Likes that a target must have to get a filter. 0 disables filters. Enable filters in the API servers first, then
-    /// in the daemons.
+    /// Likes that a target needs for a filter. 0: no filters. Enable them in API servers first, then in daemons.
     pub likes_min: u64,
-    /// Largest share of users without a like for whom the filter can't decide, so that MySQL is asked (0.0000000001 to
-    /// 0.1). At 0.00001 a filter takes 3 to 6 bytes for each like.
+    /// Largest share of users without a like for whom MySQL is asked. At 0.00001 a filter takes 3 to 6 bytes per like.
     #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
-    /// When to build and update filters, as a cron pattern, at least every half hour. Empty if another daemon does it.
+    /// When to update filters: at least every half hour. Empty if another daemon does it.
     pub cron: String,
 }
 
@@ -38,13 +36,13 @@ impl Filter {
         self.likes_min > 0
     }
 
-    /// The cron pattern of filter runs; empty for never.
+    /// Returns the cron pattern of filter runs. It is empty if this daemon starts none.
     pub fn schedule(&self) -> &str {
         if self.is_on() { &self.cron } else { "" }
     }
 }
 
-/// Settings with which readers could not trust filters.
+/// Finds settings with which readers could not trust filters.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     if config.filter.likes_min == 0 {
         return;
@@ -61,7 +59,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     let cron = &config.filter.cron;
     if !cron.is_empty() && cron::parse(cron).is_ok() && !often(cron) {
         let text = format!(
-            "[filter] cron is \"{cron}\", with more than half an hour between runs: run it at least every half hour, or readers ignore all filters"
+            "[filter] cron is \"{cron}\", with more than half an hour between runs: schedule runs at least every half hour, or readers ignore all filters"
         );
         found.between(&["filter.cron".into(), "filter.likes_min".into()], text);
     }

@@ -12,20 +12,19 @@ use super::{ConfigError, Secret};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// Where the gateway listens: `ADDRESS:PORT`, or `unix:` and the path of a socket. An address that other machines
-    /// can reach requires a token.
+    /// `ADDRESS:PORT`, or `unix:` and a socket's path. An address that others can reach requires a token.
     pub listen: String,
-    /// File with a token of at least 16 characters, not readable by everyone. Each request to /v1 must send it as
-    /// `Authorization: Bearer TOKEN`. A relative path is a systemd credential.
+    /// File with a token of at least 16 characters, not world-readable. A relative path is a systemd credential.
+    /// Requests to /v1 need it as `Authorization: Bearer TOKEN`.
     #[schemars(with = "String")]
     pub token_file: Option<String>,
     /// The token, only from the environment.
     #[schemars(skip)]
     pub token: Option<Secret>,
-    /// Most requests in flight (1 to 10000). The gateway answers others with 503, and clients can retry them.
+    /// Most requests in flight. Others get 503, and clients can retry them.
     #[schemars(range(min = 1, max = 10_000))]
     pub requests_max: usize,
-    /// Most open connections (1 to 100000). Others wait until the gateway accepts them.
+    /// Most open connections. Others wait.
     #[schemars(range(min = 1, max = 100_000))]
     pub connections_max: usize,
 }

@@ -1,4 +1,4 @@
-//! The configuration in force. A reload replaces it as a whole.
+//! The handle to the current configuration. A reload replaces the whole configuration.
 
 use std::sync::Arc;
 
@@ -6,12 +6,13 @@ use tokio::sync::watch;
 
 use super::Config;
 
-/// The configuration, for tasks that outlive it. They ask for it each time they start something.
+/// Gives tasks the current configuration. They read it each time they start a piece of work, because a reload can
+/// replace it.
 #[derive(Clone, Debug)]
 pub struct ConfigHandle(watch::Receiver<Arc<Config>>);
 
 impl ConfigHandle {
-    /// Also returns the sender that replaces the configuration.
+    /// Returns the handle, and the sender that replaces the configuration.
     pub fn new(config: Config) -> (watch::Sender<Arc<Config>>, Self) {
         let (sender, receiver) = watch::channel(Arc::new(config));
         (sender, Self(receiver))
@@ -23,12 +24,12 @@ impl ConfigHandle {
 
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
-            // The sender is gone, so the configuration can't change.
+            // The sender is dropped, so the configuration can't change.
             std::future::pending().await
         }
     }
 
-    /// Caches the result of `make`, for values that every event needs: `live.derive(Rules::new)`.
+    /// Caches a value that `make` computes from the configuration, for example the rules, because every event needs it.
     pub fn derive<T>(&self, make: fn(&Config) -> T) -> Derived<T> {
         let mut receiver = self.0.clone();
         let of = Arc::clone(&receiver.borrow_and_update());
@@ -44,9 +45,9 @@ pub struct Derived<T> {
 }
 
 impl<T> Derived<T> {
-    /// The current value. If nothing has changed, this only compares one number.
+    /// The current value. If the configuration has not changed, this only compares a version number.
     pub fn get(&mut self) -> &T {
-        // An error means that the sender is gone. The last change can still be unread.
+        // An error means that the sender is dropped, but the last change can still be unread.
         if self.receiver.has_changed().unwrap_or(true) && !Arc::ptr_eq(&self.of, &self.receiver.borrow()) {
             self.of = Arc::clone(&self.receiver.borrow_and_update());
             self.made = (self.make)(&self.of);

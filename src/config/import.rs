@@ -15,43 +15,39 @@ use tallyd_core::unit::Unit;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Import {
-    /// Name in commands and reports: 1 to 32 characters of a-z, 0-9, - and _. tallyd marks the imported rows with it:
-    /// don't change it.
+    /// Name in commands and reports: 1 to 32 of a-z, 0-9, - and _. It marks the imported rows: don't change it.
     pub name: String,
     /// A name of `[kinds]`.
     pub kind: String,
-    /// Metric to import: a name of `[metrics]` whose `[[rule]]` is not settable.
+    /// A name of `[metrics]`, not settable.
     #[serde(default = "like")]
     pub metric: String,
-    /// One SELECT of the columns `target` and `user`, and of `deleted` and `at` if the table has them. It returns up to
-    /// `:rows` rows after `:after_target` and `:after_user`, in this order. For other metrics than like: the columns
-    /// `target` and `value`, with `:after_target` and `:rows`.
+    /// SELECT of `target` and `user`, and of `deleted` and `at` if the table has them: up to `:rows` rows after
+    /// `:after_target` and `:after_user`, in this order. For other metrics than `like`: `target` and `value`, with
+    /// `:after_target` and `:rows`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub query: Option<String>,
-    /// Instead of a query, for other metrics than like: names of the keys in the Redis of `[redis]` that hold the
-    /// numbers, with `{id}`.
+    /// Instead of a query, not for `like`: names of keys in `[redis]` with the numbers, with `{id}`.
     #[schemars(with = "String")]
     #[serde(default)]
     pub keys: Option<String>,
-    /// Unit of an integer column `at`: seconds, milliseconds or microseconds since 1970. Leave it out for DATETIME and
-    /// TIMESTAMP columns.
+    /// Unit of an integer column `at` since 1970. Omit it for DATETIME and TIMESTAMP.
     #[schemars(with = "Unit")]
     #[serde(default)]
     pub unit: Option<Unit>,
-    /// Whether an unlike keeps the row, with `deleted` = 1. Required if the query has the column `deleted`.
+    /// Whether an unlike keeps the row, with `deleted` = 1. Required if the query has `deleted`.
     #[schemars(with = "bool")]
     #[serde(default)]
     pub keeps_deleted: Option<bool>,
-    /// Most rows per query (1 to 100000). Queries for checksums get four times as many. Lower it if a query takes too
-    /// long.
+    /// Rows per query, for checksums four times as many. Lower it if queries take too long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 100_000))]
     pub page_rows: usize,
     /// Time limit of one query (1s to 1h).
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
-    /// MySQL server with the table, for example a replica. Without it, the server of `[mysql]`.
+    /// MySQL server of the table, with the keys of `[mysql]`. Default: `[mysql]`.
     #[schemars(with = "Mysql")]
     #[serde(default)]
     pub source: Option<Mysql>,
@@ -71,8 +67,7 @@ pub enum Reads {
 impl Import {
     /// Parses the source.
     ///
-    /// # Errors
-    /// The invalid key and a message.
+    /// # Errors Returns the invalid key and a message.
     pub fn reads(&self) -> Result<Reads, (&'static str, String)> {
         let wrong = |key| move |problem| (key, problem);
         match (&self.query, &self.keys) {
@@ -90,13 +85,13 @@ impl Import {
         }
     }
 
-    /// Whether it imports likes, and not numbers.
+    /// Returns whether this imports likes, not counters.
     pub fn is_of_likes(&self) -> bool {
         self.metric == LIKE
     }
 }
 
-/// The block with the server of an import.
+/// Returns the name of the block with an import's server.
 pub(super) fn source_key(place: usize) -> Key {
     Key::from("import").then(place).then("source")
 }
@@ -135,10 +130,10 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("metric", "its [[rule]] is settable: publish a `set` event for each number instead");
+            say("metric", "its [[rule]] is settable: publish a `set` event for each counter instead");
         }
         if config.recounts.iter().any(|recount| (&recount.kind, &recount.metric) == (kind, metric)) {
-            say("metric", "a [[recount]] corrects this number from another table: run `tallyd recount` instead");
+            say("metric", "a [[recount]] corrects this counter from another table: run `tallyd recount` instead");
         }
         if let Err((key, problem)) = import.reads() {
             say(key, &problem);
@@ -157,7 +152,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Keys that are only for likes, or only for queries.
+/// Finds keys that are only for likes, or only for queries.
 fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {
@@ -223,7 +218,7 @@ mod tests {
             ),
             (block("like", &likes.replace(":rows", "9")), "query lacks :rows"),
             (block("share", &likes.replace("AND user > :after_user", "")), "the metric share is not in [metrics]"),
-            (block("unread", "keys = \"unread:{id}\""), "publish a `set` event for each number"),
+            (block("unread", "keys = \"unread:{id}\""), "publish a `set` event for each counter"),
             (block("comment", "keys = \"comments:{id}\""), "run `tallyd recount` instead"),
             (block("view", "keys = \"views:{id}\"\nunit = \"s\""), "unit is only for the time of likes: remove unit"),
             (

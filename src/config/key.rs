@@ -36,20 +36,20 @@ impl Key {
         self.0.get(1).is_some_and(|place| place.bytes().all(|byte| byte.is_ascii_digit()))
     }
 
-    /// The form for programs: `amqp.partitions`, `board.0.tie`.
+    /// Returns the form for programs: `amqp.partitions`, `board.0.tie`.
     pub fn dotted(&self) -> String {
         self.0.join(".")
     }
 }
 
-/// Parses `"amqp.partitions"`, for keys in code.
+/// Parses a key that is written in code, for example `"amqp.partitions"`.
 impl From<&str> for Key {
     fn from(dotted: &str) -> Self {
         Self(dotted.split('.').map(str::to_owned).collect())
     }
 }
 
-/// The form for people: `[amqp] partitions`, `[redis.also] layout`, `[[board]] tie`.
+/// Prints the form for people: `[amqp] partitions`, `[redis.also] layout`, `[[board]] tie`.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(section) = self.0.first() else { return Ok(()) };
@@ -119,12 +119,12 @@ impl Origins {
     }
 
     pub fn of(&self, key: &Key) -> Origin {
-        // A variable can hold a whole list.
+        // A variable can set a whole list, so the origin can be the variable of the list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// A problem at the first of `keys` that is set.
+    /// Adds a problem at the first of `keys` that is set.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
@@ -133,7 +133,8 @@ impl Origins {
         self.of(key) != Origin::Default
     }
 
-    /// The origin of the first of `keys` that is set. If none is set: the origin of the section above the first one.
+    /// Returns the origin of the first of `keys` that is set. If no key is set, returns the origin of the first key's
+    /// section.
     pub(super) fn nearest(&self, keys: &[Key]) -> Option<Origin> {
         let set = keys.iter().find(|key| self.has(key)).map(|key| self.of(key));
         set.or_else(|| {

@@ -25,7 +25,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Sets `[log] level` to `RUST_LOG`, which overrides it. For commands that show the configuration.
+    /// Sets `[log] level` to the value of `RUST_LOG`, for commands that show the configuration.
     pub fn log_as_the_environment_says(&mut self) {
         if let Some(level) = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty()) {
             self.config.log.level = level;
@@ -46,7 +46,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
     examine(path).map(|loaded| loaded.config).map_err(ConfigError::from)
 }
 
-/// Like [`load`], with the origin of each setting and structured problems.
+/// Does the same as [`load`], and also returns the origin of each setting. Problems are structured.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
@@ -63,8 +63,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// Reads only `[admin]`, for commands that ask a daemon. They need no server's password, and problems of other sections
-/// don't matter.
+/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password, and
+/// they work despite problems of other sections.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -75,7 +75,8 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
 }
 
-/// Reads only the environment and the files that it names, for a configuration that does not exist yet.
+/// Reads only the environment and the files that it names. `tallyd init` needs this, because the configuration does not
+/// exist yet.
 pub fn load_environment() -> Result<Config, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_with_environment("", "the environment")?;
     let mut config = typed(table, &mut problems);
@@ -110,8 +111,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
     Ok(found)
 }
 
-/// Replaces variables like `TALLYD__AMQP__URL_FILE` by the address in the file, because an address can contain a
-/// password. Returns the key, the variable and a problem, if any.
+/// Replaces a variable like `TALLYD__AMQP__URL_FILE` by the address in the file. The address is in a file because it
+/// can contain a password. Returns the key, the variable, and the problem if there is one.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -151,7 +152,7 @@ fn read(
 ) -> Result<Read, Vec<Problem>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // The display of these errors quotes the line, which can contain a password.
+        // The text of these errors quotes the line, and the line can contain a password.
         let problem = |error: &toml::de::Error| {
             let place = place(source, text, error.span().map_or(0, |span| span.start));
             Problem::of_place(place, redacted(error.message()))
@@ -224,7 +225,7 @@ fn schema_of(parts: &[String]) -> Option<&'static Json> {
     parts.iter().try_fold(schema(), |schema, name| below(schema, name))
 }
 
-/// A variable's value as TOML: a text if the schema requires a text, otherwise the parsed value.
+/// Returns a variable's value as TOML: a text if the schema requires a text, otherwise the parsed value.
 fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     let kind = schema.and_then(|schema| schema.get("type")).and_then(Json::as_str);
     let parsed = || format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
@@ -246,14 +247,14 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
-        // While API servers switch between the layouts, some count in the first one a moment after they got the `at`,
-        // or with another node's clock.
+        // While API servers switch between the layouts, some of them count in the first layout a moment after they got
+        // the `at`, or get the `at` from another node's clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }
 }
 
-/// Whether the problem is real, and not only a result of removed values.
+/// Returns whether the problem is real. A removed wrong value can cause problems that are not real.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());
@@ -278,7 +279,7 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems
 }
 
-/// An error's text. A quoted part of the configuration is hidden if it can be an address with a password.
+/// An error's text. If a quoted part of the configuration can be an address with a password, the text hides it.
 fn redacted(message: &str) -> String {
     match message.split_once('"') {
         Some((before, quoted)) if quoted.contains("://") || quoted.contains('@') => {
@@ -307,7 +308,7 @@ mod tests {
             "config.toml:3:1: [log] format is \"jsn\": did you mean \"json\"? allowed are \"auto\", \"text\", \"json\", \"journald\"",
             "config.toml:5:1: unknown key `prefech` in [amqp]: did you mean `prefetch`?",
             "config.toml:6:3: [amqp] partitions is \"many\": allowed are whole numbers, 1 to 256",
-            "config.toml:7:1: unknown key `linger_ms` in [amqp]: there is one in [consumer]",
+            "config.toml:7:1: unknown key `linger_ms` in [amqp]: the key exists in [consumer]",
             "config.toml:8:2: unknown section `dameon`: did you mean `daemon`?",
             "config.toml:10:1: [kinds] video is 0, allowed are 1 to 255",
             "config.toml:11:2: [board] is a block, and there can be several: write [[board]]",
@@ -327,7 +328,7 @@ mod tests {
     fn a_key_without_a_section_is_told_where_it_belongs() {
         let error = parsed("partitions = 4\nnothing_like_it = 1\n[amqp.url]\nx = 1\n", &[]).unwrap_err();
         for said in [
-            "config.toml:1:1: unknown key `partitions` before any section: there is one in [amqp]",
+            "config.toml:1:1: unknown key `partitions` before any section: the key exists in [amqp]",
             "config.toml:2:1: unknown key `nothing_like_it` before any section: known are `admin`, `amqp`, `archive`",
             "config.toml:3:7: [amqp] url is a table: write a text in quotes",
         ] {

@@ -1,4 +1,4 @@
-//! `[[map]]`: checks beyond the types.
+//! `[[map]]`: checks that the types don't make.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ fn named(config: &Config, map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Each field must have exactly one source.
+/// Checks that each field has exactly one source.
 fn sources(map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for (name, source) in map.fields() {
@@ -69,7 +69,7 @@ fn sources(map: &Map) -> Vec<Text> {
             (Some(_), Some(_)) => texts.push((name, format!("{name} has a pointer and a constant: remove one"))),
             (None, None) => texts.push((name, format!("{name} has neither a pointer nor a constant: add one"))),
             (None, Some(_)) if !values.is_empty() => {
-                texts.push((name, format!("{name} has values, which need a pointer: add pointer, or remove values")));
+                texts.push((name, format!("{name} has values but no pointer: add pointer, or remove values")));
             }
             _ => {}
         }
@@ -87,7 +87,7 @@ fn sources(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Mapped values must be known names.
+/// Checks that mapped values are known names.
 fn values(config: &Config, map: &Map) -> Vec<Text> {
     let mut texts = Vec::new();
     for event_type in map.event_type.possible().into_iter().flatten().filter(|it| !TYPES.contains(it)) {
@@ -131,7 +131,7 @@ fn needs(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Finds a number of the map that API servers count. Old API servers don't run tallyd's scripts.
+/// Finds a metric of the map that API servers count. The API servers of a map are old and don't run tallyd's scripts.
 fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
     let rules = Rules::from(config);
     let has = |types: &[&str]| map.event_type.possible().is_none_or(|all| all.iter().any(|it| types.contains(it)));

@@ -3,7 +3,7 @@
 //!
 //! The steps: file -> check against the schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), also
 //! checked against the schema -> types -> files of passwords and certificates -> cross-checks. All problems are
-//! reported, not just the first. Each names its file and line, or its variable.
+//! reported, not just the first. Each problem names its file and line, or its variable.
 
 mod admin;
 mod board;
@@ -66,8 +66,8 @@ pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
 pub use tls::{is_external, read_authorities, ssl_mode};
 
-/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a daemon that still
-/// drains.
+/// The limit is shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a
+/// daemon that still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
 #[derive(Debug, thiserror::Error)]
@@ -84,39 +84,37 @@ impl From<Vec<Problem>> for ConfigError {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The process: how it stops, and the time zone of its schedules.
+    /// How the process stops, and the time zone of its schedules.
     pub daemon: Daemon,
     /// Level and format of the log.
     pub log: Log,
-    /// The read-only HTTP port for operators: status page, metrics, health, counters.
+    /// Read-only HTTP port for operators: status page, metrics, health, counters.
     pub admin: Admin,
-    /// The HTTP port of `tallyd gateway`, for API servers. The daemon doesn't use it.
+    /// HTTP port of `tallyd gateway`, for API servers. The daemon doesn't use it.
     pub gateway: Gateway,
-    /// The RabbitMQ broker, its queues and partitions.
+    /// RabbitMQ, its queues and partitions.
     pub amqp: Amqp,
-    /// The MySQL (8 or later) or MariaDB (10.11 or later) server.
+    /// MySQL 8 or later, or MariaDB 10.11 or later.
     pub mysql: Mysql,
-    /// The Redis (7 or later) or Valkey (8 or later) servers, and the layout of the counters.
+    /// Redis 7 or later, or Valkey 8 or later, and the layout of the counters.
     pub redis: Redis,
-    /// Settings of `tallyd gateway` and of API servers in Rust. The daemon doesn't use them.
+    /// For `tallyd gateway` and API servers in Rust. The daemon doesn't use it.
     pub client: ClickLimits,
-    /// Bloom filters that answer whether a user likes a popular target, without MySQL. Use the same settings in all
-    /// daemons and API servers.
+    /// Bloom filters of popular targets. All daemons and API servers need the same settings.
     pub filter: Filter,
     /// How the daemon writes events to MySQL.
     pub consumer: Consumer,
-    /// How the daemon compares the counters in Redis with MySQL, and repairs drift.
+    /// How the daemon compares Redis counters with MySQL and repairs drift.
     pub reconcile: Reconcile,
     /// How the daemon saves finished boards to MySQL.
     pub archive: Archive,
-    /// Kinds of targets, with their codes (1 to 255) in MySQL. Never change the meaning of a code.
+    /// Kinds of targets, with their codes (1 to 255) in MySQL. Never reuse a code.
     pub kinds: Kinds,
-    /// Numbers of a target, with their codes (1 to 255) in MySQL and in Redis. `like` is required. Never change the
-    /// meaning of a code.
+    /// Numbers of a target, with their codes (1 to 255) in MySQL and Redis. `like` is required. Never reuse a code.
     pub metrics: Metrics,
-    /// Names removed from `[kinds]` and `[metrics]` while MySQL still has numbers with their codes.
+    /// Names removed while MySQL still has their numbers. Without them here tallyd refuses the removal.
     pub retired: Retired,
-    /// How a metric counts, if it does not count as usual.
+    /// How a metric counts, if not as usual.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
     /// Numbers that another table determines. `tallyd recount` corrects them.
@@ -140,11 +138,11 @@ pub struct Config {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
-    /// Seconds that a stop can take (1 to 80). Then the daemon abandons open batches and runs. Must be shorter than the
-    /// unit's `TimeoutStopSec`, which is 90 s.
+    /// Seconds for a stop. Then the daemon abandons open batches and runs. Must be shorter than the unit's
+    /// `TimeoutStopSec` (90 s).
     #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
-    /// Time zone of all schedules: an IANA name, for example `Europe/Berlin`. Boards have their own time zone.
+    /// Time zone of schedules: an IANA name like `Europe/Berlin`. Boards have their own.
     pub time_zone: String,
 }
 
@@ -158,10 +156,9 @@ impl Default for Daemon {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// Log level: error, warn, info, debug or trace. Levels can be set per module: `info,tallyd::consumer=debug`. The
-    /// variable `RUST_LOG` overrides it.
+    /// error, warn, info, debug or trace, also per module: `info,tallyd::consumer=debug`. `RUST_LOG` overrides it.
     pub level: String,
-    /// Format of the log. `auto` selects text in a terminal, journald fields under systemd, and JSON otherwise.
+    /// Log format.
     pub format: LogFormat,
 }
 
@@ -175,38 +172,34 @@ impl Default for Log {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
-    /// Most events that one transaction writes (1 to 30000). Twice this number must fit into `[amqp] prefetch`.
+    /// Most events per transaction. `[amqp] prefetch` must be at least twice this number.
     #[schemars(range(min = 1, max = 30_000))]
     pub batch_events_max: usize,
-    /// Most bytes of message bodies in one batch (65536 to 268435456). It limits the memory of the daemon when messages
-    /// are large.
+    /// Most bytes of message bodies per batch, to limit memory.
     #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
-    /// How long the daemon remembers which `count` events it applied (1h to 27d). A redelivered event counts once
-    /// within this time. The daemon rejects older count, set and reset events. If daemons differ, the shortest time
-    /// applies.
+    /// How long the daemon remembers `count` events, to count each once (1h to 27d). It rejects older count, set and
+    /// reset events. If daemons differ, the shortest time applies.
     pub applied_event_keep: Pause,
-    /// Most open dead letters (1000 to 10000000), split equally between the partitions. When a partition's part is
-    /// full, the daemon moves new ones to the queue `tally.returned` if another configuration could accept them. It
-    /// only counts the others.
+    /// Most open dead letters, split equally between partitions. More go to the queue `tally.returned` if another
+    /// configuration could accept them. The daemon only counts the others.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// Milliseconds that a batch waits for more events after its first one (0 to 10000). Raise it for larger batches,
-    /// lower it for less latency.
+    /// Milliseconds that a batch waits for more events. Raise it for larger batches, lower it for less latency.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
-    /// Read rows before writing them. This is slower, but uses no user variables, which MySQL deprecates. If a server
-    /// doesn't support the faster way, the daemon uses this one automatically.
+    /// Read rows before writing: slower, but without user variables, which MySQL deprecates. Automatic if the server
+    /// requires it.
     pub reads_first: bool,
-    /// How far an event's `at` can be ahead of this machine's clock, at most 1d. The daemon rejects an event further
-    /// ahead, because it would win over every later event of the same row.
+    /// How far an event's `at` can be in the future, at most 1d. The daemon rejects others: they would win over later
+    /// events of the row.
     pub future_max: Pause,
-    /// How long the daemon keeps a batch while MySQL is unreachable. Then it returns the messages to the broker. Must
-    /// be shorter than the broker's `consumer_timeout`, which is 30 minutes by default.
+    /// How long to keep a batch while MySQL is unreachable, before it is requeued. Must be shorter than RabbitMQ's
+    /// `consumer_timeout` (default 30 minutes).
     pub database_away_max: Pause,
 }
 
-/// Most open dead letters of one partition, if all partitions together can have `max`.
+/// Returns the dead-letter quota of one partition, if all partitions together can have `max` open dead letters.
 pub fn dead_letters_part(max: u64, partitions: u16) -> u64 {
     max / u64::from(partitions.max(1))
 }
@@ -230,9 +223,9 @@ impl Default for Consumer {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
-    /// When to look for finished periods, as a cron pattern. Empty: never.
+    /// When to look for finished periods. Empty: never.
     pub cron: String,
-    /// Members copied per page (1 to 10000). A larger page means longer single calls to Redis.
+    /// Members per page. Larger pages make Redis calls longer.
     #[schemars(range(min = 1, max = 10_000))]
     pub page_members: usize,
 }
@@ -244,13 +237,14 @@ impl Default for Archive {
 }
 
 impl Config {
-    /// The number of partitions: those of `[amqp]`, and one for each map.
+    /// Returns the count of partitions: those of `[amqp]`, and one for each map.
     pub fn partitions(&self) -> u16 {
-        // Maps have unique numbers up to 99.
+        // The numbers of maps are unique and at most 99, so this fits.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// The MySQL servers that `[[import]]` and `[[export]]` name: the block, its name in problems, and the server.
+    /// Returns the MySQL servers of `[[import]]` and `[[export]]`: the block, the block's name in problems, and the
+    /// server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

@@ -1,4 +1,4 @@
-//! Passwords and keys from files. Files that everyone can read are rejected.
+//! Reads passwords and keys from files. Rejects files that everyone can read.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,8 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, Mysql, Secret, ServerUrl};
 
-/// Container engines put secrets here, with mode 0444 by default. No other user runs in the container.
+/// Container engines put secrets into this folder, with mode 0444 by default. The mode is safe, because no other user
+/// runs in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
 /// Puts the passwords of all servers into their addresses.
@@ -35,7 +36,7 @@ pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     }
 }
 
-/// An error is the invalid key and a message.
+/// An error consists of the invalid key and a message.
 fn set_password(
     url: &mut ServerUrl,
     password: Option<&Secret>,
@@ -49,7 +50,7 @@ fn set_password(
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// The path of the file that the key `name` names. A relative path is a systemd credential (`LoadCredential=`).
+/// Returns the path of the file that the key `name` names. A relative path is a systemd credential (`LoadCredential=`).
 pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     if Path::new(file).is_absolute() {
         return Ok(PathBuf::from(file));
@@ -78,7 +79,10 @@ pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
     let failed = |error: std::io::Error| {
         let advice = match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
-                format!(": chown it to {}, and chmod 0400 (or its group to the process' group, and 0440)", own_user())
+                format!(
+                    ": chown it to {} and chmod it to 0400, or chgrp it to the process's group and chmod it to 0440",
+                    own_user()
+                )
             }
             _ => String::new(),
         };
@@ -87,7 +91,7 @@ pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
     let mode = fs::metadata(&path).map_err(failed)?.permissions().mode() & 0o777;
     if mode & 0o007 != 0 && !path.starts_with(CONTAINER_SECRETS) {
         return Err(format!(
-            "{name} {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod 0400",
+            "{name} {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod it to 0400",
             path.display(),
             own_user()
         ));
@@ -117,7 +121,7 @@ mod tests {
         let own = fs::metadata(&file).unwrap().uid();
         let said = read(0o644).unwrap_err();
         let expected = format!(
-            "has the mode 0644 and can be read by everyone: chown it to the user {own} that tallyd runs as, and chmod 0400"
+            "has the mode 0644 and can be read by everyone: chown it to the user {own} that tallyd runs as, and chmod it to 0400"
         );
         assert!(said.ends_with(&expected), "{said}");
         assert_eq!(read(0o440), Ok("secret".to_owned()));

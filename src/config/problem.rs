@@ -1,4 +1,4 @@
-//! Problems of the configuration, and their places.
+//! Problems of the configuration, and their places in the file.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::key::{Key, Origin, Origins};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// The keys concerned, with the most likely one to correct first.
+    /// The keys with the problem. The first key is the most likely one to correct.
     pub keys: Vec<Key>,
     pub text: String,
 }
@@ -62,7 +62,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The place in JSON: `{"file":...,"line":...,"column":...,"key":...}`, or with `variable` instead of the file.
+/// Writes the place as JSON: `{"file":...,"line":...,"column":...,"key":...}`. A variable replaces file, line and
+/// column.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;

@@ -1,4 +1,4 @@
-//! `[[recount]]`: a number that another table determines.
+//! `[[recount]]`: counters of a metric that another table determines.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,19 +15,19 @@ use tallyd_core::site_query::{OF_RECOUNT, Query};
 pub struct Recount {
     /// A name of `[kinds]`.
     pub kind: String,
-    /// Metric to correct: a name of `[metrics]`. It can't be `like`, and its `[[rule]]` can't be settable.
+    /// A name of `[metrics]`: not `like`, not settable.
     pub metric: String,
-    /// One SELECT of target id and number, for up to `:limit` ids above `:after`, in order of id. It can name another
-    /// database of the same server. The account of `[mysql]` must have the right to read there.
+    /// SELECT of target id and number, for up to `:limit` ids above `:after`, in id order. It can name any database
+    /// that the account of `[mysql]` can read.
     pub query: String,
-    /// When to run, as a cron pattern. Empty: only with `tallyd recount`.
+    /// When to run. Empty: only with `tallyd recount`.
     #[serde(default)]
     pub cron: String,
-    /// Targets per query (1 to 1000000). Lower it if a query takes too long.
+    /// Targets per query. Lower it if queries take too long.
     #[serde(default = "ten_thousand")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
-    /// Time limit of one query (1s to 1h). Then the server aborts it, and the run fails.
+    /// Time limit of one query (1s to 1h). Then the run fails.
     #[serde(default = "half_a_minute")]
     pub query_max: Pause,
 }
@@ -69,7 +69,10 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("metric", "its [[rule]] is settable, so no other table determines it: remove the block or settable");
+            say(
+                "metric",
+                "its [[rule]] is settable, so no other table determines it: remove the block, or remove settable",
+            );
         }
         if let Err(problem) = Query::parse(query, OF_RECOUNT) {
             say("query", &problem);
@@ -83,7 +86,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say("query_max", "query_max must be from 1s to 1h");
         }
         if config.recounts.iter().take(place).any(|other| (&other.kind, &other.metric) == (kind, metric)) {
-            say("metric", "it is there twice: remove one block");
+            say("metric", "it is configured twice: remove one block");
         }
     }
 }
@@ -117,7 +120,7 @@ mod tests {
             (block("video", "comment", "cron = \"daily\""), "cron is \"daily\""),
             (block("video", "comment", "page_targets = 0"), "page_targets is 0, allowed are 1 to 1000000"),
             (block("video", "comment", "query_max = \"500ms\""), "query_max must be from 1s to 1h"),
-            (block("video", "comment", "").repeat(2), "it is there twice"),
+            (block("video", "comment", "").repeat(2), "it is configured twice"),
         ] {
             let found = found(&blocks);
             assert!(found.len() == 1 && found[0].contains(problem), "{found:?}");

@@ -1,4 +1,5 @@
-//! The changes of a reload: the keys that differ, those that apply immediately, and those that need a restart. Pure.
+//! Finds the changes of a reload: the keys that differ, the keys that apply immediately, and the keys that need a
+//! restart. Pure.
 
 use serde_json::Value;
 
@@ -15,10 +16,9 @@ pub struct Reload {
 
 impl Config {
     /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these
-    /// each time they start something. Connections, ports and the number of tasks are fixed at the start.
+    /// settings each time they start a piece of work. Connections, ports and the count of tasks are fixed at the start.
     ///
-    /// # Errors
-    /// The new settings don't fit those that need a restart.
+    /// # Errors The new settings don't fit the current settings that need a restart.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),
@@ -39,14 +39,14 @@ impl Config {
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
-            // As in `load`: API servers still count in two layouts.
+            // API servers still count in two layouts, as in `load`.
             config.reconcile.event_clock = EventClock::Producer;
         }
         let needs_restart = differences(&config, &new);
         let mut faults = Faults::default();
         check::problems(&config, &mut faults);
         let later = needs_restart.join(", ");
-        let until = |fault: Fault| format!("{} (restart the daemon, which then also applies {later})", fault.text);
+        let until = |fault: Fault| format!("{} (restart the daemon: it then also applies {later})", fault.text);
         let mut problems: Vec<String> = faults.0.into_iter().map(until).collect();
         if config.metrics.like() != self.metrics.like() {
             problems.push(format!("[metrics] {LIKE} has another code: restart the daemon to apply it"));
@@ -60,7 +60,7 @@ impl Config {
 
 fn differences(one: &Config, other: &Config) -> Vec<String> {
     let mut found = Vec::new();
-    // JSON can hold every type of the configuration.
+    // Writing the configuration as JSON can't fail.
     let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
     walk(&value(one), &value(other), &mut Vec::new(), &mut found);
     for (section, one, other) in [
@@ -68,7 +68,7 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         ("mysql", &one.mysql.url, &other.mysql.url),
         ("redis", &one.redis.url, &other.redis.url),
     ] {
-        // The parts of an address that are not printed: user, password, options.
+        // The printed address lacks user, password and options, so these are compared separately.
         let seen = |url: &ServerUrl| url.to_string();
         if seen(one) == seen(other) && one.expose() != other.expose() {
             found.push(format!("[{section}] url or password"));

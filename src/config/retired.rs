@@ -1,4 +1,4 @@
-//! `[retired]`: removed names whose numbers MySQL still has.
+//! `[retired]`: removed names whose counters MySQL still has.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ use super::{Kinds, Metrics};
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retired {
-    /// Names removed from `[kinds]`. Without them here tallyd refuses the removal.
+    /// Names removed from `[kinds]`.
     pub kinds: Vec<String>,
-    /// Names removed from `[metrics]`. Without them here tallyd refuses the removal.
+    /// Names removed from `[metrics]`.
     pub metrics: Vec<String>,
 }
 

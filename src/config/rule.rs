@@ -1,4 +1,4 @@
-//! `[[rule]]`: how a metric counts if it does not count as usual, for one kind or for all.
+//! `[[rule]]`: exceptions from the usual way to count a metric, for one kind or for all kinds.
 
 use super::key::Key;
 use super::problem::Faults;
@@ -36,7 +36,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             let of_board = boards.iter().find(|it| it.name == *board);
             if !of_board.is_some_and(|it| it.score.contains(&rule.metric)) {
                 let what = if of_board.is_some() {
-                    "has another score: add the metric to its score"
+                    "does not have the metric in its score: add the metric to score"
                 } else {
                     "does not exist: add a [[board]]"
                 };
@@ -45,7 +45,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         }
         let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
         if rules.iter().take(place).any(same) {
-            say("metric", " is there twice: remove one block");
+            say("metric", " is configured twice: remove one block");
         }
     }
 }
@@ -76,11 +76,11 @@ mod tests {
             ),
             ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
             ("\"view\"\nkind = \"post\"", "[[rule]] of post view: the kind is not in [kinds]"),
-            ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view is there twice: remove one block"),
+            ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view is configured twice: remove one block"),
             ("\"view\"\nboard = \"hot\"", "[[rule]] of view: the board hot does not exist: add a [[board]]"),
             (
                 "\"view\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
-                "[[rule]] of view: the board hot has another score: add the metric to its score",
+                "[[rule]] of view: the board hot does not have the metric in its score: add the metric to score",
             ),
         ] {
             assert_eq!(found(rules), [problem]);

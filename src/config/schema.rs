@@ -1,5 +1,5 @@
-//! The JSON Schema of config.toml: for editors, and to check the values of the file and the environment. It is
-//! generated from the types with their descriptions, bounds and defaults.
+//! The JSON Schema of config.toml. Editors use it, and tallyd checks the values of the file and the environment against
+//! it. The schema is generated from the types, with their descriptions, bounds and defaults.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -26,7 +26,7 @@ fn make() -> Value {
         schema.insert("title".to_owned(), json!("tallyd's config.toml"));
         schema.insert("description".to_owned(), json!("You can leave out every key. A missing key has its default."));
     }
-    // The serialized addresses lack the users.
+    // The serialized addresses lack the users, so these are added here.
     for (section, url) in
         [("amqp", Amqp::default().url), ("mysql", Mysql::default().url), ("redis", Redis::default().url)]
     {
@@ -34,7 +34,7 @@ fn make() -> Value {
             *known = json!(url.expose());
         }
     }
-    // The keys have the defaults, so a section needs none.
+    // The keys have defaults, so the section needs no default.
     for section in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
         if let Some(section) = section.1.as_object_mut() {
             section.remove("default");
@@ -74,11 +74,11 @@ fn mend(schema: &mut Value) {
     }
 }
 
-/// Turns words with descriptions into a list that editors complete, with the texts that Taplo shows beside each word.
+/// Turns words with descriptions into a list that editors complete. Taplo shows the description beside each word.
 fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     let (mut words, mut docs) = (Vec::new(), Vec::new());
     for choice in choices.as_array().into_iter().flatten() {
-        // A word with a description has its own entry. Words without one share a list.
+        // A word with a description has its own entry. Words without a description share an entry.
         let shared = choice.get("enum").and_then(Value::as_array);
         words.extend(choice.get("const").into_iter().chain(shared.into_iter().flatten()).cloned());
         docs.resize(words.len(), choice.get("description").cloned().unwrap_or_else(|| json!("")));
@@ -88,7 +88,7 @@ fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
 }
 
-/// The schema of the key `name` below `schema`.
+/// Returns the schema of the key `name` below `schema`.
 pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     let named = schema.get("properties").and_then(|known| known.get(name));
     let any = || schema.get("additionalProperties").filter(|any| any.is_object());
@@ -100,7 +100,7 @@ pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// The allowed values, as the end of a message.
+/// Describes the allowed values, for the end of a message.
 pub(super) fn allowed(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words: Vec<String> = words.iter().map(Value::to_string).collect();

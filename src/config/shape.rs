@@ -1,5 +1,5 @@
-//! Checks values against the schema: unknown names, wrong types, numbers out of bounds. Wrong values are removed, so
-//! that the rest can be checked.
+//! Checks values against the schema: unknown names, wrong types, numbers out of bounds. Removes wrong values, so that
+//! the other values can be checked.
 
 use serde_json::Value as Json;
 use toml::Value;
@@ -9,12 +9,12 @@ use super::parse_pause;
 use super::problem::Faults;
 use super::schema::{allowed, below, bounds, is_length_of_time, names};
 
-/// From this similarity on (0 to 1), a name counts as a typing error of another name.
+/// Least similarity (0 to 1) at which a name counts as a typing error of another name.
 const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
 
-/// Checks the value at `key` against `schema`, a part of `root`. Returns false if nothing of it can be used.
+/// Checks the value at `key` against `schema`, a part of `root`. Returns false if no part of the value can be used.
 pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
     let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
     match (kind, &mut *value) {
@@ -100,7 +100,7 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root:
         .map(|(section, _)| format!("[{section}]"))
         .collect();
     if !elsewhere.is_empty() {
-        return format!("{said}: there is one in {}", elsewhere.join(" and "));
+        return format!("{said}: the key exists in {}", elsewhere.join(" and "));
     }
     let known: Vec<String> = names(schema).map(|name| format!("`{name}`")).collect();
     format!("{said}: known are {}", known.join(", "))
@@ -135,7 +135,7 @@ fn wrong_text(text: &str, schema: &Json) -> Option<String> {
     is_wrong.then(|| format!("{}{}", near().unwrap_or_default(), allowed(schema)))
 }
 
-/// A value as it is written. Possible secrets are hidden.
+/// Returns a value as the file has it. Hides a value that can be a secret.
 fn shown(value: &Value, key: &Key) -> String {
     let is_secret =
         key.parts().last().is_some_and(|name| name.contains("password") || matches!(name.as_str(), "url" | "token"));

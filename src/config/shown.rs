@@ -1,4 +1,4 @@
-//! Prints the configuration in force: secrets masked, each setting with its origin.
+//! Prints the current configuration: secrets are masked, and each setting has its origin.
 
 use std::fmt::Write;
 
@@ -9,12 +9,12 @@ use super::ServerUrl;
 use super::key::{Key, Origin};
 use super::load::Loaded;
 
-/// Rightmost column of the origins, in characters.
+/// Rightmost column at which origins begin, in characters.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
 fn table(loaded: &Loaded) -> Table {
     let config = &loaded.config;
-    // TOML can hold every type of the configuration.
+    // Writing the configuration as TOML can't fail.
     let mut table = Table::try_from(config).unwrap_or_default();
     for (section, url) in [("amqp", &config.amqp.url), ("mysql", &config.mysql.url), ("redis", &config.redis.url)] {
         if let Some(known) = table.get_mut(section).and_then(|section| section.get_mut("url")) {
@@ -27,8 +27,8 @@ fn table(loaded: &Loaded) -> Table {
 }
 
 impl Loaded {
-    /// A file that tallyd can read, except for the secrets. With `origins`, a comment behind each setting shows its
-    /// origin.
+    /// Prints a file that tallyd can read, except for the secrets. With `origins`, a comment after each setting shows
+    /// its origin.
     pub fn to_toml(&self, origins: bool) -> String {
         let mut text = String::new();
         for (name, value) in table(self) {
@@ -54,7 +54,7 @@ impl Loaded {
             .iter()
             .filter(|(_, value)| is_setting(value))
             .map(|(name, value)| {
-                // tallyd refuses a password in the file.
+                // tallyd rejects a password in the file, so this line is a comment.
                 let mark = if matches!(name.as_str(), "password" | "token") { "#" } else { "" };
                 (format!("{mark}{name} = {value}"), key.then(name))
             })
@@ -77,7 +77,8 @@ impl Loaded {
         }
     }
 
-    /// For programs: sections with their settings. With `origins`: a list of settings, each with its origin.
+    /// Returns JSON for programs: sections with their settings. With `origins`: a list of settings, each with its
+    /// origin.
     pub fn to_json(&self, origins: bool) -> serde_json::Value {
         let whole = serde_json::to_value(table(self)).unwrap_or_default();
         if !origins {

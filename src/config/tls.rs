@@ -1,4 +1,4 @@
-//! Certificates and keys from files. They are read with the configuration, and checked against each other.
+//! Reads certificates and keys from files with the configuration, and checks that they belong together.
 
 use std::fs;
 
@@ -15,11 +15,11 @@ use super::{Config, Identity, Mysql, ServerUrl, Tls};
 /// Modes of `[mysql] url` that do not verify the server.
 const UNSURE: [&str; 2] = ["preferred", "required"];
 
-/// How to copy the certificate of the authority that a MySQL server generated.
+/// The command that copies the authority's certificate, which a MySQL server generated.
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
-    /// The block with the keys; `section` is its name in problems.
+    /// The block with the keys. `section` is the block's name in problems.
     block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
@@ -101,7 +101,7 @@ impl Files<'_> {
     }
 }
 
-/// The text of the file that `tls_ca_file` names.
+/// Reads the file that `tls_ca_file` names.
 pub fn read_authorities(file: &str) -> Result<String, String> {
     const NAME: &str = "tls_ca_file";
     let path = located(NAME, file)?;
@@ -115,7 +115,7 @@ pub fn read_authorities(file: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// The certificate and the key must belong together.
+/// Checks that the certificate and the key belong together.
 fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str, String)> {
     let (of_certificate, of_key) = ("tls_cert_file", "tls_key_file");
     let path = located(of_certificate, certificate).map_err(|problem| (of_certificate, problem))?;
@@ -123,9 +123,9 @@ fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str
     let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
     let chain = certificates(&text).map_err(wrong)?;
     let secret = read_secret(of_key, key).map_err(|problem| (of_key, problem))?;
-    // The library's message could show parts of the key.
+    // The library's message is dropped, because it could show parts of the key.
     let read = PrivateKeyDer::from_pem_slice(secret.expose().as_bytes())
-        .map_err(|_| (of_key, format!("{of_key} {key}: has no private key in PEM format without a passphrase")))?;
+        .map_err(|_| (of_key, format!("{of_key} {key}: no private key in PEM format without a passphrase")))?;
     match CertifiedKey::from_der(chain, read, &rustls::crypto::ring::default_provider()) {
         Ok(_) => Ok(Identity { certificate: text, key: secret }),
         Err(rustls::Error::InconsistentKeys(_)) => {
@@ -178,7 +178,7 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Whether RabbitMQ reads the user's name from the certificate.
+/// Returns whether RabbitMQ reads the user's name from the certificate.
 pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
@@ -209,17 +209,18 @@ fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) 
     }
 }
 
-/// The ssl-mode of a MySQL address, in lower case; `None` if it has none.
+/// Returns the ssl-mode of a MySQL address in lower case, or `None` if the address has no ssl-mode.
 pub fn ssl_mode(url: &ServerUrl) -> Option<String> {
     option(url, "ssl-mode")
 }
 
-/// The first value of an option of an address, in lower case.
+/// Returns the first value of an option of an address, in lower case.
 fn option(url: &ServerUrl, name: &str) -> Option<String> {
     options(url, name).next()
 }
 
-/// All values of an option of an address, in lower case. The library also accepts the name without the hyphen.
+/// Returns all values of an option of an address, in lower case. The library also accepts the name of the option
+/// without the hyphen.
 fn options(url: &ServerUrl, name: &str) -> impl Iterator<Item = String> {
     let plain = name.replace('-', "");
     let pairs: Vec<(String, String)> =
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_would_believe_any_server_is_refused() {
-        // If there are two, the library uses the last one.
+        // If the address has two values, the library uses the last value.
         for mode in [
             "PREFERRED",
             "required",

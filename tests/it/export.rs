@@ -1,4 +1,4 @@
-//! `tallyd export`: the site's old table is kept up to date after the cut-over.
+//! `tallyd export`: the command keeps the site's old table up to date after the cut-over.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -14,7 +14,7 @@ use crate::common::{Daemon, Dice, Model, World, body, eventually, stack, stderr,
 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
 
-/// A table that keeps no deleted rows.
+/// An export to a table that deletes unliked rows.
 const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
     upsert = \"INSERT INTO old_likes (post_id, user_id, created_at) VALUES (:target, :user, :at) ON DUPLICATE KEY UPDATE created_at = created_at\"\n\
     delete = \"DELETE FROM old_likes WHERE post_id = :target AND user_id = :user\"\n";
@@ -22,7 +22,7 @@ const HARD: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\n\
 const HARD_TABLE: &str =
     "CREATE TABLE old_likes (post_id BIGINT, user_id BIGINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))";
 
-/// A table that keeps them, with times in milliseconds.
+/// An export to a table that keeps unliked rows, with times in milliseconds.
 const SOFT: &str = "[[export]]\nname = \"old\"\nkind = \"video\"\nunit = \"ms\"\n\
     upsert = \"INSERT INTO old_likes VALUES (:target, :user, :deleted, :at) ON DUPLICATE KEY UPDATE gone = VALUES(gone), at_ms = VALUES(at_ms)\"\n";
 
@@ -32,7 +32,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// A site after the cut-over: a daemon, and the old table.
+/// Makes a site after the cut-over, with a daemon and the old table.
 async fn site(name: &str, export: &str, table: &str) -> (World, Publisher, Daemon) {
     let world = World::new(name, &format!("{BY_DAEMON}{export}")).await;
     run(&world, table).await;
@@ -42,7 +42,7 @@ async fn site(name: &str, export: &str, table: &str) -> (World, Publisher, Daemo
     (world, publisher, daemon)
 }
 
-/// Likes and unlikes of 40 users on 30 targets.
+/// Publishes likes and unlikes of 40 users on 30 targets.
 async fn click(world: &World, publisher: &Publisher, dice: &mut Dice, model: &mut Model, clicks: u64) {
     let one = |_| {
         let (on, user, liked) = (target(1 + dice.below(30)), UserId(1 + dice.below(40)), dice.percent(60));
@@ -59,7 +59,7 @@ fn liked(model: &Model) -> BTreeSet<(u64, u64)> {
     liked.map(|((target, user), _)| (target.id.0, user.0)).collect()
 }
 
-/// The rows of the old table.
+/// Returns the rows of the old table.
 async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
     let sql = format!("SELECT CAST(post_id AS UNSIGNED), CAST(user_id AS UNSIGNED) FROM old_likes WHERE {condition}");
     let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
@@ -69,14 +69,14 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // From before the cut-over: one stays, one was unliked since.
+    // Two rows from before the cut-over. The second like is undone after it.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
     model.apply(&unlike);
     world.publish(&publisher, &[body(&unlike)]).await;
     click(&world, &publisher, &mut dice, &mut model, 600).await;
-    // An event that arrives two hours late is not exported.
+    // The export skips an event that arrives two hours late.
     let at = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(7_200));
     let late = LikeEvent { target: target(3), user: UserId(902), at, liked: true };
     world.publish(&publisher, &[body(&late)]).await;
@@ -126,8 +126,8 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let times = "SELECT COUNT(*) FROM old_likes AS o JOIN like_record AS l ON l.target_id = o.post_id AND l.user_id = o.user_id \
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;
-    eventually("each row has its time, unlikes too", || async { world.count(times).await == rows }).await;
-    // After a kill it continues from its last pass, once its lease has ended.
+    eventually("each row has its time, also an unlike", || async { world.count(times).await == rows }).await;
+    // After a kill the next export continues from the last pass of the killed export, once its lease has ended.
     running.kill().unwrap();
     running.wait().unwrap();
     click(&world, &publisher, &mut dice, &mut model, 200).await;
@@ -155,15 +155,19 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         assert!(stderr(&output).contains(why), "{why}: {}", stderr(&output));
     };
-    refused(&["old", "--resume"], 1, "no run of old has noted its progress: add --since with the time of the cut-over");
-    refused(&["new", "--since", "1h"], 64, "no [[export]] is new: there are old");
+    refused(
+        &["old", "--resume"],
+        1,
+        "no run of old has stored its progress: add --since with the time of the cut-over",
+    );
+    refused(&["new", "--since", "1h"], 64, "no [[export]] is named new: the configured names are old");
     refused(&["old"], 64, "required arguments were not provided");
     refused(&["old", "--since", "1h", "--resume"], 64, "cannot be used with");
     click(&world, &publisher, &mut dice, &mut model, 20).await;
     world.drained(&publisher).await;
     run(&world, "RENAME TABLE old_likes TO moved_likes").await;
     refused(&["old", "--since", "1h"], 1, "[[export]] old: the server refuses a row from target ");
-    // If one row does not fit, none of its transaction is written.
+    // If one row does not fit, the export writes no row of its transaction.
     run(&world, "CREATE TABLE old_likes (post_id BIGINT, user_id TINYINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))").await;
     let far = LikeEvent { target: target(30), user: UserId(70_000), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&far)]).await;

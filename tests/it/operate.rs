@@ -1,5 +1,5 @@
-//! Commands that replace manual work in MySQL and RabbitMQ. Each does its task, can be repeated, and refuses invalid
-//! requests.
+//! Commands that replace manual work in MySQL and RabbitMQ. Each command does its task, can be repeated, and rejects
+//! invalid requests.
 
 use std::process::{Command, Output, Stdio};
 
@@ -32,13 +32,13 @@ async fn like(world: &World, users: std::ops::RangeInclusive<u64>) {
 
 // ---------------------------------------------------------------------------------------------- partitions lower
 
-/// From here on the configuration has this number of partitions.
+/// Changes the partition count of the configuration.
 fn set(world: &mut World, partitions: u16) {
     world.set(&format!("[amqp]\npartitions = {partitions}\n"));
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// The messages in each queue that exists.
+/// Returns the count of messages in each queue, or `None` if the queue is missing.
 async fn queued(world: &World) -> Vec<Option<u32>> {
     let link = world.broker.connect("test").await.unwrap();
     let depths = world.broker.depths(&link, &world.broker.numbered(4)).await.unwrap();
@@ -63,7 +63,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
         assert_eq!((queued(&world).await, world.count(IN_USE).await), (queues.to_vec(), i64::from(to)));
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use"));
-        // As if it had been killed before it noted the number.
+        // The state looks as if the command had been killed before it noted the new count.
         sqlx::query("UPDATE partition_count SET partitions = 4").execute(&world.pool).await.unwrap();
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
     }
@@ -160,7 +160,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
     assert_exits(
         &world.tallyd(&rename("view", "find")),
         64,
-        "no metric is called view in MySQL: there are like, search",
+        "no metric is named view in MySQL: the names are like, search",
     );
     assert_exits(&world.tallyd(&rename("search", "like")), 64, "like is the metric with the code 1");
     assert_exits(&world.tallyd(&["archive"]), 78, "tallyd names rename");

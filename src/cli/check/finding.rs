@@ -10,7 +10,7 @@ use crate::config::{ConfigError, Problem};
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 
-/// Largest difference of two clocks without a warning, in microseconds.
+/// Largest difference between two clocks without a warning, in microseconds.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
 /// Advice for a certificate that is not trusted.
@@ -99,7 +99,7 @@ impl What {
         name
     }
 
-    /// `redis`; `configuration` and `admin` are no servers.
+    /// `redis`. Returns also `configuration` and `admin`, which are not servers.
     fn server(self) -> String {
         self.name().split('-').next().unwrap_or_default().to_owned()
     }
@@ -113,11 +113,11 @@ pub(in crate::cli) enum Status {
     Ok,
     /// tallyd works, but data can get lost or the work can become slow.
     Warning,
-    /// tallyd can't work like this.
+    /// tallyd can't work until this is corrected.
     Error,
 }
 
-/// One check with its result.
+/// A check and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(in crate::cli) struct Check {
     #[serde(rename = "check")]
@@ -128,10 +128,10 @@ pub(in crate::cli) struct Check {
     pub(super) found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
-    /// The place in the configuration.
+    /// The problem's place in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Problem>,
-    /// The server is unreachable. A later check can succeed.
+    /// Whether the error can pass, so that a later check succeeds.
     #[serde(skip)]
     pub passes: bool,
 }
@@ -157,7 +157,7 @@ impl Check {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
-    /// A server that is unreachable or refuses access.
+    /// Reports a server that is unreachable or refuses access.
     pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
         let error = error.into();
         let (passes, advice) = match fate(&error) {
@@ -168,7 +168,7 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    /// A value that could not be read: the account lacks the right, or the server stopped answering.
+    /// Reports a value that could not be read: the account lacks the right, or the server stopped answering.
     pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
@@ -177,7 +177,7 @@ impl Check {
         }
     }
 
-    /// An error in the configuration.
+    /// Reports an error in the configuration.
     pub(super) fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
         Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
@@ -197,13 +197,13 @@ impl fmt::Display for Check {
     }
 }
 
-/// The fate of the work after the server's error among the causes.
+/// Classifies an error by the server's error among its causes.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)
 }
 
-/// Compares a server's clock, which showed `clock` at an instant between `before` and `after` of this machine's clock.
+/// Compares a server's clock with this machine's. The server's clock showed `clock` between `before` and `after`.
 pub(super) fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
     let apart = if clock < before { clock.0 - before.0 } else { (clock.0 - after.0).max(0) };
     let seconds = apart.unsigned_abs() as f64 / 1e6;

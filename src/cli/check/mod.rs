@@ -1,5 +1,5 @@
-//! `tallyd config check`: prints the configuration, and problems of it and of its servers. It changes nothing, and
-//! checks each server even if others fail.
+//! `tallyd config check`: prints the configuration, its problems, and the problems of the servers. It changes nothing.
+//! It checks each server even if another server fails.
 //!
 //! A value that the account has no right to read is reported as not known, which is not an error. A server that stops
 //! answering counts as unreachable.
@@ -92,7 +92,7 @@ pub(super) async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check
     [rabbitmq, mysql, redis, vec![admin]].concat()
 }
 
-/// Prints the checks, errors to stderr.
+/// Prints errors to stderr, and the other checks to stdout.
 fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
     let (mut out, mut wrong) = (std::io::stdout().lock(), std::io::stderr().lock());
     write!(out, "{told}")?;

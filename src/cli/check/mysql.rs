@@ -1,4 +1,4 @@
-//! Checks MySQL: whether it answers, has all that the daemon needs, and has good settings.
+//! Checks that MySQL answers, has everything that the daemon needs, and has safe settings.
 
 use crate::config::{Config, ConfigError, Key, Problem, Recount};
 use crate::jobs::JobError;
@@ -73,7 +73,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             return;
         }
         Ok(Schema::Newer(steps)) => {
-            let found = format!("a newer tallyd made {steps} more steps, which this version supports");
+            let found = format!("a newer tallyd applied {steps} more schema steps, and this version supports them");
             checks.push(Check::ok(What::MysqlSchema, found));
         }
         Ok(_) => checks.push(Check::ok(What::MysqlSchema, "up to date")),
@@ -83,7 +83,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             checks.push(Check::ok(What::MysqlNames, "all codes have the same meaning as in MySQL"))
         }
         Ok(changes) => checks.extend(changes.iter().map(|change| {
-            Check::ok(What::MysqlNames, format!("{change}: a daemon records it when it starts or reloads"))
+            Check::ok(What::MysqlNames, format!("{change}: a daemon notes this in MySQL at its next start or reload"))
         })),
         Err(error) => match error.downcast::<ConfigError>() {
             Ok(ConfigError(problems)) => checks.extend(
@@ -117,21 +117,21 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
             at: Some(Problem {
                 origin: None,
                 key: Some(Key::from("amqp").then("partitions")),
-                text: format!("{} are in use", noted.partitions),
+                text: format!("{} partitions are in use", noted.partitions),
             }),
             ..Check::error(
                 What::MysqlPartitions,
                 format!(
-                    "[amqp] partitions is {here}, but {} are in use since {} raised the number",
+                    "[amqp] partitions is {here}, but {} partitions are in use since {} raised the number",
                     noted.partitions, noted.raised_by
                 ),
-                format!("set it to {}; docs/operations/partitions.md says how to raise and lower it", noted.partitions),
+                format!("set it to {}; docs/operations/partitions.md says how to change it", noted.partitions),
             )
         },
         Ok(Some(noted)) if noted.partitions < here => Check::ok(
             What::MysqlPartitions,
             format!(
-                "{} are in use: the first daemon with this configuration raises the number to {here}",
+                "{} partitions are in use: the first daemon with this configuration raises the number to {here}",
                 noted.partitions
             ),
         ),
@@ -139,13 +139,13 @@ async fn partitions(config: &Config, servers: &Servers) -> Check {
             What::MysqlPartitions,
             noted.map_or_else(
                 || "no daemon has run yet".to_owned(),
-                |noted| format!("{} are in use, as configured", noted.partitions),
+                |noted| format!("{} partitions are in use, as configured", noted.partitions),
             ),
         ),
     }
 }
 
-/// Checks that maps fit those in use, and finds maps that are in use but not configured.
+/// Checks that the configured maps agree with the maps in use. Finds maps that are in use but not configured.
 async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     let in_use = match servers.store.noted_maps().await {
         Ok(in_use) => in_use,
@@ -160,10 +160,7 @@ async fn maps(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for map in in_use.iter().filter(|it| config.maps.iter().all(|map| map.name != it.name && map.number != it.number)) {
         checks.push(Check::warning(
             What::MysqlPartitions,
-            format!(
-                "the map {} is in use since {} introduced it, but it is not in the configuration",
-                map.name, map.noted_by
-            ),
+            format!("the map {}, introduced by {}, is in use but not in the configuration", map.name, map.noted_by),
             format!("add its [[map]], or run `tallyd map remove {}`", map.name),
         ));
     }
@@ -220,7 +217,7 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
     }
 }
 
-/// A query that MySQL can't run is an error in the configuration.
+/// Checks the queries. A query that MySQL can't run is an error in the configuration.
 async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let key = Key::from("recount").then(place).then("query");
@@ -261,7 +258,7 @@ async fn imports(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
                 Some(fault) => Check::warning(
                     What::MysqlImports,
                     format!("{}: the query {fault}", import.name),
-                    "add an index on target and user to the table, or import from a replica that has one",
+                    "add an index on target and user to the table, or import from a replica with such an index",
                 ),
             })),
             Err(JobError::Refused(text)) => checks.push(Check {

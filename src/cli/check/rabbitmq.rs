@@ -1,4 +1,4 @@
-//! Checks RabbitMQ: whether it answers, has all that the daemon needs, and whether the account has the rights.
+//! Checks that RabbitMQ answers, has everything that the daemon needs, and gives the account its rights.
 
 use crate::config::{Config, Map};
 use crate::partitions::queue_of;
@@ -27,7 +27,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             Ok(true) => Check::ok(What::RabbitmqPlugin, "RabbitMQ has the exchange type x-consistent-hash"),
             Ok(false) => Check::error(
                 What::RabbitmqPlugin,
-                format!("RabbitMQ can't spread events over {} partitions without its plugin", broker.partitions()),
+                format!("RabbitMQ lacks the plugin that spreads events over {} partitions", broker.partitions()),
                 "run `rabbitmq-plugins enable rabbitmq_consistent_hash_exchange`, or set [amqp] partitions = 1",
             ),
             Err(error) => Check::untold(What::RabbitmqPlugin, error, SILENT),
@@ -43,7 +43,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
                 checks.push(Check::untold(what, error, SILENT));
-                // The other checks would wait as long.
+                // The remaining checks would wait as long for an answer.
                 return checks;
             }
         }
@@ -58,7 +58,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     checks
 }
 
-/// Checks the site's exchange, to which the account must be able to bind a queue, and the map's queue.
+/// Checks the site's exchange and the map's queue. The account must have the right to bind a queue to the exchange.
 async fn of_map(
     config: &Config,
     broker: &Broker,
@@ -87,7 +87,7 @@ async fn of_map(
     Ok(())
 }
 
-/// A link to a node that answers, and a check for each node. If no node answers, only the checks.
+/// Returns a link to a node that answers, and a check for each node. If no node answers, the error has the checks.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {
@@ -106,7 +106,7 @@ async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let found = format!("{}, vhost \"{}\"", names.join(" and "), broker.vhost());
     let mut checks = vec![Check::ok(What::RabbitmqAnswers, found)];
     let away = |(name, error): (String, BrokerError)| {
-        let advice = "start that node, or correct [amqp] url and seeds; meanwhile tallyd uses the others";
+        let advice = "start that node, or correct [amqp] url and seeds; meanwhile tallyd uses the other nodes";
         Check::warning(What::RabbitmqAnswers, format!("{name}: {}", Chain(&error)), advice)
     };
     checks.extend(failed.into_iter().map(away));
@@ -121,9 +121,13 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
             Found::Missing => missing.push(name),
             Found::Refused(text) => refused.push(text),
             Found::Different(text) => {
-                let advice = "delete it once it is empty, so that the daemon declares it again; or set [amqp] declare = false; or set the old \
+                let advice = "delete it once it is empty, and the daemon declares it again; or set [amqp] declare = false; or keep its old \
                               settings ([amqp] queue_type)";
-                checks.push(Check::error(what, format!("{name} is different: {text}"), advice));
+                checks.push(Check::error(
+                    what,
+                    format!("{name} has other settings than tallyd declares: {text}"),
+                    advice,
+                ));
             }
         }
     }
@@ -141,7 +145,7 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
 }
 
 async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
-    // Fences use the exchange with the empty name. Producers and `tallyd dead replay` publish to the other one.
+    // Fences use the exchange with the empty name. Producers and `tallyd dead replay` publish to the other exchange.
     let mut may = Vec::new();
     let events = broker.exchange();
     for exchange in [Some(""), is_there.then_some(events.as_str())].into_iter().flatten() {

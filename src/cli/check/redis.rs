@@ -1,4 +1,4 @@
-//! Checks Redis: whether it answers, whether the account has the rights, and whether data can get lost or become large.
+//! Checks that Redis answers and gives the account its rights. Warns if data can get lost or take too much memory.
 
 use crate::config::Config;
 use crate::servers::Servers;
@@ -11,7 +11,7 @@ use super::finding::{Check, Status, What, clock};
 
 const CHECKED_BUCKETS: u32 = 4_096;
 
-/// With more partitions, their marks are a large part of a bucket.
+/// The marks of more partitions take a large part of a bucket.
 const MARKS_MAX: u16 = 32;
 
 /// Memory of a mark in a compact bucket, as MEMORY USAGE reports it.
@@ -84,7 +84,7 @@ async fn keys(config: &Config, cache: &Cache) -> Check {
         Ok(Some(key)) => Check::warning(
             What::RedisKeys,
             format!(
-                "{key} comes from a version with an empty key_prefix by default: now key_prefix is {prefix}, and tallyd does not read such keys"
+                "the key {key} is from an older version, whose default key_prefix was empty: tallyd now reads only keys that begin with {prefix}"
             ),
             "set key_prefix = \"\" in [redis] and in all clients; or move the keys, as docs/layouts.md says",
         ),
@@ -98,13 +98,15 @@ fn version(versions: &[String]) -> Check {
     match versions.iter().filter_map(major).min() {
         None => Check::unknown(What::RedisVersion, "Redis does not report its version"),
         Some(VERSION_MIN..) => Check::ok(What::RedisVersion, told),
-        Some(_) => {
-            Check::error(What::RedisVersion, format!("{told} is too old"), "use Redis 7 or later, or Valkey 8 or later")
-        }
+        Some(_) => Check::error(
+            What::RedisVersion,
+            format!("Redis {told} is too old"),
+            "use Redis 7 or later, or Valkey 8 or later",
+        ),
     }
 }
 
-/// Checks for counters and boards that Redis can evict, or lose with a restart.
+/// Checks that Redis neither evicts counters and boards nor loses them at a restart.
 async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     match cache.eviction_policies().await {
         Err(error) => checks.push(Check::untold(What::RedisEviction, error, SILENT)),
@@ -149,7 +151,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
         return Check::warning(
             What::RedisListpack,
             format!(
-                "{LISTPACK_ENTRIES} is {entries}, but a bucket has up to {FIELDS_MEAN_MAX} targets on average, and sometimes {likely}"
+                "{LISTPACK_ENTRIES} is {entries}, but some buckets have {likely} fields when the average is {FIELDS_MEAN_MAX} targets"
             ),
             "CONFIG SET hash-max-listpack-entries 512, and set it in the server's configuration",
         );
@@ -157,7 +159,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
     if bytes < longest {
         return Check::warning(
             What::RedisListpack,
-            format!("{LISTPACK_VALUE} is {bytes}, but a target with numbers of seven digits takes {longest} bytes"),
+            format!("{LISTPACK_VALUE} is {bytes}, but a target with counters of seven digits takes {longest} bytes"),
             format!(
                 "CONFIG SET {LISTPACK_VALUE} {longest}, and set it in the server's configuration; or use low codes in [metrics]"
             ),
@@ -177,8 +179,10 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         // If MySQL does not answer, its own checks report that.
         let targets = store.estimate_targets(code).await.ok().flatten().unwrap_or(0);
         if suited_bits(targets) > bits {
-            let found =
-                format!("the kind {kind} has about {targets} targets, which need {} bucket_bits", suited_bits(targets));
+            let found = format!(
+                "the kind {kind} has about {targets} targets, which need bucket_bits = {}",
+                suited_bits(targets)
+            );
             checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
@@ -188,7 +192,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         largest = most.max(largest);
         if most * 10 > limit * 8 {
             let found = format!(
-                "a bucket of the kind {kind} has {most} of {limit} fields: beyond that it takes ten times the memory"
+                "a bucket of the kind {kind} has {most} of at most {limit} fields: with more fields it takes ten times the memory"
             );
             checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
@@ -196,7 +200,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
     let partitions = config.partitions();
     if partitions > MARKS_MAX {
         let found = format!(
-            "each bucket has a mark for each of {partitions} partitions, about {} bytes in total",
+            "each bucket has a mark for each of the {partitions} partitions: the marks of a bucket take about {} bytes",
             fields_beside(partitions) * MARK_BYTES
         );
         let fix = "use fewer partitions, or plan more memory for Redis: docs/scaling.md";

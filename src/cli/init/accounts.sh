@@ -1,11 +1,12 @@
 #!/bin/sh
-# Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote it for an administrator. Read it first.
-# It contains no passwords: it reads them from the files beside it. Run it again to set passwords and rights again.
+# Creates tallyd's accounts in MySQL, RabbitMQ and Redis. `tallyd init` wrote this script for an administrator. Read it
+# first. The script contains no passwords: it reads them from the files beside it. Run it again to set the passwords and
+# rights again.
 #
 #   sh accounts.sh                all three, as root on the machine of the servers
-#   sh accounts.sh mysql redis    some of them; for a server on another machine copy this folder there
+#   sh accounts.sh mysql redis    only these; if a server is on another machine, first copy this folder there
 #
-# Commands with an administrator's login. REDISCLI_AUTH can contain Redis' password.
+# The commands must log in as an administrator. For Redis, set REDISCLI_AUTH to the password.
 : "${MYSQL:=@MYSQL_CLIENT@}"
 : "${RABBITMQCTL:=rabbitmqctl}"
 : "${RABBITMQ_PLUGINS:=rabbitmq-plugins}"
@@ -20,7 +21,8 @@ stop() {
     exit 1
 }
 
-# password FILE: prints the password. Statements have it in quotes, so a quote, a backslash or a space would break them.
+# password FILE: prints the password. Statements contain the password in quotes, so quotes, backslashes and spaces are
+# not allowed.
 password() {
     LC_ALL=C
     [ -r "$1" ] && [ -s "$1" ] ||
@@ -50,19 +52,21 @@ make_mysql() {
 SQL
 }
 
-# rabbitmq_account NAME PASSWORD: creates the account, or sets its password again. Other users could see an argument, and Debian's rabbitmqctl 4
-# does not read a piped password. So it imports a file of definitions, which changes nothing else.
+# rabbitmq_account NAME PASSWORD: creates the account, or sets its password again. Other users could see a password in
+# an argument, and rabbitmqctl 4 of Debian does not read a piped password. So this imports definitions that contain only
+# the account.
 rabbitmq_account() {
     file=$(mktemp)
     printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"
-    # Debian's rabbitmqctl runs as this user. As standard input, the file also reaches a rabbitmqctl in a container.
+    # rabbitmqctl of Debian runs as this user. A rabbitmqctl in a container can't open the file, so it gets the file as
+    # standard input.
     chown rabbitmq "$file" 2>/dev/null || true
     $RABBITMQCTL -q import_definitions /dev/stdin <"$file" >/dev/null && failed='' || failed=1
     rm -f -- "$file"
     [ ! "$failed" ]
 }
 
-# An account that logs in with its certificate.
+# rabbitmq_account_without_password NAME: creates an account that logs in with a certificate.
 rabbitmq_account_without_password() {
     rabbitmq_account "$1" "$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
     $RABBITMQCTL -q clear_password "$1"
@@ -87,7 +91,7 @@ redis_account() {
 
 redis_node() {
 @REDIS@
-    # Saves them in the ACL file or in redis.conf. Otherwise a restart forgets them.
+    # Saves the accounts in the ACL file or in redis.conf. Otherwise Redis loses them at its next restart.
     [ "$(redis_ask "$1" 'ACL SAVE')" = OK ] || [ "$(redis_ask "$1" 'CONFIG REWRITE')" = OK ] ||
         echo "accounts.sh: Redis at $1 loses the accounts at its next restart: give it an aclfile or a configuration file, and run this again" >&2
 }

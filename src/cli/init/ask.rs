@@ -10,29 +10,29 @@ use super::plan::Server;
 use crate::cli::Usage;
 use crate::config::{Config, Secret, ServerUrl};
 
-/// The variable with the address of a server. The daemon uses the same.
+/// Returns the name of the variable with a server's address. The daemon uses the same variable.
 pub(super) fn variable(server: Server) -> String {
     format!("TALLYD__{}__URL", server.section().to_uppercase())
 }
 
-/// The variable with an administrator's login. Only `tallyd init` reads it.
+/// Returns the name of the variable with an administrator's login. Only `tallyd init` reads this variable.
 fn admin_variable(server: Server) -> String {
     format!("TALLYD_INIT_{}_URL", server.section().to_uppercase())
 }
 
-/// The addresses of a server: the daemon's, and an administrator's.
+/// The address of a server with the daemon's account, and with an administrator's account.
 pub(super) struct Addresses {
     pub daemon: ServerUrl,
     pub admin: Option<ServerUrl>,
 }
 
-/// The variable that is set: with the address, or with the name of a file that has it.
+/// Returns the variable that is set: it contains the address, or the name of a file with the address.
 pub(super) fn given(server: Server) -> Option<String> {
     let name = variable(server);
     [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
 }
 
-/// The addresses of a server from the environment; `loaded` is the configuration from there.
+/// Reads the addresses of a server from the environment. `loaded` is the configuration from the environment.
 pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option<Addresses>> {
     if given(server).is_none() {
         return Ok(None);
@@ -43,12 +43,12 @@ pub(super) fn from_environment(server: Server, loaded: &Config) -> Result<Option
     Ok(Some(Addresses { daemon, admin }))
 }
 
-/// The daemon's address. It must not have a password, because `tallyd init` creates one.
+/// Parses the daemon's address. The address must not have a password, because `tallyd init` creates the password.
 fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     let url = completed(server, text)?;
     if has_password(&url) {
         return Err(format!(
-            "[{}] url, or a variable for it, has a password: leave it out, because tallyd gets a new account. For an administrator's login use {}",
+            "[{}] url, or a variable for it, has a password: remove it, because `tallyd init` creates a new account. Put an administrator's login into {}",
             server.section(),
             admin_variable(server)
         ));
@@ -56,7 +56,8 @@ fn address(server: Server, text: &str) -> Result<ServerUrl, String> {
     Ok(url)
 }
 
-/// The same server with an administrator's login: `USER:PASSWORD`, or an address that contains both.
+/// Returns the daemon's address with an administrator's login. `text` is `USER:PASSWORD`, or an address that contains
+/// both.
 fn administrator(server: Server, daemon: &ServerUrl, text: &str) -> Result<ServerUrl, String> {
     let mut url = daemon.parts()?;
     let refused = |()| "the address can't have a user".to_owned();
@@ -97,7 +98,7 @@ impl Terminal {
         self.0.write_line(text).context("write to the terminal")
     }
 
-    /// The answer, or the default if the answer is empty.
+    /// Returns the answer, or the default if the answer is empty.
     pub(super) fn ask(&self, question: &str, default: &str) -> Result<String> {
         let shown = if default.is_empty() { String::new() } else { format!(" [{default}]") };
         self.0.write_str(&format!("{question}{shown}: ")).context("write to the terminal")?;
@@ -111,7 +112,7 @@ impl Terminal {
         Ok(self.0.read_secure_line().context("read the answer")?.trim().to_owned())
     }
 
-    /// Asks until the answer is a number.
+    /// Repeats the question until the answer is a number.
     pub(super) fn number<T: std::str::FromStr + std::fmt::Display>(&self, question: &str, default: T) -> Result<T> {
         loop {
             match self.ask(question, &default.to_string())?.replace(['_', ',', ' '], "").parse() {

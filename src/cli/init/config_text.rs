@@ -14,12 +14,12 @@ struct Text(String);
 
 impl Text {
     fn section(&mut self, name: &str) {
-        // A String can't fail, here and below.
+        // Writing to a String can't fail, here and below.
         let _ = write!(self.0, "\n[{name}]\n");
     }
 
     fn set(&mut self, reason: &str, key: &str, value: impl Into<Value>) {
-        // A server reports its version. A line break in it would begin a new setting.
+        // The reason can contain a version that a server reports. A line break in a version would begin a new setting.
         let reason = reason.replace(char::is_control, " ");
         let _ = writeln!(self.0, "# {reason}\n{key} = {}", value.into());
     }
@@ -30,7 +30,7 @@ impl Text {
         }
     }
 
-    /// The files of certificates, if there are any.
+    /// Writes the settings of certificate files, if files are set.
     fn certificates(&mut self, files: [&Option<String>; 3]) {
         let names = ["tls_ca_file", "tls_cert_file", "tls_key_file"];
         let reasons = [
@@ -95,7 +95,7 @@ pub(super) fn gateway(plan: &Plan) -> String {
     text
 }
 
-/// The address with the API servers' account. This account has a password even if the daemon's account uses a
+/// Returns the address with the API servers' account. This account has a password even if the daemon's account uses a
 /// certificate.
 fn api_url(plan: &Plan, server: Server) -> String {
     let url = server.url(&plan.config);
@@ -110,7 +110,7 @@ fn api_url(plan: &Plan, server: Server) -> String {
     parts.to_string()
 }
 
-/// A value as systemd and shells read it.
+/// Quotes a value for systemd and shells.
 fn assigned(value: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/:@%?=.,_~+-[]".contains(letter);
     if value.chars().all(is_plain) {
@@ -142,7 +142,7 @@ fn rabbitmq(plan: &Plan, text: &mut Text) {
     text.set(&reason, "partitions", i64::from(amqp.partitions));
 }
 
-/// The section of an account in MySQL.
+/// Writes the section `[mysql]` for an account.
 fn mysql(plan: &Plan, url: &str, account: Password, text: &mut Text) {
     let Config { mysql, .. } = &plan.config;
     text.section("mysql");
@@ -211,14 +211,14 @@ fn password(plan: &Plan, password: Password, text: &mut Text) {
     text.set("The account's password, set by accounts.sh.", "password_file", path.display().to_string());
 }
 
-/// `RabbitMQ 3.10.8`, or a text for an unknown version.
+/// Returns the version, for example `RabbitMQ 3.10.8`, or a text that says that it is unknown.
 fn found(version: Option<&str>, server: Server) -> String {
     version.map_or_else(|| format!("{}, unknown version", server.name()), str::to_owned)
 }
 
 const PLAIN: &str = "Plain text: only for a private network.";
 
-/// The kind of connection to RabbitMQ or Redis.
+/// Describes the security of the connection to RabbitMQ or Redis.
 fn way(url: &ServerUrl, tls: &str) -> String {
     let is_tls = url.parts().is_ok_and(|url| url.scheme() == tls);
     match (is_tls, is_here(url)) {

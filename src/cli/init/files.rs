@@ -19,7 +19,7 @@ const GATEWAY: &str = "gateway.env";
 /// The package's user. systemd runs the daemon as this user.
 const USER: &str = "tallyd";
 
-/// 238 bits, as letters and digits, which need no quotes in shells and servers.
+/// 40 letters and digits have 238 random bits. They need no quotes in shells and servers.
 const PASSWORD_LENGTH: usize = 40;
 const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -30,7 +30,7 @@ struct NewFile {
     reader: Reader,
 }
 
-/// Fails before the questions, if the folder is not writable.
+/// Fails if the folder is not writable, so that the user learns this before the questions.
 pub(super) fn check_writable(folder: &Path) -> Result<()> {
     let above = folder.ancestors().find(|path| path.is_dir()).unwrap_or(folder);
     tempfile::tempfile_in(above).map(drop).with_context(|| format!("write into {}", above.display()))
@@ -51,12 +51,12 @@ pub(super) fn check_free(folder: &Path, names: impl IntoIterator<Item = String>)
     Ok(())
 }
 
-/// The names of all files that `tallyd init` can write.
+/// Returns the names of all files that `tallyd init` can write.
 pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> {
     [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
 }
 
-/// Writes all files. If one can't be written, deletes the files written before it.
+/// Writes all files. If writing a file fails, deletes the files that were already written.
 pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     let file = |name: &str, text: String, mode| {
         let reader = if name == CONFIG { Reader::Daemon } else { Reader::Administrator };
@@ -70,7 +70,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     files.push(file("accounts.sh", script::accounts(plan), 0o700));
     files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
     files.push(file(GATEWAY, config_text::gateway(plan), 0o600));
-    // The last file: if it exists, all of them do.
+    // This file is written last, so if it exists, all files exist.
     files.push(file(CONFIG, config_text::config(plan), 0o640));
     check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
     fs::create_dir_all(&plan.folder).with_context(|| format!("make {}", plan.folder.display()))?;
@@ -86,7 +86,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// Writes a file; a config.toml that sets nothing becomes config.toml.example.
+/// Writes a file. Renames an existing config.toml that sets nothing to config.toml.example.
 fn create(path: &Path, file: &NewFile) -> Result<()> {
     if file.name != CONFIG || !sets_nothing(path) {
         return write_new(path, file);
@@ -105,18 +105,18 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
         if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // The daemon owns its passwords. It can only read the configuration.
+            // The daemon owns its passwords. It only has the right to read the configuration.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
-        // Not changed by the umask.
+        // Sets the exact mode, because the umask does not apply here.
         fs::set_permissions(path, Permissions::from_mode(file.mode))?;
         opened.sync_all()
     };
     whole().inspect_err(|_| drop(fs::remove_file(path))).with_context(action)
 }
 
-/// User id and group id of the package's user, if it exists and root runs this.
+/// Returns the user id and group id of the package's user, if this user exists and the process runs as root.
 pub(super) fn daemon_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -126,7 +126,8 @@ pub(super) fn daemon_user() -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Whether a config.toml is the package's: every setting has its default, so replacing it loses no setting.
+/// Returns whether all settings of a config.toml are defaults, as in the package's file. Replacing such a file loses
+/// nothing.
 fn sets_nothing(path: &Path) -> bool {
     let settings = |config: &Config| {
         let urls = [&config.amqp.url, &config.mysql.url, &config.redis.url].map(|url| url.expose().to_owned());
@@ -139,13 +140,13 @@ fn sets_nothing(path: &Path) -> bool {
     read.is_ok_and(|config| settings(&config) == settings(&Config::default()))
 }
 
-/// A password from the system's random numbers.
+/// Creates a password from the system's random bytes.
 fn new_password() -> Result<Secret> {
     let mut password = String::new();
     while password.len() < PASSWORD_LENGTH {
         let mut bytes = [0; 64];
-        getrandom::fill(&mut bytes).map_err(std::io::Error::from).context("ask the system for randomness")?;
-        // The 8 bytes above the last multiple of 62 would make some letters likelier.
+        getrandom::fill(&mut bytes).map_err(std::io::Error::from).context("read random bytes from the system")?;
+        // Byte values from 248 (4 * 62) on are skipped, because they would make some letters likelier.
         let letters = bytes.iter().filter(|byte| **byte < 248).filter_map(|byte| LETTERS.get(usize::from(byte % 62)));
         password.extend(letters.take(PASSWORD_LENGTH - password.len()).map(|letter| char::from(*letter)));
     }

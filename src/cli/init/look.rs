@@ -1,6 +1,6 @@
 //! Checks the servers with the probes of `tallyd config check`, as an administrator if a login is given, otherwise with
-//! the daemon's account, which might not exist yet. A server that refuses the login counts as reachable. Nothing here
-//! changes anything.
+//! the daemon's account, which might not exist yet. A server that refuses the login counts as reachable. The probes
+//! change nothing.
 
 use anyhow::{Error, Result};
 
@@ -17,7 +17,7 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::topology::Topology;
 
-/// The checks that need no accounts, tables or queues, which do not exist yet.
+/// The checks that need no accounts, tables or queues, because these do not exist yet.
 const SHOWN: [What; 10] = [
     What::MysqlVersion,
     What::MysqlWritable,
@@ -34,11 +34,11 @@ const SHOWN: [What; 10] = [
 pub(super) struct Look {
     /// The daemon's future configuration.
     pub daemon: Config,
-    /// The same with the accounts of administrators.
+    /// The same configuration with the accounts of administrators.
     admin: Config,
     /// Whether MySQL is checked as an administrator.
     sees_tables: bool,
-    /// Whether this server is checked as an administrator. Then a refused login is an error.
+    /// Whether the current server is checked as an administrator. If so, a refused login is an error.
     is_admin: bool,
     pub facts: Facts,
 }
@@ -67,7 +67,7 @@ impl Look {
         }
     }
 
-    /// Trusts the authority of that file from now on.
+    /// Adds the authority in `file` to the trusted ones for all later checks.
     pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
         for config in [&mut self.daemon, &mut self.admin] {
             let (name, tls) = match server {
@@ -125,7 +125,7 @@ impl Look {
         Ok(())
     }
 
-    /// `None` if the server refuses the daemon's account, which might not exist yet.
+    /// Returns `None` if the server refuses the daemon's account, because this account might not exist yet.
     fn unless_refused<T, E: Into<Error>>(&self, asked: Result<T, E>) -> Result<Option<T>> {
         match asked.map_err(Into::into) {
             Ok(answer) => Ok(Some(answer)),
@@ -135,15 +135,15 @@ impl Look {
         }
     }
 
-    /// The failed checks of the servers' settings.
+    /// Returns the failed checks of the servers' settings.
     pub(super) async fn warnings(&self) -> Result<Vec<Check>> {
         let servers = Servers::new(&self.admin)?;
         let checks = check::ask_servers(&self.admin, &servers).await.into_iter();
         Ok(checks.filter(|check| check.status != Status::Ok && SHOWN.contains(&check.what)).collect())
     }
 
-    /// The targets of the largest of `kinds` kinds, by MySQL's statistics. `None` if there is no table or no right to
-    /// read.
+    /// Returns MySQL's estimate of the targets of the largest of `kinds` kinds. `None` if the table does not exist or
+    /// the account can't read it.
     pub(super) async fn targets(&self, kinds: usize) -> Option<u64> {
         let mut mysql = self.admin.mysql.clone();
         let mut url = mysql.url.parts().ok().filter(|_| self.sees_tables)?;
@@ -159,8 +159,8 @@ impl Look {
     }
 }
 
-/// The address with which only the certificate's authority is verified, not its name; `None` if the address already has
-/// a mode.
+/// Returns the address with a mode that verifies the certificate's authority but not its name. `None` if the address
+/// already has a mode.
 fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     if ssl_mode(url).is_some() {
         return None;
@@ -170,8 +170,8 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Whether the certificate has no name to verify. With any other name it could be another server, which must not get
-/// the password.
+/// Returns whether the certificate has no name to verify. A certificate with a wrong name can belong to another server,
+/// and that server must not get the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
     error.chain().any(is_nameless)

@@ -132,10 +132,10 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
     })
 }
 
-/// A line for each server.
+/// Returns a line for each server with the facts that were found.
 fn seen(plan: &Plan) -> String {
     let Plan { config, facts, .. } = plan;
-    let unknown = || "answers; its version is only shown after a login".to_owned();
+    let unknown = || "answers; it shows its version only after a login".to_owned();
     let plugin = match facts.plugin {
         Some(true) => "; rabbitmq_consistent_hash_exchange is on",
         Some(false) => "; rabbitmq_consistent_hash_exchange is off",
@@ -145,7 +145,7 @@ fn seen(plan: &Plan) -> String {
     let topology = match &facts.topology {
         Topology::Single => String::new(),
         Topology::Cluster(nodes) => format!(", a Redis Cluster of {} nodes", nodes.len()),
-        Topology::Sentinel(_) => format!(", master {} found by its sentinels", config.redis.sentinel_master),
+        Topology::Sentinel(_) => format!(", found the master {} through the sentinels", config.redis.sentinel_master),
     };
     [
         (Server::Rabbitmq, 5_672, facts.rabbitmq.clone().unwrap_or_else(unknown) + plugin),

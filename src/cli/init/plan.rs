@@ -1,4 +1,4 @@
-//! The plan for all files, from findings and answers. Pure.
+//! Makes the plan for all files from the facts about the servers and the user's answers. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use tallyd_rabbitmq::config::PARTITIONS_MAX;
 use tallyd_redis::space::suited_bits;
 use tallyd_redis::topology::{Topology, Watched};
 
-/// MySQL has 32 characters for a name, and `_migrate` follows.
+/// MySQL allows 32 characters, and `_migrate` is appended to the name.
 const ACCOUNT_MAX: usize = 24;
 
-/// Findings about the servers. `None` if no account could read them.
+/// Facts about the servers. A fact is `None` if no account could read it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     /// `RabbitMQ 3.10.8`.
@@ -49,7 +49,7 @@ pub(super) enum Server {
 impl Server {
     pub(super) const ALL: [Self; 3] = [Self::Rabbitmq, Self::Mysql, Self::Redis];
 
-    /// Its section of the configuration.
+    /// Returns the server's section of the configuration.
     pub(super) fn section(self) -> &'static str {
         match self {
             Self::Rabbitmq => "amqp",
@@ -118,19 +118,18 @@ impl Password {
     }
 }
 
-/// The source of all written files.
+/// The data from which all files are written.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub folder: PathBuf,
-    /// The addresses have no passwords.
+    /// The configuration. Its addresses have no passwords.
     pub config: Config,
     pub facts: Facts,
     pub load: Load,
 }
 
 impl Plan {
-    /// # Errors
-    /// A message about a name that needs quotes in a shell or in a server.
+    /// # Errors A name would need quotes in a shell or in a server.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
@@ -147,7 +146,7 @@ impl Plan {
         of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
     }
 
-    /// Whether RabbitMQ reads the user's name from a certificate. Then there is no password.
+    /// Returns whether RabbitMQ reads the user's name from a certificate. If so, the account has no password.
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
@@ -166,7 +165,7 @@ impl Plan {
         self.config.amqp.url.parts().map(vhost).unwrap_or_default()
     }
 
-    /// The Redis servers with separate accounts, as `host:port`.
+    /// Returns the Redis servers that each need the accounts, as `host:port`.
     pub(super) fn redis_nodes(&self) -> Vec<String> {
         match &self.facts.topology {
             Topology::Cluster(nodes) => nodes.clone(),
@@ -218,8 +217,8 @@ impl Plan {
         }
         match kinds.0.keys().find(|kind| !is_name(kind)) {
             Some(kind) => Err(format!("the kind \"{kind}\": a name must have 1 to 32 characters of a-z, 0-9, - and _")),
-            None if kinds.0.len() < self.load.kinds.len() => Err("a kind is there twice: remove one".to_owned()),
-            None if kinds.0.is_empty() => Err("there is no kind: name at least one, for example video".to_owned()),
+            None if kinds.0.len() < self.load.kinds.len() => Err("two kinds have the same name: remove one".to_owned()),
+            None if kinds.0.is_empty() => Err("no kind is named: name at least one, for example video".to_owned()),
             None => Ok(()),
         }
     }
@@ -250,7 +249,7 @@ pub(super) fn topology(config: &mut Config, found: &Topology) -> Result<(), Stri
     Ok(())
 }
 
-/// The master to use: the only one, or the one that the configuration names.
+/// Returns the master to use: the only master, or the master that the configuration names.
 pub(super) fn chosen<'a>(config: &Config, found: &'a Topology) -> Result<Option<&'a Watched>, String> {
     let Topology::Sentinel(masters) = found else { return Ok(None) };
     let named = masters.iter().find(|watched| watched.name == config.redis.sentinel_master);

@@ -1,8 +1,8 @@
-//! accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights are those of
+//! Writes accounts.sh, with which an administrator creates the accounts. Pure. The statements and the rights come from
 //! ops/, with other names.
 //!
-//! The script contains no passwords: it reads them from the files beside it. It never passes one as an argument, which
-//! other users of the machine could see.
+//! The script contains no passwords: it reads them from the files beside it. It never passes a password as an argument,
+//! because other users of the machine could see it.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ const ACL: &str = include_str!("../../../ops/redis/accounts.txt");
 const ACL_CLUSTER: &str = include_str!("../../../ops/redis/cluster.txt");
 const ACL_SENTINEL: &str = include_str!("../../../ops/redis/sentinel.txt");
 
-/// The patterns for an empty `[redis] key_prefix`, whose own pattern would match every key.
+/// The key patterns for an empty `[redis] key_prefix`. The pattern of an empty prefix would match every key.
 const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:*";
 
 /// The fixed parts of the script.
@@ -37,12 +37,13 @@ pub(super) fn accounts(plan: &Plan) -> String {
         .replace("@REDIS@\n", &redis(plan))
 }
 
-/// The variable of the script that holds a password.
+/// Returns the script's variable that contains a password.
 fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Reads the passwords of a server's accounts. An assignment stops the script if the file can't be used.
+/// Returns the assignments that read the passwords of a server's accounts. They stop the script if a file can't be
+/// used.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -62,7 +63,7 @@ fn mysql_client(plan: &Plan) -> String {
     let address = host_and_port(url, 3_306);
     let (host, port) = address.rsplit_once(':').unwrap_or((&address, "3306"));
     match (is_here(url), port) {
-        // Through the socket, as the user of the system.
+        // The client uses the socket and logs in as the system's user.
         (true, "3306") => program.to_owned(),
         _ => format!("{program} --host={} --port={port} --user=root --password", host.trim_matches(['[', ']'])),
     }
@@ -85,7 +86,7 @@ fn redis_client(config: &Config) -> String {
     client
 }
 
-/// The account and the password that replace a name in ops/.
+/// Returns the account and the password that replace a name in ops/.
 fn renamed(plan: &Plan, server: Server, name: &str) -> (String, Password) {
     let account = plan.account(server);
     match name {
@@ -164,7 +165,8 @@ fn redis(plan: &Plan) -> String {
         let with_password =
             |rule| if str::starts_with(rule, '>') { format!(">${}", variable(password)) } else { rule.to_owned() };
         let rules: Vec<String> = rules.split(' ').map(with_password).collect();
-        // In one command: an existing account keeps its old rights until it has the new ones.
+        // One command resets and sets the rights, so an existing account keeps its old rights until it has the new
+        // ones.
         let _ = writeln!(lines, "    redis_account \"$1\" \"ACL SETUSER {account} reset {}\"", rules.join(" "));
     }
     lines
@@ -262,8 +264,8 @@ mod tests {
         assert!(!text.contains("~*"), "{text}");
     }
 
-    /// Runs accounts.sh for MySQL with that password of the daemon, or without one. Returns whether it succeeded, its
-    /// output, and the SQL.
+    /// Runs accounts.sh for MySQL with this password of the daemon, or without a password. Returns whether it
+    /// succeeded, its output, and the SQL.
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

@@ -1,4 +1,5 @@
-//! The command line for scripts and systemd: output and exit codes. Each exit code has its real cause.
+//! The command line for scripts and systemd: output and exit codes. Each test causes the failure that the exit code
+//! reports.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -18,7 +19,7 @@ fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The program with a configuration and no servers.
+/// The program with a configuration, but without servers.
 struct Alone {
     folder: tempfile::TempDir,
 }
@@ -98,7 +99,7 @@ fn a_command_line_that_is_wrong_exits_with_64() {
 async fn a_board_or_period_that_is_not_there_exits_with_64() {
     let world = World::new("cli_scope", "[[board]]\nname = \"likes\"\nperiod = \"week\"").await;
     for (arguments, said) in [
-        (["archive", "--board", "like"], "no board is called \"like\": the configuration has likes"),
+        (["archive", "--board", "like"], "no board is called \"like\"; configured boards: likes"),
         (["archive", "--period", "2026-W60"], "is not a period"),
         (["archive", "--period", "2026-11-18"], "is a day, and no requested board"),
         (["archive", "--period", "2999-W01"], "is not closed"),
@@ -136,7 +137,7 @@ async fn a_dry_run_that_finds_drift_exits_with_2() {
     let output = world.tallyd(&["reconcile", "--dry-run"]);
     assert_exits(&output, 2, "");
     assert!(stdout(&output).contains("video:42: drifted, Redis 5, MySQL 0"), "{}", stdout(&output));
-    // A real run repairs it, which is no failure.
+    // Without --dry-run the command repairs the drift, and exits with 0.
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     assert_exits(&world.tallyd(&["reconcile", "--dry-run"]), 0, "");
     world.close().await;
@@ -196,7 +197,7 @@ fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
         ),
         ("[amqp]\nurl = \"amqp://tallyd@127.0.0.1/\"\n", "the vhost with the empty name"),
         ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "has no user"),
-        ("[amqp]\nprefetch = 19999\n", "at least 20000"),
+        ("[amqp]\nprefetch = 19999\n", "set it to 20000 or more"),
         ("[amqp]\nqueue_type = \"fast\"\n", "[amqp] queue_type is \"fast\": allowed are \"quorum\", \"classic\""),
         ("[mysql]\npassword_file = \"tallyd.mysql-password\"\n", "LoadCredential=tallyd.mysql-password"),
         ("[mysql]\npassword_file = \"/nonexistent/password\"\n", "/nonexistent/password"),
@@ -244,7 +245,7 @@ async fn a_schema_that_is_missing_or_newer_exits_with_78_and_says_what_to_run() 
     for arguments in &all {
         assert_exits(&world.tallyd(arguments), 78, "run `tallyd migrate`");
     }
-    // The tables exist: each step can run again.
+    // MySQL has the tables already, so this tests that each step can run again.
     let output = world.tallyd(&["migrate"]);
     assert_exits(&output, 0, "");
     assert!(stdout(&output).contains("up to date after"), "{}", stdout(&output));

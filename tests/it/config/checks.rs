@@ -1,5 +1,4 @@
-//! `tallyd config check` with servers: every server's problem is reported, independent of the others, and nothing is
-//! changed.
+//! `tallyd config check` with servers: it reports the problems of every server separately, and changes nothing.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -13,7 +12,7 @@ use tallyd_rabbitmq::probe::Found;
 
 use crate::common::{World, private::Private, proxy::Proxy, stderr, stdout};
 
-/// A port that nothing listens on.
+/// A port on which no server listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -29,7 +28,7 @@ fn check(world: &World, environment: &[(&str, &str)]) -> (Option<i32>, Value) {
     (output.status.code(), report)
 }
 
-/// The checks with that name.
+/// Returns the checks with that name.
 fn named<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
     report["checks"].as_array().unwrap().iter().filter(|check| check["check"] == name).collect()
 }
@@ -50,7 +49,7 @@ async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let (version, folder): (String, String) =
         sqlx::query_as("SELECT VERSION(), @@datadir").fetch_one(&world.pool).await.unwrap();
     if version.contains("MariaDB") {
-        eprintln!("skipped: {version} has no authority of its own in a file");
+        eprintln!("skipped: {version} does not write its CA to a file");
         return world.close().await;
     }
     let (own, url) = (format!("{folder}/ca.pem"), world.config.mysql.url.expose().to_owned());
@@ -88,7 +87,7 @@ async fn all_is_looked_at_and_nothing_changed() {
     assert_is(&report, "rabbitmq-plugin", "ok", "x-consistent-hash");
     let link = world.broker.connect("test").await.unwrap();
     let found = world.broker.probe_queues(&link).await.unwrap();
-    assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check makes nothing: {found:?}");
+    assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check must create nothing: {found:?}");
     // Existing queues are compared with the declared ones. Their messages stay.
     let publisher = world.publisher().await;
     publisher.publish("", &world.broker.queue(0), b"{}").await.unwrap();
@@ -112,7 +111,7 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
     assert_is(&report, "redis-answers", "error", "refused");
     assert_is(&report, "mysql-answers", "error", "connect to MySQL");
     assert_is(&report, "rabbitmq-answers", "ok", "vhost");
-    // A permanent error is reported before a temporary one.
+    // The command reports a permanent error before a temporary error.
     let amqp = world.config.amqp.url.expose().replace("%2f", "nowhere");
     let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__AMQP__URL", &amqp)]);
     assert_eq!(code, Some(78));
@@ -130,7 +129,8 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     let world = World::new("check_silent", "").await;
-    // tx.select, before the publishes; the last of the rights; a script that finds rights.
+    // The proxy stalls before each of these texts: tx.select before the publishes; the last of the permissions; a
+    // script that looks for permissions.
     for (name, url, words, check_name) in [
         ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),
         ("TALLYD__MYSQL__URL", &world.config.mysql.url, b"SHOW GRANTS", "mysql-permissions"),
@@ -140,7 +140,7 @@ async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
         proxy.hold_from(words);
         // Plain text, because the proxy can't read TLS. MySQL has just seen the password.
         let url = if name.contains("MYSQL") { format!("{url}?ssl-mode=DISABLED") } else { url };
-        // An account that can read settings. Others get "not known" for these.
+        // An account that can read the settings of Redis. For other accounts the command prints "not known".
         let patience = [
             ("TALLYD__REDIS__URL", world.config.redis.url.expose()),
             ("TALLYD__AMQP__TIMEOUT_MS", "1000"),
@@ -174,7 +174,7 @@ async fn a_queue_with_other_arguments_is_an_error_and_left_alone() {
     assert_eq!(code, Some(78));
     assert_is(&report, "rabbitmq-queues", "error", "inequivalent arg");
     let (code, report) = check(&world, &[("TALLYD__AMQP__DECLARE", "false")]);
-    assert_eq!(code, Some(78), "the others are missing: {report:#}");
+    assert_eq!(code, Some(78), "the other queues are missing: {report:#}");
     assert_is(&report, "rabbitmq-queues", "error", &format!("[amqp] declare is false: {}.returned", world.name));
     link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     world.close().await;
@@ -244,7 +244,7 @@ async fn keys_of_the_older_default_prefix_are_reported() {
         let arguments: &[&str] = if command == "SET" { &["{}"] } else { &["_", "1:0"] };
         let () = redis::cmd(command).arg(key).arg(arguments).query_async(&mut admin).await.unwrap();
         let report = look("tally:");
-        assert_is(&report, "redis-keys", "warning", &format!("{key} comes from a version "));
+        assert_is(&report, "redis-keys", "warning", &format!("the key {key} is from an older version"));
         assert!(named(&report, "redis-keys")[0]["do"].as_str().unwrap().contains("set key_prefix = \"\" in [redis]"));
         assert_is(&look(""), "redis-keys", "ok", "no prefix");
     }

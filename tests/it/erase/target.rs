@@ -1,4 +1,4 @@
-//! A target with likes and views.
+//! Erases a target with likes and views.
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -8,7 +8,7 @@ use tallyd_core::model::{TargetId, UserId};
 use super::{BY_DAEMON, Likes, VIDEO, erase, named, report};
 use crate::common::{World, assert_redis_equals, stderr, target};
 
-/// The target's likes and views count on a board, too.
+/// The target's likes and views also count on a board.
 const ON_BOARD: &str = "board = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"\n";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -30,9 +30,10 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     let daemon = world.daemon();
     world.drained(&publisher).await;
     world.outbox_added().await;
-    // The first one loads the buckets.
+    // The first reconcile loads the buckets.
     world.reconcile("--full").await;
-    // A drift, so that a report lists the target. A repair and a hint name it, too.
+    // A drift, so that the erase must also clean a report that lists the target. A row of a repair and a hint name the
+    // target, too.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(VIDEO)));
     let before: String = world.redis().await.hget(&key, VIDEO).await.unwrap();
     assert_eq!(before, "2299,0,4");
@@ -48,7 +49,7 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     let erased = report(&erase(&world, &["--target", &format!("video:{VIDEO}")]), 0);
     assert_eq!((erased["rows"].as_u64(), erased["unlikes"].as_u64()), (Some(2_300), Some(2_299)));
     assert_eq!((&erased["numbers"]["repair"], &erased["numbers"]["drift_seen"]), (&json!(1), &json!(1)));
-    // The unlikes have removed it from the open board.
+    // The unlikes have already removed the target from the open board.
     assert_eq!((&erased["saved"], &erased["zsets"]), (&json!(1), &json!(0)));
     assert_eq!(named(&world, VIDEO).await, [] as [String; 0]);
     likes.model.rows.retain(|(of, _), _| *of != target(VIDEO));
@@ -82,7 +83,7 @@ async fn what_can_not_be_erased_is_refused_before_anything_is() {
     }
     let output = erase(&world, &["--user", "7", "--board", "hot"]);
     assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
-    assert!(stderr(&output).contains("no board is called hot"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no board is named hot"), "{}", stderr(&output));
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'erase'").await, 0);
     world.close().await;
 }

@@ -1,4 +1,4 @@
-//! Invalid queries and rows: the error says why, and nothing of the page is written.
+//! Invalid queries and rows: the error names the reason, and the import writes no row of the page.
 
 use super::{Schema, block, here, old_likes, report, run, world};
 use crate::common::stderr;
@@ -59,7 +59,7 @@ async fn what_can_not_be_imported_is_refused_by_name() {
         assert_eq!(output.status.code(), Some(1), "{query}: {said}");
         assert!(said.contains("[[import]] old: ") && said.contains(why), "{query}: {said}");
     }
-    // The two pages before the invalid row.
+    // Only the two pages before the invalid row are written.
     assert!(here(&world).await.len() <= 2);
     world.close().await;
 }
@@ -85,7 +85,7 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
 async fn names_and_options_that_do_not_fit_are_refused() {
     let mut world = world("import_usage", &Schema::SoftDelete.settings("")).await;
     for (arguments, code, why) in [
-        (["import", "new"].as_slice(), 64, "no [[import]] is new: there are old"),
+        (["import", "new"].as_slice(), 64, "no [[import]] is named new: the configured names are old"),
         (&["import", "--verify", "--dry-run"], 64, "cannot be used with"),
         (&["import", "--resume"], 1, "there is nothing to resume"),
         (&["import", "--deletions"], 1, "the table keeps its deleted rows"),

@@ -9,19 +9,20 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
 
-/// The allowed error of a producer's clock, and a second that a count can be late.
+/// Allows a small error of a producer's clock. A count can arrive one second late.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
 
 const SIGABRT: i32 = 6;
 
-/// The configurations: before, during the migration before and after the switch, and at the end.
+/// Returns four configurations: before the migration, during it before the switch, during it after the switch, and at
+/// the end.
 fn settings(from: &str, to: &str) -> [String; 4] {
     let first = |layout: &str| format!("{WAITS}[redis]\n{layout}\n");
     let also = |layout: &str| format!("[redis.also]\n{layout}\n");
     [first(from), first(from) + &also(to), first(to) + &also(from), first(to)]
 }
 
-/// The layout's name in commands.
+/// Returns the layout's name in commands.
 fn name(layout: &str) -> &'static str {
     match layout {
         PACKED => "packed:4",
@@ -36,13 +37,13 @@ const MORE: &str = "layout = \"packed\"\nbucket_bits = 7";
 const ENTITY: &str = "layout = \"entity\"\nbucket_bits = 4";
 const STRING: &str = "layout = \"string\"\nbucket_bits = 4";
 
-/// Migrates the counters and proves it. Waits only for another run's lock.
+/// Migrates the counters. The command proves the result. Retries only while another run has the lock.
 async fn migrate(world: &World, from: &str, to: &str) {
-    eventually("the counters have moved", || async {
+    eventually("the counters are migrated", || async {
         let ended = world.tallyd(&["layout", "migrate", "--from", name(from), "--to", name(to)]);
         let said = format!("{}{}", stdout(&ended), stderr(&ended));
         assert!(matches!(ended.status.code(), Some(0 | 75)), "{said}");
-        assert_eq!(ended.status.success(), said.contains("has what MySQL has"), "{said}");
+        assert_eq!(ended.status.success(), said.contains("agrees with MySQL"), "{said}");
         ended.status.success()
     })
     .await;
@@ -73,11 +74,11 @@ async fn counters_move_between_layouts_while_likes_go_on() {
         let stop = CancellationToken::new();
         let crowds = [crowd(&world, 2, 30, &stop), crowd(&world, 3, 30, &stop)];
         migrate(&world, from, to).await;
-        // Some API servers already read the new layout, others still the old one.
+        // Some API servers read the new layout already, other API servers still read the old layout.
         daemon = restart(&mut world, daemon, &after).await;
         let switched = crowd(&world, 4, 30, &stop);
         migrate(&world, to, from).await;
-        eventually("the daemon's own layout is compared", || async {
+        eventually("the reconcile compares the daemon's own layout", || async {
             world.tallyd(&["reconcile", "--full"]).status.success()
         })
         .await;
@@ -180,12 +181,13 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     daemon = restart(&mut world, daemon, &end).await;
     assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
     model.apply(&like(&world, 2).await);
-    // Back without a second layout and without a drop. The second like was not counted there.
+    // The daemon goes back to the first layout. The second layout is not configured and was not dropped. The second
+    // layout lacks the second like.
     daemon = restart(&mut world, daemon, &before).await;
     let compared = world.tallyd(&["reconcile", "--changed"]);
     assert!(stderr(&compared).contains("layout-stale"), "{}", stderr(&compared));
     assert_all_equal(&world, &publisher, &model).await;
-    // The cancelled migration is loaded again the next time.
+    // The next migration loads the second layout again.
     model.apply(&like(&world, 3).await);
     daemon = restart(&mut world, daemon, &meanwhile).await;
     migrate(&world, PACKED, MORE).await;
@@ -225,7 +227,7 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
     assert_eq!(ended.status.code(), Some(75), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("Redis has lost counters"), "{}", stderr(&ended));
     daemon = restart(&mut world, daemon, &meanwhile).await;
-    eventually("what was lost is loaded", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    eventually("the lost buckets are loaded", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     migrate(&world, STRING, PACKED).await;
     daemon = restart(&mut world, daemon, &end).await;
     assert_all_equal(&world, &publisher, &model).await;
@@ -246,7 +248,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     let second = already.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(matches!(not_yet.like(target(2), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     assert!(!not_yet.take_back(&second, &[]).await.unwrap(), "the other request can still publish it");
-    assert!(not_yet.take_back(&second, &[]).await.unwrap(), "it has the same `at` in both");
+    assert!(not_yet.take_back(&second, &[]).await.unwrap(), "both layouts must have the same `at`");
     let blind = not_yet.count(target(3), UserId(7), true, &[]).await.unwrap();
     not_yet.publish(&blind).await.unwrap();
     for client in [&not_yet, &already] {
@@ -254,7 +256,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);
     }
     let mut model = Model::default();
-    // The undone one had been published.
+    // The like that was undone had been published.
     for event in [first.event, second.event, blind.event] {
         model.apply(&event);
     }
@@ -278,7 +280,10 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
     world.set(&meanwhile);
     assert!(refused(&migrate, &world).contains("write --from packed:4 --to packed:7"));
     for layout in ["packed:4", "packed:7"] {
-        assert!(refused(&["layout", "drop", layout], &world).contains("remove it from [redis] and [redis.also] first"));
+        assert!(
+            refused(&["layout", "drop", layout], &world)
+                .contains("remove that layout from [redis] and [redis.also] first")
+        );
     }
     assert!(refused(&["layout", "drop", "hash:3"], &world).contains("write packed:BITS"));
     assert!(refused(&["layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));

@@ -1,4 +1,4 @@
-//! Warnings of `config check` about buckets and their server.
+//! Warnings of `config check` about the size of buckets and the settings of Redis.
 
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use crate::common::private::Private;
 use crate::common::{World, stderr, stdout};
 
-/// Adds counters of targets with snowflake ids, with two numbers each.
+/// Adds targets with snowflake ids. Each target has two counters.
 async fn fill(world: &World, targets: u64) {
     let ids: Vec<u64> = (0..targets).map(|number| (1_700_000_000_000 + number * 7) << 22 | 5 << 12).collect();
     for ids in ids.chunks(1_000) {
@@ -25,8 +25,8 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     fill(&world, 10_000).await;
     sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
-    // 10,000 targets need 2^7 buckets. The estimate can be half or twice as much, which is one bit.
-    let suited = ["6", "7", "8"].map(|bits| format!("targets, which need {bits} bucket_bits"));
+    // 10,000 targets need 2^7 buckets. The estimate can be half or twice as much, so it is wrong by one bit at most.
+    let suited = ["6", "7", "8"].map(|bits| format!("targets, which need bucket_bits = {bits}"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
     world.close().await;
 }
@@ -44,7 +44,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
         .await
         .unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
-    assert!(checked.contains("a bucket of the kind video has 420 of 512 fields"), "{checked}");
+    assert!(checked.contains("a bucket of the kind video has 420 of at most 512 fields"), "{checked}");
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let compared = world.tallyd(&["reconcile", "--full"]);
@@ -55,8 +55,8 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     let mut command = world.command();
     let checked = command.env("TALLYD__REDIS__URL", server.url()).args(["config", "check"]).output().unwrap();
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
-    // A place in a field takes two bytes, whether a metric has its code or not.
-    let long = "hash-max-listpack-value is 64, but a target with numbers of seven digits takes 92 bytes";
+    // Each code up to the last one takes two bytes in a field, even if no metric has the code.
+    let long = "hash-max-listpack-value is 64, but a target with counters of seven digits takes 92 bytes";
     let marked = "a mark for each of 64 partitions, about 1242 bytes";
     for (name, value, text, warns) in [
         ("TALLYD__METRICS__SHARE", "40", long, true),

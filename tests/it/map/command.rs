@@ -1,4 +1,4 @@
-//! `tallyd map`: samples without a server, and the removal of a map.
+//! `tallyd map`: checks of samples without a server, and the removal of a map.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::common::{eventually, stderr, stdout};
 async fn samples_show_what_becomes_of_them_without_a_server() {
     let site = Site::new("map_sample", "ms").await;
     let sample = site.world.folder.path().join("sample.json");
-    // The servers do not exist.
+    // The command must not need the servers, so their addresses are wrong.
     let alone = |arguments: &[&str]| {
         let mut command = site.world.command();
         for (section, url) in [
@@ -39,7 +39,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
     }
     let report: Value = serde_json::from_slice(&alone(&["--format", "json"]).stdout).unwrap();
     assert_eq!((&report["taken"], &report["events"][1]["reason"]), (&2.into(), &"unknown-type".into()));
-    // One value on several lines.
+    // One JSON value on several lines.
     fs::write(&sample, serde_json::to_string_pretty(&serde_json::json!({ "events": [good] })).unwrap()).unwrap();
     let output = alone(&["--name", "site"]);
     assert!(output.status.success() && stdout(&output).contains("1 of 1 events fit"), "{}", stdout(&output));
@@ -66,7 +66,7 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     // A daemon without the map ignores its events, and reports that.
     let output = site.world.tallyd(&["config", "check"]);
     let text = stdout(&output) + &stderr(&output);
-    assert!(text.contains("the map site is in use since"), "{text}");
+    assert!(text.contains("the map site, introduced by"), "{text}");
     assert_exits(&site, &remove, 75, "has 1 messages");
     assert_exits(&site, &[&remove[..], &["--with-messages", "--dry-run"]].concat(), 0, "delete the queue");
     assert_eq!(site.link.depth(&site.queue()).await.unwrap().messages, 1, "a dry run changes nothing");
@@ -74,7 +74,7 @@ async fn a_map_is_removed_once_nobody_needs_its_queue() {
     assert_eq!(site.world.count("SELECT COUNT(*) FROM map_in_use").await, 0);
     let other = site.world.broker.connect("test").await.unwrap();
     assert!(other.depth(&site.queue()).await.is_err(), "the queue is deleted");
-    assert_exits(&site, &remove, 64, "no map site is in use");
+    assert_exits(&site, &remove, 64, "no map named site is in use");
     site.publish(&event("LIKE", 42, 8, now_ms())).await;
     assert_eq!(site.of_the_old_worker().await, 2, "the site continues");
     site.close().await;

@@ -5,7 +5,7 @@ use sqlx::AssertSqlSafe;
 use super::{QUERY, added, comment, count, run, settings, world};
 use crate::common::{World, stderr, stdout};
 
-/// Queries, the rest of their block, and their error.
+/// Returns invalid queries, the rest of their block, and their error.
 fn wrong() -> Vec<(String, &'static str, &'static str)> {
     let order = "GROUP BY video_id ORDER BY video_id LIMIT :limit";
     vec![
@@ -155,7 +155,11 @@ async fn what_is_not_there_to_be_recounted_is_said() {
     let mut world = world("recount_names", &settings(QUERY, "")).await;
     let unknown = world.tallyd(&["recount", "video:view"]);
     assert_eq!(unknown.status.code(), Some(64));
-    assert!(stderr(&unknown).contains("no [[recount]] is video:view: there are video:comment"), "{}", stderr(&unknown));
+    assert!(
+        stderr(&unknown).contains("no [[recount]] is named video:view: the configured names are video:comment"),
+        "{}",
+        stderr(&unknown)
+    );
     world.set("");
     let nothing = world.tallyd(&["recount"]);
     assert_eq!(nothing.status.code(), Some(64));

@@ -1,4 +1,5 @@
-//! `tallyd migrate` with running daemons, rivals and SIGKILL; and daemons while the steps of a future version are made.
+//! `tallyd migrate` with running daemons, with rivals and with SIGKILL. Also daemons that run while the steps of a
+//! future version are made.
 
 use std::process::{Child, Stdio};
 
@@ -7,10 +8,10 @@ use sqlx::{Connection, MySqlConnection};
 use crate::common::site::{Site, all_held, has_all};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// Two partitions, and takeovers within seconds.
+/// Settings with two partitions, and with takeovers within seconds.
 const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
 
-/// Sessions that wait for a table.
+/// Counts the sessions that wait for a table.
 const WAITS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
                      WHERE db = DATABASE() AND state LIKE 'Waiting for table metadata lock%'";
 
@@ -18,19 +19,19 @@ async fn execute(world: &World, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
 }
 
-/// As if the steps from this one on were never made.
+/// Deletes the notes of all steps from this one on, as if they were never made.
 async fn forget_from(world: &World, step: i64) {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
 }
 
-/// A session that locks the table until it ends.
+/// Opens a session that locks the table until the session ends.
 async fn keep_outbox(world: &World) -> MySqlConnection {
     let mut rival = MySqlConnection::connect(world.config.mysql.url.expose()).await.unwrap();
     sqlx::raw_sql("LOCK TABLES outbox WRITE").execute(&mut rival).await.unwrap();
     rival
 }
 
-/// `tallyd migrate`, which waits for `outbox` in its second step.
+/// Starts `tallyd migrate`. It waits for `outbox` in its second step.
 async fn migrate_that_waits(world: &World) -> Child {
     let account = world.accounts.as_ref().unwrap().of_migration(world.config.mysql.url.expose());
     let mut migrate = world.command();
@@ -72,7 +73,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     forget_from(&world, 2).await;
     let rival = keep_outbox(&world).await;
     let migrate = migrate_that_waits(&world).await;
-    eventually("the step gives way", || async { world.count(WAITS).await == 0 }).await;
+    eventually("the step stops waiting for the table", || async { world.count(WAITS).await == 0 }).await;
     eventually("and waits again", || async { world.count(WAITS).await > 0 }).await;
     rival.close().await.unwrap();
     let output = migrate.wait_with_output().unwrap();
@@ -86,7 +87,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
 async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     let world = World::new("upgrade_again", TWO).await;
     world.publisher().await;
-    // A reconcile that finds nothing to do needs a Redis whose numbers are known.
+    // This reconcile loads Redis, so that later reconciles find nothing to do.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let daemons = [world.daemon(), world.daemon()];
     let site = Site::open(&world);
@@ -107,13 +108,13 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     world.close().await;
 }
 
-/// The steps of the next version are made while daemons of this one write. They add a column to every table that is
-/// written often, and a table.
+/// The steps of the next version are made while daemons of this version write. They add a column to every table that is
+/// written often, and they add a table.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {
     let world = World::new("upgrade_next", TWO).await;
     world.publisher().await;
-    // A reconcile that finds nothing to do needs a Redis whose numbers are known.
+    // This reconcile loads Redis, so that later reconciles find nothing to do.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let first = world.daemon();
     let site = Site::open(&world);
@@ -130,7 +131,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     execute(&world, history).await;
     site.clicked(300).await;
 
-    // A second daemon starts with the newer schema, and the first one stops.
+    // A second daemon starts with the newer schema. Then the first daemon stops.
     let second = world.daemon();
     second.logged("a newer tallyd has made 1 steps").await;
     site.clicked(300).await;
@@ -140,9 +141,9 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     site.end(&world).await;
     assert_eq!(stdout(&world.tallyd(&["migrate"])), "the schema is up to date\n");
     let check = stdout(&world.tallyd(&["config", "check"]));
-    assert!(check.contains("a newer tallyd made 1 more steps, which this version supports"), "{check}");
+    assert!(check.contains("a newer tallyd applied 1 more schema steps, and this version supports them"), "{check}");
 
-    // If this version could not work with the step, no daemon would start.
+    // With this floor no daemon of this version starts.
     execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));

@@ -1,4 +1,4 @@
-//! Counters migrate to more buckets. Most of these are on another node than the former ones.
+//! Counters migrate to a layout with more buckets. Most of the new buckets are on another node than the old buckets.
 
 use tallyd_core::model::Metric;
 
@@ -22,7 +22,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     };
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     eventually("something is counted", || async { crowd.counted() > 500 }).await;
-    migrate("has what MySQL has").await;
+    migrate("agrees with MySQL").await;
     let counted = crowd.counted();
     eventually("likes continue", || async { crowd.counted() > counted + 200 }).await;
     let mut model = Model::default();
@@ -30,7 +30,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         model.apply(&counted.unwrap().event);
     }
     stage.world.drained(&stage.publisher).await;
-    migrate("none differs").await;
+    migrate("found no difference").await;
 
     let mut config = stage.nodes.api(&stage.world);
     config.redis = config.redis.moved().unwrap();
@@ -41,7 +41,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
     assert_eq!(redis_likes(&moved, &targets).await, expected);
     assert_eq!(redis_likes(&stage.client, &targets).await, expected);
 
-    // The test needs this: the two buckets of a target are on different nodes.
+    // The test needs a target whose two buckets are on different nodes.
     let (keys, also) =
         (&stage.world.cache.keys, stage.world.cache.also(&stage.world.config.redis, &stage.world.config.metrics));
     let also = also.unwrap().unwrap();
