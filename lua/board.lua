@@ -8,22 +8,24 @@
 -- ARGV[3]  the amount to add to its second number; 0 if the board has none
 -- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal
 -- ARGV     then three numbers for each key: how many bits of the score the second number has; for "earliest", the
---          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in
---          seconds
+--          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
+--          this time in seconds
 --
--- The daemon can send an addition several times, and it must count once. Then KEYS has one more at the end,
--- tally:board:{likes}:added. ARGV has five more: "once", a partition, the number and place of the addition in its
--- outbox, and number:place of the previous addition, or nothing. If the addition was already made, the script skips it
--- and returns an empty list. If the previous addition is missing, it does nothing and returns -1.
+-- The daemon can send an addition several times, and the addition must count once. For this, the daemon appends a key
+-- to KEYS, tally:board:{likes}:added. It appends five arguments to ARGV: "once", a partition, the number and place of
+-- the addition in its outbox, and number:place of the previous addition, or an empty text. If the addition was already
+-- made, the script skips it and returns an empty list. If the previous addition is missing, the script does nothing and
+-- returns -1.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
 -- number. For "earliest", low is the number of steps that were left when the primary number last changed. So of two
--- equal members the one who got there first is ahead. "plain" scores are sums of any kind.
+-- members with equal primary numbers, the member who reached that number first is ahead. A "plain" score is the sum of
+-- the amounts.
 --
 -- Returns the member's new score in each zset, as text. If the score falls to zero or below, the member is removed and
--- its score is zero. For "second", neither number falls below zero, and a member stays while it has one of them. For
--- "earliest", a member is removed with its primary number. A number that doesn't fit is an error, which names the key
--- and the member. Then no zset is changed.
+-- its score is zero. For "second", neither number falls below zero, and a member is removed when both are zero. For
+-- "earliest", a member is removed when its primary number is zero. If a number doesn't fit, the script fails with an
+-- error that names the key and the member, and changes no zset.
 --
 -- If the archiver has moved a zset away, this script creates it again. The archiver merges these late members into the
 -- frozen zset.
@@ -85,7 +87,7 @@ for index = 1, zsets do
         low = 0
     elseif primary_delta ~= 0 then
         low = math.floor((tonumber(ARGV[at + 1]) - now) / tonumber(ARGV[at + 2]))
-        -- A late member has no time left.
+        -- A late member has no remaining time.
         low = math.min(math.max(0, low), low_end - 1)
     end
     if low >= low_end or primary >= 2 ^ 53 / low_end then

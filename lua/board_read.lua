@@ -8,12 +8,13 @@
 -- Returns { members, before, higher, member, score, member, score, ... }
 --   members  the number of members of the zset
 --   before   how many members are before the first returned one
---   higher   how many of those have a higher score than it
+--   higher   how many of these members have a higher score than the first returned one
 --   then the members, highest score first; of equal scores the greater member first
 -- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
--- A count outside of the board is a mistake of the caller. A negative one would read up to the last member.
+-- A count that is negative or larger than the board is a mistake of the caller. A negative count would read up to the
+-- last member.
 local wanted = math.min(math.max(0, tonumber(ARGV[3])), count)
 if ARGV[1] == 'around' then
     local rank = redis.call('ZREVRANK', KEYS[1], ARGV[2])

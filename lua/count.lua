@@ -10,8 +10,8 @@
 -- ARGV[3]  "add" or "set"
 -- ARGV[4]  the amount to add, or the number to set: between -2^53 and 2^53, exclusive
 -- ARGV[5]  1 if the number may be less than zero, else 0
--- ARGV[6]  only for a number that can be set: 0; or, for a change that was taken back and is repeated, its first `at`.
---          Then nothing changes if a number of the bucket was set since
+-- ARGV[6]  only for a number that can be set: 0, or the first `at` of a change that was taken back and is repeated now.
+--          A repeated change does nothing if a number of the bucket was set since
 --
 -- Returns { result, at, count, added }.
 --   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was
@@ -21,11 +21,11 @@
 --           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is
 --   added   the difference. Adding its opposite takes the change back
 --
--- A set is noted in the bucket's field `_s`, with its `at`. A number that was set since it was measured is not
--- repaired.
+-- A set is noted in the bucket's field `_s`, with its `at`. A reconcile does not repair a number that was set after the
+-- reconcile measured it.
 --
--- Each call counts: a repeated call counts twice. The script refuses a number that would no longer be exact (2^53 or
--- more), and a key that holds something else. Then nothing is changed.
+-- Each call counts: a repeated call counts twice. The script fails and changes nothing if the number would no longer be
+-- exact (2^53 or more), or if the key holds no number.
 
 -- The largest number that is exact. A result above it is always detected.
 local exact = 9007199254740991

@@ -1,4 +1,4 @@
--- Checks by its Bloom filter whether a user may like a target. Changes nothing.
+-- Asks a target's Bloom filter whether a user likes the target. The script changes nothing.
 --
 -- KEYS[1]  the target's filter, for instance tally:filter:{video:3a2f}:42
 -- KEYS[2]  its config
@@ -7,11 +7,11 @@
 -- ARGV[2]  the field `epoch` of tally:filter:epoch, read within the last second. A filter of another epoch
 --          is not trusted
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits
--- ARGV     then the user's bits in it
+-- ARGV     then the user's bits for that size
 --
--- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can say otherwise: check
--- the clicks first. Returns 1 if it is unknown: ask MySQL. Returns { size, hashIterations } if the filter has this shape
--- and the bits are for another one: call again with bits for this shape.
+-- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can contradict this: check
+-- the recent clicks first. Returns 1 if the answer is unknown: ask MySQL. Returns { size, hashIterations }, the shape
+-- of the filter, if the bits are for another shape: call again with bits for the returned shape.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')
 local size, iterations = config[1], config[2]

@@ -16,7 +16,7 @@
 -- ARGV[7]  only for a click that is also counted in a second layout: the `at` that it already has. Nothing is counted
 --          if the user's last click is newer. Otherwise empty or left out
 --
--- If targets have Bloom filters, also (docs/events.md):
+-- If targets have Bloom filters, also (docs/filters.md):
 --
 -- KEYS[5]  the target's filter, tally:filter:{video:3a2f}:42
 -- KEYS[6]  its config
@@ -28,19 +28,19 @@
 --
 -- Returns { result, at, count }.
 --   result  1: the state changed, and the click counts. Publish the event.
---           0: the state was already so, and nothing was counted. Publish the event, too. It is the user's last event
---           again, which perhaps was never published; or it confirms the answer of MySQL, which may lag behind.
+--           0: the state was the same before, and nothing was counted. Publish the event, too. It repeats the user's
+--           last event, which perhaps was never published. Or it confirms the answer of MySQL, which can lag behind.
 --           -1: unknown, nothing was counted. Ask MySQL whether the user likes the target, and call again with the
 --           answer. If the target has a filter of another size than ARGV[9], its size and hashIterations follow. A
---           caller that can compute the user's bits calls again with them first. It asks MySQL only if the result is
---           still -1.
+--           caller that can compute the user's bits calls again with the bits first. It asks MySQL only if the result
+--           is still -1.
 --   at      this server's clock in microseconds since the epoch as text. The event must carry it as `at`. It is at
---           least one more than that of the user's last click or row. For result 0, it is the `at` of the user's last
---           click, if Redis remembers that click
---   count   the target's number after this. nil if it is unknown, because Redis has lost the bucket (it has no field
---           `_`) or is still loading it. The like counts nevertheless.
+--           least one microsecond later than the user's last click or row. For result 0, it is the `at` of the user's
+--           last click, if Redis remembers that click
+--   count   the target's number after the click. nil if it is unknown, because Redis has lost the bucket (it has no
+--           field `_`) or is still loading it. The like counts nevertheless.
 --
--- A field that is not a list of numbers is an error, and nothing is changed.
+-- If the field is not a list of numbers, the script fails and changes nothing.
 --
 -- With only KEYS[1] and ARGV[1] to ARGV[3] the script counts without a check, for callers that know that the state
 -- changes.
@@ -48,11 +48,11 @@
 -- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, without trailing zeros. A target
 -- whose numbers are all zero has no field.
 --
--- A click is remembered as `at` with "+" for a like or "-" after it. Two hashes take turns, so that each exists for
--- between one and two times ARGV[5]. A field beside it, named by target, user and `at`, counts the further requests
--- that were given its event.
+-- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. Two hashes take turns, so that
+-- each exists for between one and two times ARGV[5]. A second field, with target, user and `at` in its name, counts the
+-- further requests that got the same event.
 
--- The numbers of a field. nil if it holds something else.
+-- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -91,7 +91,8 @@ else
     else
         found = redis.call('GET', KEYS[1])
     end
-    -- The same format as INCRBY and HINCRBY accept: a click that they refuse must not be remembered as counted.
+    -- Accept only texts that INCRBY and HINCRBY accept. A click that these commands refuse must not be remembered as
+    -- counted.
     if found and found ~= '0' and (#found > 18 or not string.match(found, '^%-?[1-9]%d*$')) then
         return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
     end
@@ -114,7 +115,7 @@ if KEYS[5] then
     end
 end
 
--- Each user who likes the target from now on is in its bits, or noted beside it. This also holds if nothing is counted,
+-- Sets the user's bits in the filter, or notes the user beside the filter. It is called even if nothing is counted,
 -- because the event is published.
 local function note_liker()
     if filter.fits then
@@ -170,7 +171,8 @@ if KEYS[2] then
     if last then
         local last_at = string.sub(last, 1, -2)
         if known == sign then
-            -- Another request publishes the same event. take_back.lua changes nothing until all of them have failed.
+            -- Another request publishes the same event. take_back.lua changes nothing until all these requests have
+            -- failed.
             local key, others = lately[1] and KEYS[2] or KEYS[3], click .. ':' .. last_at
             redis.call('HSET', key, others, (redis.call('HGET', key, others) or 0) + 1)
         end
@@ -180,9 +182,10 @@ if KEYS[2] then
         at = math.max(at, tonumber(last_at) + 1)
     end
     local age = lately[2] and time[1] - lately[2]
-    -- Negative: the clock went back. Without this, the hash would keep every click until the clock has caught up.
+    -- A negative age means that the clock went back. Without this check, the hash would keep every click until the
+    -- clock has caught up.
     if age and (age >= tonumber(ARGV[5]) or age < 0) then
-        -- Before RENAME, because RENAME would free a large hash in one step.
+        -- UNLINK the old hash first, because RENAME would free a large hash in one step.
         redis.call('UNLINK', KEYS[3])
         redis.call('RENAME', KEYS[2], KEYS[3])
         lately[2] = false

@@ -2,8 +2,7 @@
 -- keys.
 --
 -- KEYS[1]  the users who like the target and are not in its filter's bits yet
--- KEYS[2]  the filter's config. Leave it out while the slot of a Cluster is moving, when scripts of several keys can't
---          run
+-- KEYS[2]  the filter's config. Leave it out while the slot of a Cluster is moving: then scripts with several keys fail
 -- ARGV[1]  the user's id in decimal
 -- ARGV[2]  for how many seconds the note stays if the target has no filter and no other user is noted
 --

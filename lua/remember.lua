@@ -1,11 +1,12 @@
 -- Remembers a click that lua/like.lua has counted without its other keys, unless a newer click is remembered.
 --
--- KEYS[1]  the recent clicks in the bucket. It is the only key, so that this runs while the slot of a Cluster is moving
+-- KEYS[1]  the recent clicks in the bucket. It is the only key, so the script can also run while the slot of a Cluster
+--          is moving
 -- ARGV[1]  the target's id, ":" and the user's id
 -- ARGV[2]  the click's `at`, and "+" for a like or "-"
 -- ARGV[3]  for how many seconds a click is remembered at least
 --
--- Returns 1. 0 if a newer click is remembered.
+-- Returns 1. Returns 0 if a newer click is remembered.
 
 local last = redis.call('HGET', KEYS[1], ARGV[1])
 if last and tonumber(string.sub(last, 1, -2)) >= tonumber(string.sub(ARGV[2], 1, -2)) then

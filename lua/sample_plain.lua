@@ -2,7 +2,7 @@
 --
 -- KEYS[1]   the bucket: its field `_`, and its marks
 -- KEYS      then the key of each number
--- ARGV      where the number is in each of these keys, or one value for all of them: "entity:" and the name of the
+-- ARGV      where the number is in each of these keys, or one place for all these keys: "entity:" and the name of the
 --           hash's field, for instance "entity:like"; or "string"
 --
 -- Returns one text of several parts, separated by \0, like sample.lua:

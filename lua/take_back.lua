@@ -10,13 +10,13 @@
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  the `at` that like.lua returned
 --
--- Returns 1 if the click was taken back. Then Redis remembers the state before it. Returns 0, without changing the
--- number, if like.lua gave the event to more requests than have failed, if the user has clicked again since, or if the
--- click is forgotten. A newer click that is published sets the state for both.
+-- Returns 1 if the click was taken back. Then Redis remembers the state before the click. Returns 0, without changing
+-- the number, if like.lua gave the event to more requests than have failed, if the user has clicked again since, or if
+-- the click is forgotten. A newer click that is published sets the user's state.
 --
--- A field that is not a list of numbers is an error, and nothing is changed.
+-- If the field is not a list of numbers, the script fails and changes nothing.
 
--- The numbers of a field. nil if it holds something else.
+-- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -49,7 +49,7 @@ local values = place and read(redis.call('HGET', KEYS[1], ARGV[1]))
 if place and not values then
     return redis.error_reply('ERR take_back.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. ARGV[1])
 end
--- Remember a newer instant than the event's: the event may have arrived although its confirm did not.
+-- Remember a later instant than the event's `at`: the event may have arrived although its confirm did not.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local delta = ARGV[3] == 'like' and -1 or 1
 if not place then

@@ -1,6 +1,7 @@
-//! Boards: adding to a member in all current periods, and reading places.
+//! Adds to members of boards in all current periods, and reads boards.
 //!
-//! The current period is found with this machine's clock. A [`Ranking`] says how members with equal scores are placed.
+//! The current period is found with this machine's clock. A [`Ranking`] decides the places of members with equal
+//! scores.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub struct Entry {
     pub place: u64,
     /// The member, as it was added. Any bytes.
     pub member: Vec<u8>,
-    /// The score in Redis. If the board's `tie` packs two columns, they are both in this number.
+    /// The score in Redis. If the board's `tie` packs two columns, this number contains both columns.
     pub score: f64,
     /// The two columns of a packed score. `None` for a board whose `tie` is `member`.
     pub columns: Option<Columns>,
@@ -41,9 +42,8 @@ pub struct Page {
 impl Client {
     /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the board's `score`.
     ///
-    /// # Errors
-    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis could not be reached, or
-    /// refused it because a column would no longer fit into the score.
+    /// # Errors [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
+    /// unreachable, or refused the addition because a column would no longer fit into the score.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
         let added = self.cache.eval("add to a board", &[call]).await;
@@ -103,8 +103,9 @@ impl Client {
         Ok(entries(placed, rule))
     }
 
-    /// Reads a page of any period by its name, for instance `2026-W46`, as [`Client::board_page`] does. An archived
-    /// period comes from MySQL, any other from Redis. Each call asks MySQL whether the period is archived.
+    /// Reads a page of any period by the period's name, for instance `2026-W46`. It works like [`Client::board_page`].
+    /// It reads an archived period from MySQL, and any other period from Redis. Each call asks MySQL whether the period
+    /// is archived.
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
@@ -128,8 +129,8 @@ impl Client {
         self.read_unarchived(at, is_frozen, Part::Page { after, count }, rule, ranking).await
     }
 
-    /// Reads a member with neighbours of any period that is not archived, by its name, as [`Client::board_around`]
-    /// does.
+    /// Reads a member with neighbours, in any period that is not archived, by the period's name. It works like
+    /// [`Client::board_around`].
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Archived`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
@@ -151,7 +152,7 @@ impl Client {
         self.read_unarchived(at, is_frozen, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Returns the name of the current period of a board. It asks no server.
+    /// Returns the name of the current period of a board. The call asks no server.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`].
@@ -172,7 +173,8 @@ impl Client {
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
-    /// Returns the time until the current period of the board ends. `None` for a board of all time. It asks no server.
+    /// Returns the time until the current period of the board ends. `None` for a board of all time. The call asks no
+    /// server.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`].
@@ -201,7 +203,7 @@ impl Client {
     }
 }
 
-/// The number of members before a place.
+/// Returns how many members are before a place.
 fn after(place: u64) -> Result<u64> {
     require(place > 0, || "places begin at 1".to_owned())?;
     Ok(place - 1)

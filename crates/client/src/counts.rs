@@ -1,4 +1,5 @@
-//! Numbers other than likes. A rule says which side counts them in Redis: the client (`writer = "api"`) or the daemon.
+//! Counts numbers other than likes. A rule says which side counts a number in Redis: the client (`writer = "api"`) or
+//! the daemon.
 
 use redis::Value;
 use tracing::warn;
@@ -13,29 +14,30 @@ use tallyd_core::rules::Writes;
 use tallyd_redis::keys::Place;
 use tallyd_redis::{COUNT, Cache, Call, text};
 
-/// The largest number that is counted exactly: 2^53-1. The smallest is the same with a minus.
+/// The largest number that is counted exactly: 2^53-1. The smallest number is -2^53+1.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
 
-/// For an answer that count.lua never returns.
-const OTHER: ClientError = ClientError::Answer("count.lua returned something else");
+/// The error for an answer that count.lua never returns.
+const OTHER: ClientError = ClientError::Answer("count.lua returned an unexpected answer");
 
 /// How a number changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `delta` is added. MySQL adds it once for each `event_id`.
+    /// `delta` is added to the number. MySQL adds it once for each `event_id`.
     Add {
         /// The difference, from -2^31 to 2^31.
         delta: i64,
         /// 1 to 64 characters, different for each event of this number.
         event_id: String,
     },
-    /// The number becomes this, from -[`NUMBER_MAX`] to [`NUMBER_MAX`].
+    /// The number is set to this value, from -[`NUMBER_MAX`] to [`NUMBER_MAX`].
     Set(i64),
-    /// The number becomes zero.
+    /// The number is set to zero.
     Reset,
 }
 
-/// A changed number. If the daemon counts it, it changes in Redis after the daemon has processed the event.
+/// A change of a number. If the daemon counts the number, Redis has the change after the daemon has processed the
+/// event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The target that the number belongs to.
@@ -44,59 +46,58 @@ pub struct Changed {
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
-    /// The time of the change: by Redis' clock if it was counted there, otherwise by this machine's clock.
+    /// The time of the change. If the change was counted in Redis, it is Redis' clock, otherwise this machine's clock.
     pub at: Micros,
-    /// The number in Redis after the change. `None` if Redis has lost it, or if the daemon counts it.
+    /// The number in Redis after the change. `None` if Redis has lost the number, or if the daemon counts it.
     pub count: Option<i64>,
-    /// The difference in Redis. Zero if the daemon counts it.
+    /// The amount that was added in Redis. Zero if the daemon counts the number.
     added: i64,
 }
 
 impl Changed {
-    /// A change that was made at `at` and is not counted yet, for [`Client::republish`].
+    /// Describes a change that was made at `at` and is not counted yet, for [`Client::republish`].
     pub fn at(target: Target, metric: Metric, change: Change, at: Micros) -> Self {
         Self { target, metric, change, at, count: None, added: 0 }
     }
 
-    /// The difference in Redis. Zero if the daemon counts it.
+    /// The amount that was added in Redis. Zero if the daemon counts the number.
     pub fn added(&self) -> i64 {
         self.added
     }
 }
 
-/// The arguments of count.lua: "add" or "set", and the number. The time is for numbers that can be set: the call does
-/// nothing if a set happened since.
+/// Arguments of count.lua: "add" or "set", the amount or number, and a time. The time is for numbers that can be set:
+/// the call does nothing if the number was set after that time.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
 /// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// It counts, and its event is published.
+    /// The change counts, and its event is published.
     Counted(Changed),
     /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
-        /// The number in Redis. Zero if Redis has a negative number, which can happen after a loss.
+        /// The number in Redis. Zero if Redis has a negative number. After Redis lost data, a number can be negative.
         count: i64,
     },
 }
 
 impl Counting {
-    /// The counted change, if there is one.
+    /// Returns the counted change, if there is one.
     pub fn counted(self) -> Option<Changed> {
         if let Self::Counted(changed) = self { Some(changed) } else { None }
     }
 }
 
 impl Client {
-    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"` it adds in Redis and publishes the
-    /// event. With `writer = "daemon"` it only publishes, with an `at` of this machine's clock. The clock must not be
-    /// ahead by more than `[consumer] future_max`.
+    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"`, the call adds in Redis and
+    /// publishes the event. With `writer = "daemon"`, it only publishes the event, and `at` is the time of this
+    /// machine's clock. The clock must not be ahead by more than `[consumer] future_max`.
     ///
-    /// MySQL adds it once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So after
-    /// [`CountError::NotPublished`] do not call this again. Call [`Client::republish`] with the values of the error.
+    /// MySQL adds `delta` once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So do not
+    /// call this again after [`CountError::NotPublished`]. Call [`Client::republish`] with the values of the error.
     ///
-    /// # Errors
-    /// [`CountError`] says whether it counted.
+    /// # Errors [`CountError`] says whether the change counted.
     pub async fn add(
         &self,
         target: Target,
@@ -108,28 +109,25 @@ impl Client {
     }
 
     /// Sets a number of the target to `value` (-[`NUMBER_MAX`] to [`NUMBER_MAX`]), and publishes it like
-    /// [`Client::add`]. Its rule must say `settable`, and `below_zero` for a value below zero. The `set` with the
-    /// newest `at` wins.
+    /// [`Client::add`]. The number's rule must say `settable`, and also `below_zero` if the value is below zero. The
+    /// `set` with the newest `at` wins.
     ///
-    /// # Errors
-    /// [`CountError`] says whether it counted.
+    /// # Errors [`CountError`] says whether the change counted.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Set(value), None).await
     }
 
     /// Sets a number of the target to zero, like [`Client::set`].
     ///
-    /// # Errors
-    /// [`CountError`] says whether it counted.
+    /// # Errors [`CountError`] says whether the change counted.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies it once, even
-    /// if the first one also arrived. If the change was taken back, it counts in Redis again.
+    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies the event
+    /// once, even if the first event arrived, too. If the change was taken back, it counts in Redis again.
     ///
-    /// # Errors
-    /// [`CountError`] says whether it counted. It can be called again.
+    /// # Errors [`CountError`] says whether the change counted. The caller can call it again.
     pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
         if taken_back == TakenBack::Yes {
             return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;
@@ -152,12 +150,12 @@ impl Client {
             Change::Reset => encode_reset(target.id, names, *at),
         };
         // The routing key is the target's id. So all changes of one number go through one partition in order, and are
-        // in one slot of `counter`. Likes use the user's id, which spreads a popular target. Counts don't need that: a
-        // batch makes one addition of all changes of a target.
+        // in one slot of `counter`. Likes use the user's id, because this spreads the likes of a popular target. Counts
+        // don't need that: a batch adds up all changes of a target.
         self.publish_body(&target.id.to_string(), &body).await
     }
 
-    /// Counts a change and publishes it, with `at` or with the time of the count.
+    /// Counts a change and publishes it. The event has the time `at`, or without it the time of counting.
     async fn change(
         &self,
         target: Target,
@@ -176,7 +174,7 @@ impl Client {
                 below => return Ok(below),
             },
         };
-        // The same event twice changes nothing, and perhaps only a connection had broken.
+        // Publish again after a failure: perhaps only a connection had broken, and a repeated event changes nothing.
         let Err(source) = self.twice(|| self.publish_change(&changed)).await else {
             return Ok(Counting::Counted(changed));
         };
@@ -184,7 +182,7 @@ impl Client {
         Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source })
     }
 
-    /// A change that the daemon would reject must not count.
+    /// Fails if the daemon would reject the change, because such a change must not count.
     fn check(&self, target: Target, metric: Metric, change: &Change) -> Result<()> {
         let Target { kind, id } = target;
         require((1..=ID_MAX).contains(&id.0), || format!("the target's id is {id}, allowed are 1 to {ID_MAX}"))?;
@@ -208,15 +206,15 @@ impl Client {
                 require(ruled.settable, || format!("no [[rule]] says that {name} is settable"))?;
                 let Change::Set(value) = *change else { return Ok(()) };
                 let in_range = value.unsigned_abs() <= NUMBER_MAX.unsigned_abs();
-                require(in_range, || format!("the number is {value}, it must be below 2^53"))?;
+                require(in_range, || format!("the number is {value}, and must be below 2^53"))?;
                 let in_range = value >= 0 || ruled.below_zero;
-                require(in_range, || format!("{name} is set to {value}, and no [[rule]] says below_zero"))
+                require(in_range, || format!("{name} can't be set to {value}: no [[rule]] says below_zero"))
             }
         }
     }
 
-    /// Changes the number only in Redis. A repeated change has the `at` of the first call, and does nothing if the
-    /// number was set since.
+    /// Changes the number only in Redis. A repeated change has the `at` of the first call in `first`, and does nothing
+    /// if the number was set since.
     async fn count_now(
         &self,
         target: Target,
@@ -230,7 +228,8 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // Redis notes a set for the whole bucket. A number that is never set must ignore the sets of its neighbours.
+        // Redis notes the last set of a whole bucket. A number that can't be set must ignore sets of other numbers in
+        // the bucket.
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
@@ -258,7 +257,7 @@ impl Client {
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
         }
-        // Take it back even if other changes followed. Each of them is published, or takes itself back.
+        // Take the change back even if other changes followed. Each other change is published or takes itself back.
         let back = ("add", -changed.added, None);
         let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;
@@ -267,21 +266,18 @@ impl Client {
         Ok(TakenBack::Yes)
     }
 
-    /// Adds to the board of the metric's rule. If that fails, the number still counts.
+    /// Adds to the board that the metric's rule names. If this fails, the number still counts.
     async fn feed(&self, (target, metric): (Target, Metric), delta: i64) {
         let Some(board) = self.rules.board(target.kind, metric).filter(|_| delta != 0) else { return };
         let member = target.id.to_string();
         let on = OnBoard { board, member: member.as_bytes() };
         if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
             let error = Chain(&error).to_string();
-            warn!(
-                event = "board-refused",
-                error, "the board {board} refused an addition, the number counts without it: {error}"
-            );
+            warn!(event = "board-refused", error, "adding to the board {board} failed, but the number counts: {error}");
         }
     }
 
-    /// Counts the change in the second layout, if there is one. The first layout has already decided whether it is
+    /// Counts the change in the second layout, if there is one. The first layout has already decided that the change is
     /// allowed.
     async fn count_also(&self, of: (Target, Metric), step: Step<'_>) {
         let Some(also) = &self.also else { return };

@@ -1,4 +1,4 @@
-//! Why a call failed, and what it did before.
+//! Errors that say why a call failed, and what the call did before.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
@@ -23,42 +23,43 @@ pub enum ClientError {
     /// The settings have no such metric. Nothing was sent to a server.
     #[error("metric {} is not in [metrics]", .0.0)]
     NoMetric(Metric),
-    /// The settings have no board of that name with that length of period. Nothing was sent to a server.
+    /// The settings have no board with that name and that kind of period. Nothing was sent to a server.
     #[error("no [[board]] is named {board} and has period \"{period}\"")]
     NoBoard {
         /// The requested name.
         board: String,
-        /// The requested length of period.
+        /// The requested kind of period.
         period: PeriodKind,
     },
-    /// The settings have no such board, or it has no such column, or its time zone is unknown on this machine. Nothing was sent to a server.
+    /// The settings have no such board, the board has no such column, or its time zone is unknown on this machine.
+    /// Nothing was sent to a server.
     #[error(transparent)]
     Gain(#[from] GainError),
-    /// The text names no period. Nothing was sent to a server.
+    /// The text is not the name of a period. Nothing was sent to a server.
     #[error(transparent)]
     Period(#[from] PeriodError),
-    /// The period is archived, and neighbours of a member can only be read in Redis.
-    #[error("{0}: it is archived, and a member's neighbours can only be read in Redis")]
+    /// The period is archived, and neighbours of a member can only be read from Redis.
+    #[error("{0}: the period is archived, and a member's neighbours can only be read from Redis")]
     Archived(BoardPeriod),
     /// The archive of the period was deleted, because the board's `archive_keep` is over.
-    #[error("{0}: its archive is deleted, archive_keep is over")]
+    #[error("{0}: the archive of the period was deleted, because archive_keep is over")]
     Pruned(BoardPeriod),
     /// Redis lost the period while it was archived, and MySQL has no verified copy of it.
     #[error("{0}: Redis lost its frozen zset before it was archived")]
     Lost(BoardPeriod),
-    /// Redis refused an addition to a board, or could not be reached.
+    /// Redis refused an addition to a board, or is unreachable.
     #[error("board {board}")]
     NotAdded {
         /// The board's name.
         board: String,
-        /// Why Redis did not add it, or failed to answer.
+        /// The reason why Redis did not add, or failed to answer.
         #[source]
         source: CacheError,
     },
-    /// Redis refused the call, or could not be reached: then the call may have run.
+    /// Redis refused the call, or failed to answer. If it failed to answer, the call may have run.
     #[error(transparent)]
     Redis(#[from] CacheError),
-    /// A script returned an impossible answer: the server has another script under its name, or is not Redis.
+    /// A script returned an answer that it never gives. The server has another script under its name, or is not Redis.
     #[error("{0}")]
     Answer(&'static str),
     /// MySQL refused the query, timed out, or is unreachable.
@@ -74,52 +75,54 @@ pub(crate) fn require(is_valid: bool, problem: impl FnOnce() -> String) -> Resul
     if is_valid { Ok(()) } else { Err(ClientError::Invalid(problem())) }
 }
 
-/// Why a like was not counted, or not published.
+/// The reason why a like was not counted, or not published.
 #[derive(Debug, thiserror::Error)]
 pub enum LikeError {
-    /// Redis did not count it, or its answer was lost. Nothing was published.
+    /// Redis did not count the like, or Redis' answer was lost. Nothing was published.
     #[error("count the like")]
     NotCounted(#[source] ClientError),
-    /// The broker did not confirm the event, twice. It may have it nevertheless. Publish the same event again with
-    /// [`Client::publish_event`](crate::Client::publish_event), and not a new one.
+    /// The client published the event twice, and the broker did not confirm it. The broker may have the event
+    /// nevertheless. Publish the same event again with [`Client::publish_event`](crate::Client::publish_event), not a
+    /// new event.
     #[error("publish the like")]
     NotConfirmed {
         /// The event that was sent.
         event: LikeEvent,
-        /// Why the broker did not confirm it.
+        /// The reason why the broker did not confirm the event.
         #[source]
         source: BrokerError,
     },
-    /// It counted in Redis, but the broker did not confirm the event, twice.
+    /// The like counted in Redis. The client published the event twice, but the broker did not confirm it.
     #[error("publish the like")]
     NotPublished {
         /// The counted like.
         counted: Counted,
-        /// Whether it still counts.
+        /// Whether the like still counts in Redis.
         taken_back: TakenBack,
-        /// Why the broker did not confirm it.
+        /// The reason why the broker did not confirm the event.
         #[source]
         source: BrokerError,
     },
 }
 
-/// Why a change of a number was not counted, or not published.
+/// The reason why a change of a number was not counted, or not published.
 #[derive(Debug, thiserror::Error)]
 pub enum CountError {
-    /// Nothing was published. Either tallyd does not accept such a change, or Redis failed to make it, or its answer
-    /// was lost. In the last case it may count in Redis, until a reconcile corrects it.
+    /// Nothing was published. Either tallyd does not accept such a change, Redis failed to make the change, or Redis'
+    /// answer was lost. If the answer was lost, the change may count in Redis until a reconcile corrects the number.
     #[error("count a number")]
     NotCounted(#[source] ClientError),
-    /// The broker did not confirm the event, twice. It may have it nevertheless. Retry with
-    /// [`Client::republish`](crate::Client::republish), which sends the same event, and not with a new one.
+    /// The client published the event twice, and the broker did not confirm it. The broker may have the event
+    /// nevertheless. Retry with [`Client::republish`](crate::Client::republish), which sends the same event. Do not
+    /// send a new event.
     #[error("publish a count")]
     NotPublished {
         /// The change.
         changed: Box<Changed>,
-        /// Whether it still counts in Redis. [`TakenBack::Yes`] also if the daemon would have counted it. A set is
-        /// never taken back.
+        /// Whether the change still counts in Redis. It is also [`TakenBack::Yes`] if the daemon counts the number. A
+        /// set is never taken back.
         taken_back: TakenBack,
-        /// Why the broker did not confirm it.
+        /// The reason why the broker did not confirm the event.
         #[source]
         source: BrokerError,
     },

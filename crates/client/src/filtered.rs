@@ -1,4 +1,4 @@
-//! The client's knowledge of Bloom filters: their shapes, so that it can send a user's bits with a call.
+//! Remembers the shapes of Bloom filters, so the client can send a user's bits with a call.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,17 +13,17 @@ use tallyd_redis::Cache;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::recent::Seen;
 
-/// The most targets whose filter shape is remembered: some 5 MB. If there are more, all are forgotten and learned
-/// again.
+/// The most targets whose filter shape is remembered: about 5 MB. At this limit the client forgets all shapes, and
+/// learns them again.
 const SHAPES_MAX: usize = 100_000;
 
-/// How long the epoch is cached. For that time after a failover, the client may still trust a filter that lost likes.
+/// How long the epoch is cached. For this time after a failover, the client can still trust a filter that lost likes.
 const EPOCH_KEPT: Duration = Duration::from_secs(1);
 
 /// The known filters.
 #[derive(Default)]
 pub(super) struct Shapes {
-    /// The last known shapes. Redis reports it if one is outdated.
+    /// The last known shapes. If a shape is outdated, Redis' answer has the new shape.
     shapes: Mutex<HashMap<Target, Shape>>,
     /// The trusted epoch, and when Redis returned it.
     epoch: Mutex<Option<(Instant, String)>>,
@@ -42,7 +42,8 @@ impl Shapes {
         shapes.insert(target, shape);
     }
 
-    /// Returns the epoch of the trusted filters. Empty if none is trusted, or if Redis fails to answer.
+    /// Returns the epoch of the trusted filters. Returns an empty text if no filter is trusted, or if Redis fails to
+    /// answer.
     pub(crate) async fn epoch(&self, cache: &Cache) -> String {
         let now = Instant::now();
         if let Some((read, epoch)) = &*self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
@@ -60,7 +61,7 @@ impl Shapes {
 }
 
 impl Client {
-    /// Returns whether the user likes each of `targets`, as far as Redis knows.
+    /// Returns whether the user likes each of `targets`, or `None` if Redis does not know it.
     pub(super) async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let seen = match &self.shapes {
             None => self.cache.recent_likes(&self.names, user, targets).await?,

@@ -1,5 +1,5 @@
-//! Daemons announce in Redis which side counts each number. Clients follow, so that a site can change it while users
-//! click.
+//! Reads in Redis which side counts each number. Daemons announce it and clients follow the announcement, so a site can
+//! change it while users click.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -15,28 +15,28 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers::Writers;
 use tallyd_redis::Cache;
 
-/// The longest age of the last answer.
+/// The longest time that an answer of Redis is used.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The pause after a failure.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The last announcement. Until there is one, the rules of the client's settings hold.
+/// The last announcement. Until the client has read one, it uses the rules of its own settings.
 pub(super) struct Followed {
     kinds: Kinds,
     metrics: Metrics,
-    /// `None` before Redis was asked.
+    /// `None` until the client has asked Redis.
     known: RwLock<Option<Arc<Writers>>>,
-    /// The writers by the client's own rules.
+    /// The writers that the client's own rules name.
     own: Arc<Writers>,
     /// Locked by the call that asks.
     asked: Mutex<Asked>,
 }
 
-/// When Redis is asked next.
+/// The state of asking Redis.
 #[derive(Default)]
 struct Asked {
-    /// `None` before the first time.
+    /// The time of the next question. `None` before the first question.
     due: Option<Instant>,
     /// Whether the last question failed.
     has_failed: bool,
@@ -48,8 +48,8 @@ impl Followed {
         Self { kinds, metrics, known: RwLock::default(), own: Arc::new(own), asked: Mutex::default() }
     }
 
-    /// Returns the writers as of the last ten seconds. One call asks Redis. The others continue with the known writers,
-    /// but wait for the first answer.
+    /// Returns the writers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile the other
+    /// calls use the known writers, or wait if there are none yet.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,
@@ -66,7 +66,7 @@ impl Followed {
             let key = cache.keys.writers();
             warn!(
                 event = "writers-unread",
-                key, error, "reading {key} failed, the last known writers stay in force: {error}"
+                key, error, "reading {key} from Redis failed, and the client uses the last known writers: {error}"
             );
         }
         let next = if answer.is_ok() { EVERY } else { AGAIN_AFTER };
@@ -83,12 +83,12 @@ impl Followed {
         writers
     }
 
-    /// Reads the announcement. `None` if there is none.
+    /// Reads the announcement. Returns `None` if Redis has none.
     async fn ask(&self, cache: &Cache) -> Result<Option<Writers>, String> {
         let asked = timeout(HINT_MAX, cache.writers()).await.map_err(|_| "Redis does not answer".to_owned())?;
         let Some(text) = asked.map_err(|error| Chain(&error).to_string())? else { return Ok(None) };
         let writers = Writers::decode(&text, &self.kinds, &self.metrics);
-        writers.map(Some).ok_or_else(|| format!("it does not hold an announcement of a daemon, but {text}"))
+        writers.map(Some).ok_or_else(|| format!("the key does not hold an announcement of a daemon, but {text}"))
     }
 
     fn known(&self) -> Option<Arc<Writers>> {

@@ -1,5 +1,5 @@
-//! A gateway's additional calls. It publishes lists of events that other programs made, and remembers likes until they
-//! are in MySQL.
+//! Further calls for gateways. A gateway publishes lists of events that other programs made, and remembers clicks until
+//! they are in MySQL.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub type Message = (String, Vec<u8>);
 pub enum LikedBy {
     /// Redis remembers the click, or the target's Bloom filter does not have the user.
     Redis,
-    /// MySQL: the row, or its absence.
+    /// MySQL has a row that says it, or has no row.
     Mysql,
     /// A gateway has published the click within the last minute, and the row in MySQL is older.
     Gateway,
@@ -31,16 +31,16 @@ pub enum LikedBy {
 /// Whether a user likes a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liked {
-    /// Whether the user does.
+    /// Whether the user likes the target.
     pub liked: bool,
     /// The server that gave the answer.
     pub by: LikedBy,
 }
 
 impl Client {
-    /// Publishes messages, and waits once until the broker has all of them on disk. Returns the result of each, in
-    /// their order. If the connection breaks, the unconfirmed messages are published once more. A message that arrives
-    /// twice changes nothing.
+    /// Publishes messages, and waits once until the broker has all of them on disk. Returns the result of each message,
+    /// in the order of `messages`. If the connection breaks, the unconfirmed messages are published once more. A
+    /// message that arrives twice changes nothing.
     ///
     /// # Errors
     /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (one for a connection and one for
@@ -52,7 +52,7 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // A broker that did not answer would not answer a second time in time.
+        // If the broker did not answer, don't publish again: a second answer would be too late.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,
@@ -85,7 +85,8 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts one click of each of `users`, and returns how long the user must wait. `None` if the click is allowed.
+    /// Counts one click of each of `users`, and returns how long each user must wait. It is `None` if the click is
+    /// allowed.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
@@ -108,8 +109,8 @@ impl Client {
         Ok(self.cache.remember_published(&self.names, clicks).await?)
     }
 
-    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in their order. If the
-    /// daemon counts likes, the answer is the last commit, or a later click that a gateway published. Otherwise it is
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in the order of `ids`. If
+    /// the daemon counts likes, the answer is MySQL's row, or a later click that a gateway published. Otherwise it is
     /// the answer of [`Client::liked`].
     ///
     /// # Errors
@@ -123,7 +124,7 @@ impl Client {
             return self.known_likes(user, &targets).await;
         }
         let published = async {
-            // This is a hint: without it a click of the last moment is missing.
+            // If Redis fails, continue without its answer: then only clicks of the last moments are missing.
             let asked = timeout(HINT_MAX, self.cache.published(&self.names, user, &targets)).await;
             asked.ok().and_then(Result::ok).unwrap_or_default()
         };
@@ -141,7 +142,7 @@ impl Client {
         Ok(targets.iter().enumerate().map(liked).collect())
     }
 
-    /// Asks Redis, and MySQL for the likes that Redis doesn't know.
+    /// Asks Redis, and then MySQL for the likes that Redis doesn't know.
     pub(crate) async fn known_likes(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let known = self.known_to_redis(user, targets).await?;
         let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
@@ -156,8 +157,7 @@ impl Client {
 
     /// Checks that the broker answers, without changing anything.
     ///
-    /// # Errors
-    /// [`ClientError::Broker`]: it is unreachable, or fails to answer.
+    /// # Errors [`ClientError::Broker`]: the server is unreachable, or fails to answer.
     pub async fn broker_answers(&self) -> Result<()> {
         let publisher = self.publisher().await?;
         let answered = publisher.answers().await;
@@ -169,8 +169,7 @@ impl Client {
 
     /// Checks that Redis answers, without changing anything.
     ///
-    /// # Errors
-    /// [`ClientError::Redis`]: it is unreachable, or fails to answer.
+    /// # Errors [`ClientError::Redis`]: the server is unreachable, or fails to answer.
     pub async fn redis_answers(&self) -> Result<()> {
         Ok(self.cache.now().await.map(drop)?)
     }
@@ -184,6 +183,6 @@ fn wait(answer: &Value) -> Result<Option<Duration>> {
     match parts {
         [Value::Int(1), _] => Ok(None),
         [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
-        _ => Err(ClientError::Answer("limit.lua returned something else")),
+        _ => Err(ClientError::Answer("limit.lua returned an unexpected answer")),
     }
 }

@@ -1,16 +1,17 @@
-//! The API servers' side of tallyd, in Rust. A [`Client`] publishes likes and changes of other numbers, reads both, and reads boards.
+//! The Rust client of tallyd for API servers. A [`Client`] publishes likes and changes of other numbers, and reads
+//! likes, numbers and boards.
 //!
-//! A rule says which side counts a number in Redis. If the daemon does, which is the default, a call only publishes,
-//! with an `at` of this machine's clock. If API servers do (`writer = "api"`), the call counts once in Redis
-//! immediately, and publishes with the `at` of Redis. The call is a thin layer over the scripts in lua/, which any language
-//! can call. docs/events.md has the contract.
+//! A rule says which side counts a number in Redis. By default the daemon counts. Then a call only publishes an event,
+//! and `at` is the time of this machine's clock. With `writer = "api"`, API servers count. Then a call counts once in
+//! Redis immediately, and publishes the event with the `at` of Redis' clock. The client is a thin layer over the
+//! scripts in lua/, which any language can call. docs/events.md has the contract.
 //!
-//! Daemons announce in Redis which side counts each number. A client reads that when it connects and every ten seconds,
-//! and follows it. Until it could be read, the rules in [`Settings`] hold.
+//! Daemons announce in Redis which side counts each number. A client reads this announcement with its first call and
+//! every ten seconds, and follows it. Until then, the client uses the rules in [`Settings`].
 //!
 //! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the
-//! daemon rejects other events. A call that is dropped before it ends may have counted without being published. A
-//! reconcile corrects that.
+//! daemon rejects other events. If a caller drops a call before it ends, the call may have counted without publishing
+//! its event. A reconcile corrects that.
 
 #![warn(missing_docs, unreachable_pub)]
 
@@ -58,15 +59,15 @@ pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 /// The most connections to MySQL.
 const CONNECTIONS: u32 = 16;
 
-/// The most of these that read numbers which Redis doesn't know.
+/// The most calls that read numbers from MySQL at the same time, because Redis doesn't know them.
 const READS: usize = 4;
 
-/// Counts and publishes likes and other numbers. Share one between all requests of a process, in an [`Arc`]. It has one
-/// connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. It serves many calls at
-/// the same time.
+/// Counts and publishes likes and other numbers. Share one client between all requests of a process, in an [`Arc`]. It
+/// has one connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. It serves many
+/// calls at the same time.
 pub struct Client {
     cache: Cache,
-    /// A second layout that also counts everything.
+    /// The second layout, in which the client also counts.
     also: Option<Cache>,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
@@ -79,17 +80,17 @@ pub struct Client {
     boards: Vec<Board>,
     rules: Rules,
     followed: Followed,
-    /// Used for questions that Redis can't answer.
+    /// MySQL, for questions that Redis can't answer.
     store: Store,
-    /// Whether MySQL is skipped for the likes of users, after a failure.
+    /// Until when MySQL is not asked for the likes of users, after a failure.
     clicks_unasked: Unasked,
-    /// Whether MySQL is skipped for numbers. It is separate, so that a Redis that lost its numbers does not stop the
-    /// questions about likes.
+    /// Until when MySQL is not asked for numbers, after a failure. It is separate, so a loss of numbers in Redis does
+    /// not stop the questions about likes.
     reads_unasked: Unasked,
-    /// Limits the pages that read MySQL at the same time.
+    /// Limits the calls that read numbers from MySQL at the same time.
     reads: Semaphore,
     limits: ClickLimits,
-    /// The timeout of the confirms of a list of events.
+    /// The timeout for publishing, with one retry.
     confirm_max: Duration,
     /// The shapes of filters. `None` if there are no filters.
     shapes: Option<filtered::Shapes>,
@@ -98,9 +99,9 @@ pub struct Client {
 /// A member of a board that a like also adds to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnBoard<'a> {
-    /// The name of a `[[board]]`. The member gains in all current periods of that name.
+    /// The name of a `[[board]]`. The like is added in the current periods of all boards with that name.
     pub board: &'a str,
-    /// The user or thing that is ranked, for instance a video's id in decimal. Any bytes.
+    /// The ranked user or object, for instance a video's id in decimal. Any bytes.
     pub member: &'a [u8],
 }
 
@@ -109,7 +110,7 @@ pub struct OnBoard<'a> {
 pub struct Counted {
     /// The event, with the `at` that Redis gave it.
     pub event: LikeEvent,
-    /// The target's likes after this one. `None` if Redis has lost the number, and in some layouts after
+    /// The target's count of likes after the click. `None` if Redis has lost the number, and in some layouts after
     /// [`Client::count`].
     pub count: Option<i64>,
     /// How many of the requested boards failed. The log has the reasons (`board-failed`).
@@ -119,14 +120,14 @@ pub struct Counted {
 /// The result of a click.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clicked {
-    /// Its event is published. The daemon counts it, if it changes what the user likes.
+    /// The event of the click is published. The daemon counts the click if it changes what the user likes.
     Published(LikeEvent),
-    /// It changed what the user likes: it counts, and its event is published.
+    /// The click changed what the user likes. It counts, and its event is published.
     Counted(Counted),
-    /// It changed nothing: the user already liked the target, or already did not. Nothing was counted. The user's last event was
-    /// published again, because the first request may have failed to publish it.
+    /// The click changed nothing, because the user already liked the target, or already did not. Nothing was counted.
+    /// The user's last event was published again, because the first request may have failed to publish it.
     Same {
-        /// The target's likes. `None` if Redis has lost the number.
+        /// The target's count of likes. `None` if Redis has lost the number.
         count: Option<i64>,
         /// The `at` of the user's last event.
         at: Micros,
@@ -139,7 +140,7 @@ pub enum Clicked {
 }
 
 impl Clicked {
-    /// The counted like, if there is one.
+    /// Returns the counted like, if there is one.
     pub fn counted(self) -> Option<Counted> {
         if let Self::Counted(counted) = self { Some(counted) } else { None }
     }
@@ -148,20 +149,19 @@ impl Clicked {
 /// Whether a change that could not be published still counts in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenBack {
-    /// It no longer counts. The caller can make the same call again.
+    /// The change no longer counts. The caller can make the same call again.
     Yes,
-    /// It was not taken back. Another request can still publish the same event (a double click), the user has clicked again, or Redis
-    /// does not remember the click. A reconcile corrects the number if it is wrong.
+    /// The change was not taken back. Another request can still publish the same event (a double click), the user has
+    /// clicked again, or Redis does not remember the click. A reconcile corrects the number if it is wrong.
     Overtaken,
-    /// Redis failed to answer. It may still count, until a reconcile corrects the number.
+    /// Redis failed to answer. The change may still count, until a reconcile corrects the number.
     Unknown,
 }
 
 impl Client {
-    /// A client of the servers in `settings`. It connects when it is first used, and again after each failure.
+    /// Makes a client of the servers in `settings`. It connects with the first call, and again after each failure.
     ///
-    /// # Errors
-    /// An address or the name pattern of a counter is invalid. It asks no server.
+    /// # Errors An address or `counter_key` is invalid. The call asks no server.
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
         let cache = Cache::new(redis, metrics)?;
@@ -189,7 +189,7 @@ impl Client {
         })
     }
 
-    /// Returns which side counts each number, as daemons announced it within the last ten seconds.
+    /// Returns which side counts each number. While Redis answers, the announcement is at most ten seconds old.
     pub async fn writers(&self) -> Arc<Writers> {
         self.followed.writers(&self.cache).await
     }
@@ -198,13 +198,14 @@ impl Client {
         self.writers().await.of(kind, metric)
     }
 
-    /// Checks that the configuration has the kind: the daemon would reject the event.
+    /// Fails if the settings don't have the kind, because the daemon would reject the event.
     fn check_kind(&self, kind: Kind) -> Result<()> {
         self.names.get(kind).map(drop).ok_or(ClientError::NoKind(kind))
     }
 
-    /// Publishes the event of a like, and waits until the broker has it on disk. Only after [`Client::count`]: [`Client::like`] and
-    /// [`Client::unlike`] publish themselves. It can be called again: the same event twice changes nothing.
+    /// Publishes the event of a like, and waits until the broker has it on disk. Call it only after [`Client::count`],
+    /// because [`Client::like`] and [`Client::unlike`] publish their events. The caller can call it again: a repeated
+    /// event changes nothing.
     ///
     /// # Errors
     /// [`ClientError::Broker`]: the broker is unreachable, refused the event, or did not confirm it in time.
@@ -212,8 +213,8 @@ impl Client {
         Ok(self.publish_like(&counted.event, counted.count).await?)
     }
 
-    /// Publishes a like of [`LikeError::NotConfirmed`] again, and waits until the broker has it on disk. The same event
-    /// twice changes nothing.
+    /// Publishes the event in [`LikeError::NotConfirmed`] again, and waits until the broker has it on disk. A repeated
+    /// event changes nothing.
     ///
     /// # Errors
     /// [`ClientError::Broker`]: the broker is unreachable, refused the event, or did not confirm it in time.
@@ -221,8 +222,8 @@ impl Client {
         Ok(self.publish_like(event, None).await?)
     }
 
-    /// Publishes, and retries once after a failure, because perhaps only the connection had broken. The same event
-    /// twice changes nothing. It ends within twice `[amqp] timeout_ms`: `[reconcile] publish_grace` is longer.
+    /// Publishes, and retries once after a failure, because perhaps only the connection had broken. A repeated event
+    /// changes nothing. It ends within twice `[amqp] timeout_ms`, which is shorter than `[reconcile] publish_grace`.
     async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
     where
         P: Future<Output = Result<(), BrokerError>>,
@@ -232,7 +233,8 @@ impl Client {
             if first.is_err() { publish().await } else { first }
         };
         let Ok(published) = timeout(self.confirm_max, both).await else {
-            // The broker does not answer. If another call holds the lock, it is already connecting.
+            // The broker does not answer, so make a new connection next time. If another call holds the lock, that call
+            // is already connecting.
             if let Ok(mut shared) = self.publisher.try_lock() {
                 *shared = None;
             }
@@ -259,7 +261,7 @@ impl Client {
 
     async fn drop_publisher(&self, publisher: &Arc<Publisher>) {
         let mut shared = self.publisher.lock().await;
-        // Another call may already have made a new one.
+        // Another call may already have made a new publisher.
         if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, publisher)) {
             *shared = None;
         }
@@ -276,7 +278,7 @@ impl Client {
     }
 }
 
-/// The time by this machine's clock.
+/// Returns the time of this machine's clock.
 fn now() -> Micros {
     Micros::from(SystemTime::now())
 }

@@ -1,4 +1,4 @@
-//! Likes: counted if they change what the user likes, published, and taken back if publishing fails.
+//! Counts likes that change what the user likes, publishes them, and takes them back if publishing fails.
 
 use std::error::Error;
 
@@ -20,13 +20,14 @@ use tallyd_redis::keys::Place;
 use tallyd_redis::recent::shape;
 use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, TAKE_BACK, text};
 
-/// Stands for the row of a user who never clicked.
+/// Replaces the missing row of a user who never clicked.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
-/// For an answer that like.lua never returns.
-const OTHER: ClientError = ClientError::Answer("like.lua returned something else");
+/// The error for an answer that like.lua never returns.
+const OTHER: ClientError = ClientError::Answer("like.lua returned an unexpected answer");
 
-/// The most targets that one [`Client::liked`] takes: two commands for each in one pipeline, and three where there are filters.
+/// The most targets that one [`Client::liked`] takes: the pipeline has two commands for each target, or three if there
+/// are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// The answer of like.lua.
@@ -39,32 +40,31 @@ enum Answer {
         at: Micros,
         count: Option<i64>,
     },
-    /// With the shape of the target's filter, if bits of that shape can give an answer.
+    /// Redis does not know it. Has the shape of the target's filter if the client should ask again with bits of that
+    /// shape.
     Unknown(Option<Shape>),
 }
 
 impl Client {
-    /// The user likes the target. A double click, a retry after a failure, and clicks on two devices at the same time
-    /// count once.
+    /// Makes the user like the target. A double click, a retry after a failure, and clicks on two devices at the same
+    /// time count once.
     ///
     /// If the daemon counts likes of the kind, the call only publishes the event: [`Clicked::Published`]. Then `boards`
-    /// must be empty, because the daemon adds the like to the board of the rule. If the client's own rules still say
-    /// `writer = "api"`, `boards` are ignored.
+    /// must be empty, because the daemon adds the like to the board of the rule. The client ignores `boards` if its own
+    /// rules still say `writer = "api"`.
     ///
-    /// With `writer = "api"` a new like counts in Redis and on `boards`, and its event is published. Redis remembers
-    /// what a user likes for `[client] recent_keep`. After that the client asks MySQL, which must be the primary
-    /// server. While MySQL is unavailable every click counts, and a reconcile corrects the number.
+    /// With `writer = "api"`, a new like counts in Redis and on `boards`, and its event is published. Redis remembers
+    /// what a user likes for `[client] recent_keep`. After that time, the client asks MySQL, which must be the primary
+    /// server. While MySQL is unavailable, every click counts, and a reconcile corrects the number later.
     ///
-    /// # Errors
-    /// [`LikeError`] says whether it counted. The caller can call it again.
+    /// # Errors [`LikeError`] says whether the click counted. The caller can make the same call again.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// The user no longer likes the target. Otherwise it works like [`Client::like`].
+    /// Makes the user no longer like the target. Otherwise it works like [`Client::like`].
     ///
-    /// # Errors
-    /// [`LikeError`] says whether it counted. The caller can call it again.
+    /// # Errors [`LikeError`] says whether the click counted. The caller can make the same call again.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
@@ -90,15 +90,15 @@ impl Client {
 
     /// Publishes a click that the daemon counts.
     async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
-        // A caller whose own rules say that it counts, and that now follows the daemons, leaves the boards to the
-        // daemon.
+        // Accept boards if the client's own rules say that API servers count. The daemons have announced otherwise, so
+        // the daemon adds to the boards.
         let is_set_up_to_count = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
         require(is_set_up_to_count || boards.is_empty(), || {
             "the daemon counts these likes and adds them to the board of their [[rule]]: pass no boards".to_owned()
         })
         .and_then(|()| self.check_kind(event.target.kind))
         .map_err(LikeError::NotCounted)?;
-        // While Redis is unreachable, users are not limited.
+        // While Redis is unreachable, users have no limit.
         let limited = timeout(HINT_MAX, self.limits_of(&[event.user])).await.ok().and_then(Result::ok);
         if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
             return Ok(Clicked::Limited { wait });
@@ -110,7 +110,7 @@ impl Client {
     }
 
     /// Counts a click, only in Redis, if it changes what the user likes. Also returns the event to publish. If the
-    /// click changes nothing, that is the user's last event, because perhaps it was never published.
+    /// click changes nothing, this is the user's last event, which perhaps was never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
         if let Some(wait) = self.limits_of(&[wish.user]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));
@@ -120,7 +120,7 @@ impl Client {
             let target = [wish.target];
             let rows = self.ask_mysql(&self.clicks_unasked, self.store.last_clicks(wish.user, &target)).await;
             let row = rows.map(|rows| rows.get(&wish.target).copied().unwrap_or(NEVER));
-            // MySQL is unavailable. A click that may count twice until a reconcile is better than a lost one.
+            // If MySQL is unavailable, count the click. It may count twice until a reconcile, but no click is lost.
             answer = self.ask(wish, Some(row.unwrap_or(LastClick { liked: !wish.liked, ..NEVER }))).await?;
         }
         match answer {
@@ -136,24 +136,23 @@ impl Client {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
                 Ok((Clicked::Same { count, at }, Some(counted)))
             }
-            Answer::Unknown(_) => {
-                Err(ClientError::Answer("like.lua got the user's row and still returned that it is unknown"))
-            }
+            Answer::Unknown(_) => Err(ClientError::Answer(
+                "like.lua got the user's row, but answered that it does not know the user's state",
+            )),
         }
     }
 
     /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes, in one round trip
-    /// with the boards. It is for callers that know. Call [`Client::publish`] next. In the layouts `entity` and
-    /// `string` it returns no number.
+    /// with the boards. It is for callers that know that the click changes something. Call [`Client::publish`] next. In
+    /// the layouts `entity` and `string` it returns no number.
     ///
-    /// # Errors
-    /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and [`ClientError::Gain`]:
-    /// nothing was sent. [`ClientError::Redis`]: it may count.
+    /// # Errors [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and
+    /// [`ClientError::Gain`]: nothing was sent. [`ClientError::Redis`]: the click may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
         let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
         require(by_api, || "the daemon counts these likes: call like or unlike instead".to_owned())?;
         if self.shapes.is_some() && liked {
-            // It is not known yet whether the like changes anything. Note it anyway: that costs at most a query.
+            // Note the user even if the like changes nothing: an unneeded note costs at most a query.
             self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;
         }
         let mut calls = vec![self.like_call(&self.cache, target, liked)?];
@@ -175,12 +174,11 @@ impl Client {
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
-    /// Takes back a like that was counted and could not be published, and returns whether it did. It does not if
-    /// another request can still publish the same event, or if the user has clicked again. Call it once for each click.
+    /// Takes back a counted click whose event could not be published. Returns false and changes nothing if another
+    /// request can still publish the same event, or if the user has clicked again. Call it once for each click.
     /// [`Client::like`] and [`Client::unlike`] call it automatically.
     ///
-    /// # Errors
-    /// [`ClientError::Redis`]: it may have been taken back.
+    /// # Errors [`ClientError::Redis`]: the click may have been taken back.
     pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
         let call = self.take_back_call(&self.cache, counted.event)?;
         let answer = self.cache.eval("take back a like", &[call]).await?.pop();
@@ -192,8 +190,8 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in their order. It costs one round
-    /// trip to Redis, and one query per kind with targets that Redis does not know.
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. It costs
+    /// one round trip to Redis, and one query per kind with targets that Redis does not know.
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::Redis`]; [`ClientError::MySql`].
@@ -212,7 +210,8 @@ impl Client {
         Ok(self.store.likers(target, after, limit).await?)
     }
 
-    /// Counts a click if it changes what the user likes, by the clicks in Redis or by `known`, the row in MySQL.
+    /// Counts a click if it changes what the user likes. Redis decides this by the remembered clicks, or by `known`,
+    /// the row in MySQL.
     async fn ask(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let answer = self.ask_once(wish, known).await?;
         match (&answer, &self.shapes) {
@@ -236,13 +235,13 @@ impl Client {
         read_answer(&answer).ok_or(OTHER)
     }
 
-    /// Counts a click while the slot of a Cluster is moving. The keys are on two nodes, so a script can use only one of
-    /// them.
+    /// Counts a click while the slot of a Cluster is moving. The keys are on two nodes, so a script can use only one
+    /// key.
     async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
         let kind = self.kinds.name(wish.target.kind);
         if self.shapes.is_some() && wish.liked {
-            // Note the user before counting. A noted user who doesn't like the target costs a query. A user who likes
-            // it and isn't noted can count twice.
+            // Note the user before counting. A noted user who doesn't like the target costs only a query. But a user
+            // who likes the target and isn't noted can count twice.
             self.cache.note_beside_filter(&kind, wish.target, wish.user).await?;
         }
         let answer =
@@ -255,7 +254,8 @@ impl Client {
         Ok(answer)
     }
 
-    /// Counts a click if it changes something, and updates the target's filter, if there are filters.
+    /// Builds the call that counts a click if it changes something. If there are filters, the call also updates the
+    /// target's filter.
     async fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let call = self.guarded_call(&self.cache, wish, known)?;
         let Some(shapes) = &self.shapes else { return Ok(call) };
@@ -271,13 +271,13 @@ impl Client {
         })
     }
 
-    /// Counts without checking.
+    /// Builds the call that counts without a check.
     fn like_call(&self, cache: &Cache, target: Target, liked: bool) -> Result<Call> {
         let Place { key, part, .. } = self.place(cache, target)?;
         Ok(Call::new(&LIKE_SCRIPT, key).number(target.id).arg(part).arg(word(liked)))
     }
 
-    /// Counts a click if it changes something. A click that already has an `at` keeps it.
+    /// Builds the call that counts a click if it changes something. If the click has an `at`, it keeps this `at`.
     fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let LikeEvent { target, user, at, liked } = click;
         let Place { key, part, bucket } = self.place(cache, target)?;
@@ -304,7 +304,7 @@ impl Client {
         Ok(cache.keys.place(kind, target, self.metric))
     }
 
-    /// Changes the boards, and counts in the second layout. Returns how many boards failed.
+    /// Adds to the boards, and counts in the second layout. Returns how many boards failed.
     async fn add_elsewhere(&self, also: Option<Call>, liked: bool, boards: &[OnBoard<'_>]) -> usize {
         let mut failed = 0;
         let mut calls = Vec::with_capacity(boards.len() + 1);
@@ -336,7 +336,8 @@ impl Client {
     }
 }
 
-/// The like counts nevertheless, and `tallyd layout migrate` finds what the second layout lacks.
+/// Logs a failure of the second layout. The like counts nevertheless, and `tallyd layout migrate` repairs the second
+/// layout.
 pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     if let Some(Err(error)) = answer {
         debug!(event = "also-uncounted", "{}", Chain(&error));
@@ -346,7 +347,10 @@ pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
 /// The like counts nevertheless.
 fn note_board(on: &OnBoard<'_>, error: &(dyn Error + 'static)) -> usize {
     let (board, error) = (on.board, Chain(error).to_string());
-    warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
+    warn!(
+        event = "board-failed",
+        board, error, "adding a like to the board {board} failed, but the like counts: {error}"
+    );
     1
 }
 

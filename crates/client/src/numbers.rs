@@ -1,4 +1,4 @@
-//! Reads the numbers of many targets: from Redis, and the unknown ones from MySQL.
+//! Reads the numbers of many targets from Redis, and numbers that Redis doesn't know from MySQL.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -13,7 +13,7 @@ use tallyd_core::chain::Chain;
 use tallyd_core::model::{Metric, Target};
 use tallyd_redis::read::Found;
 
-/// The timeout of a question to MySQL.
+/// The timeout of a query to MySQL.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// How long MySQL is skipped after it failed to answer.
@@ -22,24 +22,26 @@ const AWAY_FOR: Duration = Duration::from_secs(5);
 /// The most targets that one [`Client::read`] takes.
 pub const READ_TARGETS_MAX: usize = 1_000;
 
-/// MySQL is skipped until this instant, because it failed to answer.
+/// The instant until which MySQL is not asked, because it failed to answer.
 pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
 /// The server that a number was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Redis. It has what API servers have counted until now, and what the daemon has written to MySQL.
+    /// Redis. Redis has all changes that API servers have counted, and all changes that the daemon has written to
+    /// MySQL.
     Redis,
-    /// MySQL, because Redis has lost the number, or it is still being loaded. Changes of the last moments are missing.
+    /// MySQL, because Redis has lost the number, or the daemon is still loading it. Changes of the last moments are
+    /// missing.
     Mysql,
 }
 
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// The value. Never below zero, unless its rule says `below_zero`.
+    /// The number. It is never below zero, unless its rule says `below_zero`.
     pub value: i64,
-    /// The server that it was read from.
+    /// The server that the number was read from.
     pub source: Source,
 }
 
@@ -48,19 +50,20 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// The number of that metric. `None` if no server knows it now, or if `[metrics]` does not name it.
+    /// Returns the number of that metric. Returns `None` if no server knows the number now, or if `[metrics]` does not
+    /// name the metric.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
 }
 
 impl Client {
-    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in their order. It costs one
-    /// round trip to Redis for each 500 targets, and one query of MySQL for each kind with targets that Redis does not
-    /// know.
+    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in the order of `targets`. It
+    /// costs one round trip to Redis for each 500 targets, and one query to MySQL for each kind with targets that Redis
+    /// does not know.
     ///
-    /// Lost numbers are reported in Redis, and a daemon loads them within seconds. Until then at most four calls at a
-    /// time ask MySQL. Other calls return `None` for these numbers. A number that is below zero for a moment is
+    /// The call notes lost numbers in Redis, and a daemon loads them within seconds. Until then, at most four calls at
+    /// a time ask MySQL. Further calls return `None` for these numbers. A number that is below zero for a moment is
     /// returned as zero, unless its rule says `below_zero`.
     ///
     /// # Errors
@@ -71,7 +74,7 @@ impl Client {
         Ok(self.complete(targets, &found).await)
     }
 
-    /// The first half of [`Client::read`], which asks Redis, for callers that limit its time.
+    /// Does the first half of [`Client::read`], which asks Redis. It is for callers that limit the time of each half.
     ///
     /// # Errors
     /// As [`Client::read`].
@@ -81,7 +84,7 @@ impl Client {
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
-            // This is a hint: reading must not fail because of it, for instance on a replica.
+            // Reading must not fail if the note fails, for instance because the server is a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
@@ -89,7 +92,7 @@ impl Client {
         Ok(found)
     }
 
-    /// The second half of [`Client::read`], which asks MySQL for the targets that Redis did not know.
+    /// Does the second half of [`Client::read`], which asks MySQL for the targets that Redis did not know.
     pub async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
         let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
         let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
@@ -115,7 +118,7 @@ impl Client {
         Numbers(self.metrics.iter().enumerate().filter_map(number).collect())
     }
 
-    /// Asks MySQL. `None` if it fails to answer in time, or did so recently.
+    /// Asks MySQL. Returns `None` if MySQL fails to answer in time, or failed recently.
     pub(super) async fn ask_mysql<T>(
         &self,
         unasked: &Unasked,
@@ -132,20 +135,20 @@ impl Client {
                 return Some(answer);
             }
             Ok(Err(error)) => say_unasked(is_away, &Chain(&error).to_string()),
-            Err(_) => say_unasked(is_away, "it did not answer in time"),
+            Err(_) => say_unasked(is_away, "MySQL did not answer in time"),
         }
         away(Some(Instant::now() + AWAY_FOR));
         None
     }
 }
 
-/// Logs an outage once: `former` is set while it lasts.
+/// Logs the first failure of an outage. `former` is set if MySQL failed before.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
         warn!(
             event = "mysql-unasked",
             error,
-            "MySQL failed, so clicks count without a check of what the user likes, and numbers that Redis has lost stay unknown: {error}"
+            "MySQL failed. Clicks count without a check of what the user likes, and numbers that Redis has lost stay unknown: {error}"
         );
     }
 }

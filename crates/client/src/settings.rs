@@ -9,13 +9,14 @@ use tallyd_rabbitmq::config::Amqp;
 use tallyd_redis::config::Redis;
 
 /// The settings of a [`Client`](crate::Client). They must have the values of the daemon's configuration file. With
-/// other names, codes, layouts or prefixes, a client uses other keys than the daemon. Only accounts and time limits may
-/// differ.
+/// different names, codes, layouts or prefixes, the client and the daemon use different keys. Only accounts and time
+/// limits may differ.
 ///
-/// The default is the configuration file's: all servers on 127.0.0.1, the kind `video`, the metric `like`, no boards.
+/// The defaults are those of the configuration file: all servers on 127.0.0.1, the kind `video`, the metric `like`, no
+/// boards.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// `[amqp]`: the broker, and how likes are spread over partitions (`partition_by`).
+    /// `[amqp]`: the broker, and how the client spreads likes over partitions (`partition_by`).
     pub amqp: Amqp,
     /// `[mysql]`: the primary server, for questions that Redis can't answer.
     pub mysql: Mysql,
@@ -23,14 +24,15 @@ pub struct Settings {
     pub redis: Redis,
     /// `[kinds]`: the names of kinds of targets, with their codes (1 to 255).
     pub kinds: Kinds,
-    /// `[metrics]`: the names of the numbers, with their codes (1 to 255). One of them is `like`.
+    /// `[metrics]`: the names of the numbers, with their codes (1 to 255). One name is `like`.
     pub metrics: Metrics,
     /// All blocks `[[board]]`: the leaderboards.
     pub boards: Vec<Board>,
-    /// All blocks `[[rule]]`: how numbers count. The side that counts them in Redis follows the daemons.
+    /// All blocks `[[rule]]`: how numbers count. The daemons' announcement decides which side counts a number in Redis.
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
     pub limits: ClickLimits,
-    /// Whether `[filter] likes_min` is above zero: targets with many likes have Bloom filters, which the client asks before MySQL.
+    /// Whether `[filter] likes_min` is above zero. Then targets with many likes have Bloom filters, and the client asks
+    /// the filter before MySQL.
     pub has_filters: bool,
 }

@@ -1,4 +1,4 @@
-//! The trace of a call. Its messages carry it in the header `traceparent`.
+//! Keeps the trace of a call, for the header `traceparent` of the messages that the call publishes.
 
 use tallyd_core::traceparent;
 
@@ -6,8 +6,8 @@ tokio::task_local! {
     static TRACEPARENT: Option<String>;
 }
 
-/// Runs calls of a [`Client`](crate::Client) that belong to a trace. Each message that they publish has the header
-/// `traceparent` (W3C Trace Context). An invalid value is left out.
+/// Runs calls of a [`Client`](crate::Client) that belong to a trace. Each message that these calls publish has the
+/// header `traceparent` (W3C Trace Context). An invalid `traceparent` is ignored.
 ///
 /// ```no_run
 /// # use tallyd_core::model::{Target, UserId};
@@ -21,7 +21,7 @@ pub async fn traced<T>(traceparent: Option<&str>, calls: impl Future<Output = T>
     TRACEPARENT.scope(valid, calls).await
 }
 
-/// The trace of the calls that run now.
+/// Returns the `traceparent` of the running call.
 pub(crate) fn current() -> Option<String> {
     TRACEPARENT.try_with(Clone::clone).ok().flatten()
 }

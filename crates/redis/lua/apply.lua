@@ -1,32 +1,33 @@
--- Adds outbox rows of one partition to buckets. Each bucket gets the rows once, all of them or none.
+-- Adds outbox rows of one partition to buckets. A bucket gets either all rows or none, and each row once.
 --
 -- KEYS     the buckets; on a Cluster only one
 -- ARGV[1]  the partition
--- ARGV[2]  the lowest mark that a bucket may have
--- ARGV[3]  the highest mark that a bucket may have: the call has everything that the rows after it add to the bucket
+-- ARGV[2]  the lowest accepted mark of a bucket
+-- ARGV[3]  the highest accepted mark of a bucket. The call contains all additions of the rows after this mark
 -- ARGV[4]  the number of the last row
 -- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
 --          or "0,0,1" by metric
 --
--- The bucket holds a mark for each partition: the number of the last row up to which it has everything. The marks are
--- the fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the marks from
--- `_0` on. Partitions from 60000 on belong to maps. The field `_m` lists their marks, as "60001,60007".
+-- A bucket holds a mark for each partition. It contains all rows up to the row with this number. The marks are the
+-- fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the marks from `_0`
+-- on. Partitions from 60000 on belong to maps. The field `_m` lists their marks, as "60001,60007".
 --
 -- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks others.
--- The script skips it. So a call that arrives twice, late, or from two daemons adds nothing twice. Mark and numbers are
--- in the same hash, so Redis can only lose them together.
+-- The script skips it. So a call that arrives twice, late, or from two daemons adds nothing twice. The mark and the
+-- numbers are in the same hash, so Redis can only lose both together.
 --
 -- Returns { left, place, mark, place, mark, ... }. `left` counts the targets that were skipped because their field
--- holds no numbers. The rest are the skipped buckets with their marks. The mark is -1 if the bucket is not a hash.
+-- holds no numbers. The pairs after it are the places of the skipped buckets in KEYS, and their marks. A mark of -1
+-- means that the bucket is not a hash.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition
--- Ids per read or write. Lua's stack holds about 8,000.
+-- The most ids in one read or write. Lua's stack holds about 8,000 values.
 local PIECE = 1000
--- Larger numbers are formatted here, because servers write the largest ones with an exponent.
+-- The script formats larger numbers itself, because servers write the largest numbers with an exponent.
 local PLAIN_MAX = 1e15
 
--- The numbers of a field. nil if it holds something else.
+-- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
@@ -38,7 +39,8 @@ local function read(text)
     return values
 end
 
--- Adds a text to a number. If the text has more digits than a double holds, it is added in two exact steps.
+-- Adds an amount, given as text, to a number. An amount with more digits than a double holds is added in two exact
+-- steps.
 local function plus(value, text)
     local sign, high, low = string.match(text, '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
     if not high then
@@ -47,7 +49,8 @@ local function plus(value, text)
     return value + tonumber(sign .. high) * 1e15 + tonumber(sign .. low)
 end
 
--- The field after the addition. '' if all numbers are zero, nil if the field holds something else.
+-- Returns the field's text after the addition. Returns '' if all numbers are zero, and nil if the field held something
+-- else than numbers.
 local function sum(held, delta)
     if tonumber(delta) and (not held or string.find(held, '^%-?%d+$')) then
         local value = plus(held or 0, delta)
@@ -74,7 +77,8 @@ local function sum(held, delta)
     return table.concat(values, ',', 1, filled)
 end
 
--- Writes the first mark of this partition. All marks below `_o` must exist, so that the number of fields is known.
+-- Adds the fields for the first mark of this partition. Partitions below `_o` without a mark get the mark 0, so `_o`
+-- says how many mark fields exist.
 local function begin_marks(key, fields)
     local marks = redis.call('HMGET', key, '_o', '_m')
     local known = marks[1]
@@ -98,8 +102,8 @@ local function begin_marks(key, fields)
     put('_o', wanted)
 end
 
--- Adds to the targets `from` to `to` after `index`. Returns how many were skipped. The first element of `held` is not a
--- target's.
+-- Adds to the targets `from` to `to` of the bucket whose arguments begin at `index`. Returns how many targets were
+-- skipped. The first element of `held` is the bucket's mark.
 local function add(key, fields, held, index, count, from, to)
     local left, emptied = 0, nil
     local filled = #fields
@@ -138,8 +142,8 @@ for place, key in ipairs(KEYS) do
         answer[#answer + 1] = place
         answer[#answer + 1] = held.err and '-1' or string.format('%.0f', mark)
     else
-        -- The mark is written with the first piece. If memory is full, Redis refuses that write, and nothing was done.
-        -- If it accepts it, it accepts the other pieces, too.
+        -- The mark is written with the first piece. If memory is full, Redis refuses that write, and nothing changes.
+        -- If Redis accepts that write, it accepts the writes of the other pieces, too.
         local fields = { mark_field, last }
         if not held[1] then
             begin_marks(key, fields)

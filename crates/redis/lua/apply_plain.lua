@@ -4,12 +4,12 @@
 -- KEYS[1]  the bucket, which has the marks
 -- KEYS     then the keys of the numbers
 -- ARGV[1]  the partition
--- ARGV     then for each row that has something for this bucket, in order: the row's number, and its count of
---          additions. Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or
---          "string"; the amount
+-- ARGV     then for each row with additions for this bucket, in order: the row's number, and its count of additions.
+--          Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or "string"; the
+--          amount
 --
 -- Returns { left, 1, mark }. `left` counts the numbers that were skipped because their key holds no number. `mark` is
--- the mark before the call. It is -1 if the bucket is not a hash: then nothing is done.
+-- the mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.
 
 local partition = ARGV[1]
 local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o', '_m')
@@ -29,7 +29,7 @@ while ARGV[index] do
                 order[#order + 1] = of
             end
             local sum = added[of][part] or { 0, 0 }
-            -- In two parts, if it has more digits than a double holds.
+            -- An amount with more digits than a double holds is added in two parts.
             local sign, high, low = string.match(ARGV[at + 2], '^(%-?)(%d+)(%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)$')
             added[of][part] = { sum[1] + (high and sign .. high or 0), sum[2] + (high and sign .. low or ARGV[at + 2]) }
         end
@@ -48,7 +48,7 @@ local function put(field, value)
     fields[#fields + 1] = value
 end
 if not kept[1] then
-    -- All marks below `_o` must exist, so that the number of fields is known.
+    -- Partitions below `_o` without a mark get the mark 0, so `_o` says how many mark fields exist.
     local count = tonumber(kept[2] or 0) or 0
     local wanted = tonumber(partition) >= 60000 and count or math.max(count, partition + 1)
     for missing = count, wanted - 1 do
@@ -65,7 +65,7 @@ if not kept[1] then
     put('_o', wanted)
 end
 
--- Write the marks first. If a later command fails, this call must not run again.
+-- Write the marks first. If a later command fails, a repeated call must not add the rows again.
 redis.call('HSET', KEYS[1], unpack(fields))
 local left = 0
 for _, of in ipairs(order) do

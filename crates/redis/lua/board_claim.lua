@@ -1,15 +1,15 @@
 -- Allows only this run to change a board's closed periods from now on.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the notes of which periods were frozen
+-- KEYS[2]  the notes about frozen periods
 -- KEYS     then the live zset of each period that is frozen in MySQL
 -- ARGV[1]  the claim
 -- ARGV[2]  the run's number
 -- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL
 --
--- Returns the generation of this data: the number of the first run that claimed the board. It is lost with all the
--- data, and goes back in time with it. If Redis has gone back to before it had a period, the script writes the note of
--- its freeze again: everything written from now on is late.
+-- Returns the generation of the data in Redis: the number of the first run that claimed the board. If Redis loses its
+-- data or goes back in time, so does the generation. If Redis went back to a state before a period existed, the script
+-- notes again that the period is frozen. Then all members that are written to the period from now on are late.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

@@ -5,11 +5,11 @@
 -- KEYS[3]  the frozen zset
 -- ARGV[1]  the claim of this run
 --
--- Returns  1  it was deleted, or there was none
---          0  late members arrived at the last moment: the frozen zset stays, and they are merged into it
+-- Returns  1  the frozen zset was deleted, or did not exist
+--          0  late members arrived at the last moment. The frozen zset stays, and they must be merged into it first
 --         -1  another run has the claim
 --
--- It uses UNLINK. DEL and expiry free a large zset in one step, and every other client waits meanwhile.
+-- It uses UNLINK. DEL and expiry free a large zset in one step, and all other clients wait for that.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -3,11 +3,11 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
 -- ARGV[1]  the claim of this run
--- ARGV     then scores and members in turn; none to start over
+-- ARGV     then scores and members in turn. Without them the script deletes the zset, to start over
 --
--- The zset expires after a day, unless it was put into its place before.
+-- The zset expires after a day, unless it is moved to its final key before.
 --
--- Returns the zset's number of members. -1 if another run has the claim.
+-- Returns how many members the zset has. Returns -1 if another run has the claim.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

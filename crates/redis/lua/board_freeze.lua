@@ -1,22 +1,23 @@
--- Moves a zset to a new key: the live zset of a closed period, so that clients no longer write to it, or a filled one.
+-- Moves a zset to a new key. The zset is the live zset of a closed period, so clients no longer write to it, or a zset
+-- that was filled.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
 -- KEYS[3]  its new key
--- KEYS[4]  if the new key is the frozen zset: the notes of which periods were frozen
--- KEYS[5]  if the zset was raised: the number of pages that this server received
+-- KEYS[4]  if the new key is the frozen zset: the notes about frozen periods
+-- KEYS[5]  if the zset was raised: the key with the count of pages that this server received
 -- ARGV[1]  the claim of this run
 -- ARGV[2]  the period
--- ARGV[3]  its note: the run that restored it, or 0 if it is the original board
--- ARGV[4]  the number of pages in all
+-- ARGV[3]  the period's note: the number of the run that restored the board, or 0 if it is the original board
+-- ARGV[4]  how many pages there are in all
 --
--- Returns  1  it was moved
---          0  the new key exists: it is never overwritten
+-- Returns  1  the zset was moved
+--          0  the new key exists already, and is never overwritten
 --         -1  another run has the claim
 --         -2  there is no zset
 --         -3  pages are missing: another server has taken over
 --
--- Note and zset change together. Otherwise a failover could separate them.
+-- The note and the zset change in one script, because a failover between two commands could separate them.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,4 +1,5 @@
--- Marks a board with the number of a snapshot, or removes the mark. If the mark is lost, so is the board.
+-- Marks a board with the number of a snapshot, or removes the mark. If the mark is missing later, Redis has lost the
+-- board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the mark
@@ -7,10 +8,10 @@
 -- ARGV[2]  the expected mark; empty for none
 -- ARGV[3]  the new mark; empty for none
 --
--- Returns  1  it was changed
+-- Returns  1  the mark was changed
 --         -1  another run has the claim
 --         -2  there is neither a mark nor a board
---         -3  the mark is missing or another one
+--         -3  the mark is not the expected one
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,14 +1,14 @@
--- Moves one page of members between zsets, adding their scores. It has two uses. A period was frozen: members that were
--- written to it afterwards move into the frozen zset. Redis lost a board: members that were written since move into the
--- restored zset, which then becomes the live one.
+-- Moves one page of members between zsets, adding their scores. It has two uses. After a period was frozen, members
+-- that were written to it too late move into the frozen zset. After Redis lost a board, members that were written since
+-- move into the restored zset. The restored zset then becomes the live one.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset, which has the late members, or the members since the loss
 -- KEYS[3]  the frozen zset, or the restored one
--- KEYS[4]  for a restored zset: the mark of its snapshot. It is deleted with the first page, and set again when the
---          restored zset is the live one. For a frozen zset: the notes of which periods were frozen
+-- KEYS[4]  for a restored zset: the mark of its snapshot. The script deletes the mark with the first page, and sets it
+--          again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
 -- ARGV[1]  the claim of this run
--- ARGV[2]  the most members to move
+-- ARGV[2]  how many members to move at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
 -- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts the moved members
@@ -18,8 +18,9 @@
 --         -2  there is no frozen zset. Nothing is moved, because late members alone are not a board
 --         -4-n  n members were moved, none remain, and the restored zset is the live one
 --
--- Each member is added and removed in one step. So each score is added once, however often and late the script runs. A
--- score that doesn't fit is an error, which names the key and the member. Members that were moved before it stay moved.
+-- Each member is added to one zset and removed from the other in the same script. So each score is added once, even if
+-- the script runs several times or late. If a score doesn't fit, the script fails with an error that names the key and
+-- the member. Members that were moved before the error stay moved.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -50,7 +51,7 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- "earliest": the member reached this number with its late score.
+        -- For "earliest", the low part is that of the late score: with it the member reached this primary number.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')
@@ -67,8 +68,8 @@ if restored and redis.call('EXISTS', KEYS[2]) == 0 then
     return -4 - #page / 2
 end
 if not restored and #page > 0 then
-    -- Count in the same script as the zset changes. If MySQL goes back, the count shows that it lacks the moved
-    -- members.
+    -- The script that changes the zset also counts the members. If MySQL goes back to an older state, the count shows
+    -- that MySQL lacks the moved members.
     local moved = tonumber(redis.call('HGET', KEYS[4], ARGV[5]) or '0')
     redis.call('HSET', KEYS[4], ARGV[5], string.format('%.0f', moved + #page / 2))
 end

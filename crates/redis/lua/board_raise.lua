@@ -1,10 +1,10 @@
--- Raises members of a live board to their scores in MySQL (in a snapshot or an archive) where these are higher. It is
--- used if Redis has an older state of the board.
+-- Raises members of a live board to their scores in MySQL (in a snapshot or an archive), if MySQL's scores are higher.
+-- It is used if Redis has gone back to an older state of the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
--- KEYS[4]  if the board is frozen afterwards: the number of pages that this server received
+-- KEYS[4]  if the board will be frozen afterwards: the key with the count of pages that this server received
 -- ARGV[1]  the claim of this run
 -- ARGV[2]  the number of pages before this one
 -- ARGV     then scores and members in turn
@@ -13,7 +13,7 @@
 --         -1  another run has the claim, or a page before this one is missing because another server has taken over
 --         -2  the board is frozen
 --
--- It adds nothing twice, however often it runs.
+-- Scores are only raised, never added. So the script can run several times.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -1,4 +1,4 @@
--- Sets how long a frozen zset stays.
+-- Sets how long Redis keeps a frozen zset.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the frozen zset

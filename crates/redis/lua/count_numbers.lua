@@ -1,9 +1,9 @@
--- Counts the numbers of a bucket that are not zero.
+-- Counts the nonzero numbers in a bucket.
 --
 -- KEYS[1]  the bucket
 -- ARGV     the places of the metrics in a field's value, from 1
 --
--- Returns the number of fields of the bucket, and the number of these nonzero numbers.
+-- Returns how many fields the bucket has, and how many of these numbers are not zero.
 
 local wanted, last = {}, 0
 for _, place in ipairs(ARGV) do
@@ -13,7 +13,7 @@ end
 local count = 0
 local found = redis.call('HGETALL', KEYS[1])
 for index = 1, #found, 2 do
-    -- Fields that begin with `_` are not targets: they note the load and the marks.
+    -- Fields that begin with `_` are not targets. They hold the state of the load, and the marks.
     if string.byte(found[index]) ~= 95 then
         local place = 0
         for number in string.gmatch(found[index + 1] .. ',', '([^,]*),') do

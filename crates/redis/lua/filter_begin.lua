@@ -4,7 +4,7 @@
 -- KEYS[2]  the key of the new filter
 -- ARGV[1]  the number of the run that builds it
 --
--- Returns 1. 0 if a later run has begun: this run is outdated.
+-- Returns 1. Returns 0 if a later run has begun: then this run is outdated.
 
 if tonumber(redis.call('HGET', KEYS[1], 'building') or 0) > tonumber(ARGV[1]) then
     return 0

@@ -1,11 +1,11 @@
--- Makes readers trust the filters of one epoch, until no run has renewed that for some time.
+-- Makes readers trust the filters of one epoch for some time. Each run of the daemon renews that time.
 --
 -- KEYS[1]  tally:filter:epoch
 -- ARGV[1]  the number of this run
 -- ARGV[2]  the epoch
--- ARGV[3]  for how many seconds
+-- ARGV[3]  how many seconds readers trust them
 --
--- Returns 1. 0 if a later run has called it: this run is outdated.
+-- Returns 1. Returns 0 if a later run has called the script before: then this run is outdated.
 
 if tonumber(redis.call('HGET', KEYS[1], 'run') or 0) > tonumber(ARGV[1]) then
     return 0

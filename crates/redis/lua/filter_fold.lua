@@ -3,12 +3,12 @@
 -- KEYS[1]  the filter
 -- KEYS[2]  its config
 -- KEYS[3]  the users who like the target and are not in its bits yet
--- ARGV[1]  the size of the filter that the bits are for
--- ARGV[2]  its hashIterations
+-- ARGV[1]  the filter size that the bits were computed for
+-- ARGV[2]  the filter's hashIterations
 -- ARGV     then for each user: the id in decimal, and the bits, ARGV[2] of them
 --
--- Returns the number of removed notes. -1 if the filter was replaced, or if a new one is being built, which would lack
--- the users.
+-- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of it. Also
+-- returns -1 if a new filter is being built, because the new filter would lack the users.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'building', 'waiting')
 if
@@ -28,6 +28,6 @@ for place = 3, #ARGV, iterations + 1 do
     taken = taken + redis.call('SREM', KEYS[3], ARGV[place])
 end
 redis.call('HSET', KEYS[2], 'waiting', redis.call('SCARD', KEYS[3]))
--- The notes may have an expiry, if a like was counted while a slot of a Cluster was moving.
+-- The notes have an expiry if a like was counted while the slot of a Cluster was moving.
 redis.call('PERSIST', KEYS[3])
 return taken

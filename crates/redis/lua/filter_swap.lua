@@ -1,7 +1,7 @@
--- Replaces a filter with the one that was built.
+-- Replaces a filter with the newly built one.
 --
 -- KEYS[1]  the filter
--- KEYS[2]  its config: Redisson's fields, and more of tallyd's
+-- KEYS[2]  its config: the fields of Redisson, and further fields of tallyd
 -- KEYS[3]  the users who like the target and are not in its bits yet
 -- KEYS[4]  the key of the new filter
 -- ARGV[1]  the number of the run that built it
@@ -10,8 +10,8 @@
 -- ARGV[7]  the number of the run since which this Redis is trusted
 -- ARGV[8]  the number of further users that may be in it, because Redis remembered their clicks
 --
--- Returns 1. 0 if another run builds the filter, or Redis lost a part of it: then nothing is changed. Users who were
--- noted during the build stay noted, because the filter may lack them.
+-- Returns 1. Returns 0 and changes nothing if another run builds the filter, or if Redis has lost a part of it. Users
+-- who were noted during the build stay noted, because the filter may lack them.
 
 if
     redis.call('HGET', KEYS[2], 'building') ~= ARGV[1]
@@ -20,7 +20,7 @@ if
 then
     return 0
 end
--- Before RENAME, because RENAME would free a large filter in one step.
+-- UNLINK the old filter first, because RENAME would free a large filter in one step.
 redis.call('UNLINK', KEYS[1])
 redis.call('RENAME', KEYS[4], KEYS[1])
 redis.call('PERSIST', KEYS[1])

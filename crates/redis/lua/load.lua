@@ -1,4 +1,4 @@
--- Marks a bucket as being loaded, or as loaded. Until it is loaded, its missing targets are unknown, not zero.
+-- Marks a bucket as being loaded, or as loaded. Until then, the numbers of missing targets are unknown, not zero.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  "begin" or "end"
@@ -12,7 +12,7 @@
 --
 -- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since, or another run loads it.
 
--- Raises the bucket's marks.
+-- Raises the bucket's marks to the numbers in the text.
 local function raise(text)
     local marks, count = {}, redis.call('HGET', KEYS[1], '_o')
     if not count and text == '' then
@@ -22,7 +22,7 @@ local function raise(text)
     for partition = 0, count - 1 do
         marks[partition] = tonumber(redis.call('HGET', KEYS[1], '_' .. partition) or 0)
     end
-    -- Also the marks of maps, and of reconciles.
+    -- Include the marks of maps and of reconciles.
     local beyond = { 65535 }
     for partition in string.gmatch(redis.call('HGET', KEYS[1], '_m') or '', '%d+') do
         beyond[#beyond + 1] = tonumber(partition)
@@ -39,7 +39,7 @@ local function raise(text)
         end
         marks[partition] = math.max(marks[partition] or 0, number)
     end
-    -- All marks below `_o` must exist, so that the number of fields is known.
+    -- Partitions below `_o` without a mark get the mark 0, so `_o` says how many mark fields exist.
     local fields = { '_o', count }
     if #beyond > 1 then
         fields = { '_o', count, '_m', table.concat(beyond, ',', 2) }

@@ -1,5 +1,6 @@
--- Finds commands that the account may not run. ARGV: commands with their arguments, each as JSON. It runs none of them.
--- Returns the names of the commands that the account may not run, or that the server doesn't know.
+-- Checks which commands the account must not run. It runs none of the commands. ARGV has the commands with their
+-- arguments, each as JSON. Returns the names of the commands that the account must not run, or that the server doesn't
+-- know.
 local refused = {}
 for _, text in ipairs(ARGV) do
   local command = cjson.decode(text)

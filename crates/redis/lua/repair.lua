@@ -1,31 +1,32 @@
--- Adds measured drifts to numbers of one bucket, once.
+-- Adds measured drifts to numbers of one bucket. Each drift is added at most once.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  the field `_` as the sample saw it
--- ARGV[2]  the new value of `_`: the same loader, this repair's number
--- ARGV[3]  the latest instant of the repair, by this server's clock. After it another run can have measured
+-- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
+-- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After it, another run can measure
+--          the same drift
 -- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; the amount.
---          "5@12" is for numbers that are also set: it adds only if no number of the bucket was set since the instant
---          12. With "!" at the end it may take the number below zero
+--          "5@12" is for numbers that can also be set: 5 is added only if no number of the bucket was set since the
+--          instant 12. A "!" at the end allows a result below zero
 --
--- Returns for each number  1  it was added
---                          0  it was skipped, because it would have gone below zero
---                          2  it was skipped, because it may have been set, or its field is not a list of numbers
--- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if it is too late.
--- So a repair that timed out and runs late is never added twice.
+-- Returns for each number 1 the amount was added
+--                          0  skipped, because the number would have gone below zero
+--                          2  skipped, because the number may have been set, or its field is not a list of numbers
+-- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
+-- is over. So a repair that timed out and runs late is never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set from the future was made before the clock was put back. Up to five minutes ahead it blocks repairs, because
--- lua/count.lua continues from it.
+-- A set with a time in the future was made before the clock was put back. If it is up to five minutes ahead, it blocks
+-- repairs, because lua/count.lua gives further sets later times than it.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0
 end
--- The numbers of a field. nil if it holds something else.
+-- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)
     local values = {}
     for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do

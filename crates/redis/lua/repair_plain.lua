@@ -1,30 +1,31 @@
--- Adds measured drifts to numbers of one bucket, once, in the layouts string and entity.
+-- Adds measured drifts to numbers of one bucket, in the layouts string and entity. Each drift is added at most once.
 --
 -- KEYS[1]  the bucket: its field `_`
 -- KEYS     then the key of each number
 -- ARGV[1]  the field `_` as the sample saw it
--- ARGV[2]  the new value of `_`: the same loader, this repair's number
--- ARGV[3]  the latest instant of the repair, as in repair.lua
+-- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
+-- ARGV[3]  the latest instant at which the repair can run, as in repair.lua
 -- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
 --          the amount, also as "5@12" and "5!" as in repair.lua
 --
--- Returns for each number  1  it was added
---                          0  it was skipped, because it would have gone below zero
---                          2  it was skipped, because it may have been set
--- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if it is too late.
+-- Returns for each number 1 the amount was added
+--                          0  skipped, because the number would have gone below zero
+--                          2  skipped, because the number may have been set
+-- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
+-- is over.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set from the future was made before the clock was put back. Up to five minutes ahead it blocks repairs, because
--- lua/count.lua continues from it.
+-- A set with a time in the future was made before the clock was put back. If it is up to five minutes ahead, it blocks
+-- repairs, because lua/count.lua gives further sets later times than it.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0
 end
--- Write this first. If a later command fails, this call must not run again.
+-- Write this field first. If a later command fails, a repeated call must not add again.
 redis.call('HSET', KEYS[1], '_', ARGV[2])
 local done = {}
 for index = 2, #KEYS do

@@ -4,13 +4,13 @@
 -- ARGV      the targets' ids in decimal
 --
 -- Returns one text of several parts, separated by \0:
--- * this server's clock in microseconds since the epoch;
+-- * this server's clock in microseconds since the epoch: the cut;
 -- * the field `_` (the loader of the bucket, and the last repair), or nothing;
 -- * each target's field, or nothing;
 -- * the bucket's marks (apply.lua) as "0:17,3:12".
 --
--- It is one text, because each part of a list costs as much as reading a field. A script is atomic. So every like that
--- was counted here before has an `at` before the cut, and every other like has a later one.
+-- It is one text, because each element of a list costs as much as reading a field. A script is atomic. So every like
+-- that was counted in the bucket before this call has an `at` before the cut. Every later like has a later `at`.
 
 local now = redis.call('TIME')
 local found = redis.call('HMGET', KEYS[1], '_o', '_', unpack(ARGV))

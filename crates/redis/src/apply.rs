@@ -2,7 +2,8 @@
 //! (crates/redis/lua/apply.lua).
 //!
 //! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. A bucket that already
-//! has some of these rows answers with its mark. It gets another call, with the sum of the rows after its mark.
+//! has some of these rows answers with its mark. That bucket gets another call, with the sum of the rows after its
+//! mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -13,7 +14,7 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
-/// A row of an outbox, or the part of it that belongs to one bucket: its number and its additions.
+/// The number and the additions of an outbox row. It can also be the part of a row that belongs to one bucket.
 pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
@@ -21,7 +22,7 @@ type Bucket = (Kind, u32);
 /// A row's addition to one metric of a target.
 type Sum = (Bucket, TargetId, u8, i64);
 
-/// Buckets per call. The script blocks other commands for a fraction of a millisecond.
+/// Buckets per call. With this limit, the script blocks other commands only for a fraction of a millisecond.
 const CALL_BUCKETS_MAX: usize = 32;
 
 /// Buckets per pipeline.
@@ -42,25 +43,25 @@ pub struct Applying<'r> {
 struct Pass<'r> {
     kinds: &'r KindNames,
     partition: u16,
-    /// All rows have a higher number than this one.
+    /// The numbers of all rows are higher than this number.
     after: u64,
     rows: &'r [Row],
 }
 
-/// A call with everything that the rows have for some buckets. It must be one call: a second one would find the marks
+/// A call with all additions of the rows to some buckets. It must be one call: a second call would find the marks
 /// already raised.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,
 }
 
-/// Additions that were skipped. A later call could not add them either. A reconcile reports these numbers as drifted or
-/// unknown.
+/// The additions that were skipped. A later call could not make these additions either. A reconcile reports the numbers
+/// as drifted or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Additions to kinds or metrics that the configuration doesn't know.
     pub unknown: u64,
-    /// Numbers whose field holds something else, because someone wrote to it by hand.
+    /// Numbers whose field is not a list of numbers, because someone wrote to the field by hand.
     pub no_numbers: u64,
     /// Buckets that are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
@@ -74,7 +75,7 @@ impl Pass<'_> {
         self.rows.last().map_or(self.after, |(number, _)| *number)
     }
 
-    /// Returns whether `mark` lies between the first and the last row without being one of them.
+    /// Returns whether `mark` is below the last row's number, after `after`, and not the number of any row.
     fn is_unknown(&self, mark: u64) -> bool {
         mark > self.after && mark < self.last() && self.rows.binary_search_by_key(&mark, |(number, _)| *number).is_err()
     }
@@ -86,7 +87,7 @@ impl Applying<'_> {
         self.calls.is_empty() && self.partly.is_empty()
     }
 
-    /// Returns the skipped additions, once all calls were sent.
+    /// Returns the skipped additions. All calls must have been sent.
     ///
     /// # Errors
     /// One of the calls failed, and others may have run. The caller must add all rows again.
@@ -125,8 +126,8 @@ impl Cache {
         is_known.then(|| (target.kind, self.keys.bucket(*target)))
     }
 
-    /// Builds calls with the sum of the rows for each bucket. With `marks`, only for the buckets in it, and only of the
-    /// rows after their marks.
+    /// Builds calls with the sum of the rows for each bucket. With `marks`, it includes only the buckets in `marks`,
+    /// and only the rows after the mark of each bucket.
     fn sum_calls(&self, pass: &Pass<'_>, marks: Option<&HashMap<Bucket, u64>>) -> Vec<BucketCall> {
         let mark_of = |bucket| marks.map_or(Some(pass.after), |marks| marks.get(&bucket).copied());
         let mut additions = Vec::new();
@@ -158,7 +159,7 @@ impl Cache {
         calls
     }
 
-    /// Builds one call per bucket with its rows, for the other layouts.
+    /// Builds one call per bucket with its rows, for the layouts `entity` and `string`.
     fn row_calls(&self, pass: &Pass<'_>) -> Vec<BucketCall> {
         let mut buckets: BTreeMap<Bucket, Vec<Row>> = BTreeMap::new();
         for (number, additions) in pass.rows {
@@ -197,8 +198,8 @@ impl Cache {
         call
     }
 
-    /// Sends the calls of one pipeline. If one fails, the others are still sent: perhaps only one node of a Cluster is
-    /// unreachable.
+    /// Sends the calls of one pipeline. If a call fails, the other calls are still sent: perhaps only one node of a
+    /// Cluster is unreachable.
     ///
     /// # Errors
     /// Redis failed to answer. Any of the calls may have run, or may still run later.
@@ -233,14 +234,14 @@ impl Cache {
         };
         applying.left.unknown_marks += u64::from(applying.pass.is_unknown(mark));
         if let Some(bucket) = bucket.filter(|_| self.is_packed() && mark < applying.pass.last()) {
-            // An older mark means that Redis has gone back to an older state since.
+            // A mark below `after` means that Redis has gone back to an older state since.
             applying.partly.insert(*bucket, mark.max(applying.pass.after));
         }
     }
 }
 
 /// Begins a call for buckets with this mark. If the mark is `after`, the call also accepts lower marks: the rows
-/// between had nothing for these buckets.
+/// between the two marks had no additions for these buckets.
 fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     let lowest = if mark == pass.after { 0 } else { mark };
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
@@ -267,7 +268,7 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// Marks by the position of their bucket in a call. `None` means that the key is not a bucket.
+/// Positions of buckets in a call, each with the bucket's mark. `None` means that the key is not a bucket.
 type Marks = Vec<(usize, Option<u64>)>;
 
 /// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.

@@ -1,9 +1,9 @@
-//! Boards in Redis. The zset of a closed period is frozen, late members are merged into it, it is read in rank order,
-//! and in the end it is deleted.
+//! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into it, reads it in rank
+//! order, and deletes it in the end.
 //!
-//! Every call that changes a closed period carries the number of the archiver's run. The script refuses it unless that
-//! run has the board's claim. So an overtaken run changes nothing, nor does a command that runs late. A call after a
-//! flush of Redis changes nothing either, since the flush also deletes the claim.
+//! Every call that changes a closed period carries the number of the archiver's run. The script refuses the call unless
+//! that run has the board's claim. So an overtaken run or a late command changes nothing. A call after a flush of Redis
+//! changes nothing either, because the flush also deletes the claim.
 //!
 //! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset each of them stalls every other client.
 
@@ -20,7 +20,7 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// Which zsets of a period exist.
+/// The zsets of a period that exist, and the notes about its freeze.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoardKeys {
     /// The zset that clients write to.
@@ -36,23 +36,23 @@ pub struct BoardKeys {
 /// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// It was changed, with the number of changes or members.
+    /// The period was changed. Has the count of changes or members.
     Done(u64),
     /// The zset to change is missing.
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim. Nothing was changed.
     Refused,
-    /// The mark of the board's snapshot is missing, or one of the pages that raised the board. Redis has lost a part of
-    /// it. Nothing was changed.
+    /// Redis has lost a part of the board: the mark of its snapshot, or one of the pages that raised it. Nothing was
+    /// changed.
     Lost,
     /// This many members were moved, and the restored zset is now the live one.
     Put(u64),
 }
 
-/// Members per read when different scores are counted.
+/// Members per read when the daemon counts different scores.
 const DISTINCT_PAGE: u64 = 1_000;
 
-/// The zset of a period to read.
+/// The zset to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zset {
     /// The zset that clients write to.
@@ -64,7 +64,7 @@ pub enum Zset {
 /// The part of a board to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// `count` members after the first `after`.
+    /// `count` members, after skipping the first `after` members.
     Page {
         /// How many members are skipped.
         after: u64,
@@ -74,13 +74,13 @@ pub enum Part<'a> {
     /// A member and its neighbours.
     Around {
         member: &'a [u8],
-        /// At most this many on each side.
+        /// The most neighbours to read on each side.
         count: u64,
     },
 }
 
 impl Cache {
-    /// Returns which zsets the periods have, in the order of `periods`.
+    /// Returns the existing zsets of each period, in the order of `periods`.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
@@ -105,9 +105,9 @@ impl Cache {
         Ok(found)
     }
 
-    /// Moves the live zset to its frozen key, so that clients no longer write to it, and notes that. Returns zero if a
-    /// frozen zset already exists. If the board was raised, `pages` is the number of pages. If Redis lacks one of them,
-    /// the result is [`Changed::Lost`].
+    /// Moves the live zset to its frozen key, so clients no longer write to it, and notes the freeze. Returns zero if a
+    /// frozen zset already exists. If the board was raised, `pages` is the number of pages that raised it. If Redis
+    /// lacks one of these pages, the result is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -160,7 +160,7 @@ impl Cache {
         self.change("delete a frozen board", call).await
     }
 
-    /// Returns the number of members of the live zset and of the frozen one.
+    /// Returns the count of members in the live zset and in the frozen zset.
     pub async fn count_board(&self, at: &BoardPeriod) -> Result<(u64, u64)> {
         const ACTION: &str = "count a board";
         let mut pipeline = Pipeline::new();
@@ -220,7 +220,8 @@ impl Cache {
     }
 
     /// Returns a part of a period that MySQL has no archive of, and how many members the board has. `is_frozen` says
-    /// that MySQL knows of a frozen zset. `None` if Redis has lost that zset.
+    /// whether MySQL knows that the period is frozen. Returns `None` if MySQL knows it and Redis has lost the frozen
+    /// zset.
     pub async fn read_unarchived(
         &self,
         at: &BoardPeriod,
@@ -232,7 +233,7 @@ impl Cache {
         if is_frozen && !keys.frozen {
             return Ok(None);
         }
-        // MySQL may not know yet of a zset that was frozen a moment ago.
+        // If the zset was frozen a moment ago, MySQL may not know it yet.
         let zset = if is_frozen || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
         self.read_board(at, zset, part, ranking).await.map(Some)
     }
@@ -297,7 +298,7 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    /// Begins a call that the script refuses unless the run has the board's claim.
+    /// Begins a call of a script that changes something only if the run has the board's claim.
     pub(super) fn claimed<const KEYS: usize>(
         &self,
         script: &'static super::Script,
@@ -337,7 +338,8 @@ pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
     }
 }
 
-/// Reads the answer of lua/board_read.lua: the board's number of members, the numbers before the page, and the page.
+/// Reads the answer of lua/board_read.lua: the board's count of members, the counts of members before the page, and the
+/// page.
 pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(members), Value::Int(before), Value::Int(higher), page @ ..] = parts.as_slice() else {

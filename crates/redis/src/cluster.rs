@@ -1,9 +1,10 @@
-//! A Redis Cluster. A pipeline is split into one per node, the parts run at the same time, and the answers are put back
-//! in order.
+//! Runs commands on a Redis Cluster. A pipeline is split into one pipeline per node. These run at the same time, and
+//! their answers are put back into the order of the commands.
 //!
-//! A command is sent again only after a node replied that it did not run it: MOVED, ASK, TRYAGAIN. After a lost
+//! A command is sent again only after a node replied that the command did not run: MOVED, ASK, TRYAGAIN. After a lost
 //! connection or a timeout the command may have run, and a like must not be counted twice. The library's own Cluster
-//! connection ensures that only without retries, and then breaks other guarantees: see docs/decisions/0101.
+//! connection never repeats such a command only if its retries are off. But then it breaks other guarantees: see
+//! docs/decisions/0101.
 //!
 //! If a node is unreachable, only its own commands fail.
 
@@ -21,13 +22,15 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// How long a command is retried. A client that counts a like must publish it soon, and most keys have moved by then.
+/// How long a command is retried. It is short, because a client that counts a like must publish it soon. Most moves of
+/// keys end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a command is sent without a pause: to its usual node, to the node of the redirection, and once more.
+/// How often a command is sent before the first pause: to its usual node, to the node of the redirection, and once
+/// more.
 const AT_ONCE: u32 = 3;
 
-/// The first pause. Each further one is twice as long.
+/// The first pause. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The nodes of a Cluster.
@@ -38,16 +41,16 @@ pub(super) struct Cluster {
     /// Nodes that are asked for the rest of the Cluster.
     seeds: Vec<String>,
     links: Mutex<HashMap<String, Arc<Link>>>,
-    /// `None` if it is unknown or has turned out to be wrong.
+    /// `None` if the map is unknown or turned out to be wrong.
     map: tokio::sync::Mutex<Option<Arc<SlotMap>>>,
 }
 
 /// The next destination of a command in a pipeline.
 struct Step {
-    /// Its position in the pipeline.
+    /// The command's position in the pipeline.
     place: usize,
     node: String,
-    /// The slot is moving there: the node would refuse the command without ASKING.
+    /// Whether the slot is moving to this node. Then the node refuses the command without ASKING.
     asking: bool,
 }
 
@@ -57,12 +60,12 @@ struct Answers {
     results: Vec<RedisResult<Value>>,
     /// Commands that did not run yet.
     open: Vec<Step>,
-    /// The map has turned out to be wrong.
+    /// Whether the map of slots turned out to be wrong.
     stale: bool,
 }
 
 impl Cluster {
-    /// The Cluster that `config` names.
+    /// Prepares the links to the nodes that `config` names. It does not connect yet.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let seeds: Vec<String> = [login.address()].into_iter().chain(config.seeds.iter().cloned()).collect();
         let (links, map) = (Mutex::default(), tokio::sync::Mutex::default());
@@ -71,11 +74,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Runs a pipeline and returns the result of each command. If a node is unreachable, each of its commands gets that
-    /// error.
+    /// Runs a pipeline and returns the result of each command. If a node is unreachable, each command for that node
+    /// gets the error.
     ///
-    /// # Errors
-    /// No node answers which node serves which slots.
+    /// # Errors No node returns the map of slots.
     pub(super) async fn run(&self, pipeline: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -136,7 +138,7 @@ impl Cluster {
         results?.pop().unwrap_or(Ok(Value::Nil))
     }
 
-    /// Sends all open commands, to all nodes at the same time.
+    /// Sends the commands that did not run yet, to all nodes at the same time.
     async fn send(&self, commands: &[&Cmd], answers: &mut Answers, began: Instant) {
         let mut parts: BTreeMap<String, Vec<Step>> = BTreeMap::new();
         for step in std::mem::take(&mut answers.open) {
@@ -148,7 +150,7 @@ impl Cluster {
         }
     }
 
-    /// Sends the steps of one node and returns their results.
+    /// Sends the commands for one node and returns their results.
     async fn send_part(
         &self,
         commands: &[&Cmd],
@@ -158,8 +160,8 @@ impl Cluster {
         let mut pipeline = Pipeline::with_capacity(steps.len());
         for step in &steps {
             if step.asking {
-                // ASKING holds for the next command on the connection. In one pipeline no other command can come
-                // between.
+                // ASKING affects only the next command on the connection. In one pipeline, no other command can come
+                // between the two.
                 pipeline.cmd("ASKING");
             }
             if let Some(command) = commands.get(step.place) {
@@ -181,8 +183,7 @@ impl Cluster {
 
     /// Returns the map of slots.
     ///
-    /// # Errors
-    /// No node returned it within the timeout since `began`.
+    /// # Errors No node returned the map before the timeout, which starts at `began`.
     async fn map(&self, began: Instant) -> RedisResult<Arc<SlotMap>> {
         let known = async {
             let mut shared = self.map.lock().await;
@@ -199,8 +200,8 @@ impl Cluster {
         tokio::time::timeout_at(began + self.timeout, known).await.unwrap_or_else(late)
     }
 
-    /// Asks all nodes at the same time and takes the first answer. If that answer is old, the nodes in it will
-    /// redirect.
+    /// Asks all nodes at the same time and takes the first answer. If the map in that answer is old, the nodes will
+    /// redirect commands.
     async fn ask_for_map(&self) -> RedisResult<SlotMap> {
         let known: Vec<(String, Arc<Link>)> =
             self.links().iter().map(|(node, link)| (node.clone(), Arc::clone(link))).collect();
@@ -229,7 +230,7 @@ impl Cluster {
         Err(failed)
     }
 
-    /// Makes the next call ask for the map again, unless another call has replaced it or is replacing it.
+    /// Makes the next call ask for the map again, unless another call has replaced the map or is replacing it.
     fn forget(&self, map: &Arc<SlotMap>) {
         if let Ok(mut shared) = self.map.try_lock()
             && shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, map))
@@ -254,7 +255,7 @@ impl Cluster {
 }
 
 impl Answers {
-    /// Keeps the answers of one node to `steps`, and the commands to send again.
+    /// Stores the answers of one node to `steps`, and the commands that must be sent again.
     fn take(&mut self, steps: Vec<Step>, results: RedisResult<Vec<RedisResult<Value>>>) {
         let results = results.unwrap_or_else(|error| {
             self.stale = true;
@@ -272,7 +273,7 @@ impl Answers {
         }
     }
 
-    /// Returns where to send a command that a node did not run. `None` if it may have run.
+    /// Returns where to send a command again that a node did not run. Returns `None` if the command may have run.
     fn next(&mut self, step: Step, error: &RedisError) -> Option<Step> {
         let ErrorKind::Server(kind) = error.kind() else { return None };
         self.stale |= matches!(kind, ServerErrorKind::Moved | ServerErrorKind::ClusterDown);
@@ -281,7 +282,7 @@ impl Answers {
                 let node = redirected(error.redirect_node()?.0, host(&step.node))?;
                 Some(Step { node, asking: kind == ServerErrorKind::Ask, ..step })
             }
-            // Some of its keys have moved and others not.
+            // Some keys of the command have moved to the other node, and some have not.
             ServerErrorKind::TryAgain => Some(step),
             _ => None,
         }

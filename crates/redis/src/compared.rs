@@ -1,12 +1,12 @@
-//! How far reconciles have compared Redis. Redis itself holds this note, so that it goes back in time together with the
-//! counters.
+//! Notes up to which instant reconciles have compared Redis. Redis itself holds the note, so the note goes back in time
+//! together with the counters.
 
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
 use super::{Cache, Context, Result, Servers, text};
 
-/// The number of notes on a Cluster. They are in that many slots, so that each master has some.
+/// How many notes a Cluster holds, each in its own slot. There are so many that each master has some.
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
@@ -19,7 +19,7 @@ impl Cache {
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Notes that everything up to `cut` was compared.
+    /// Notes that reconciles have compared everything up to `cut`.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);

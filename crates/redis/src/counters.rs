@@ -1,4 +1,4 @@
-//! Counters in Redis: sampled at a cut, repaired by adding, and searched.
+//! Samples, repairs and finds counters in Redis. A repair adds the measured drift.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::{
     COUNT_NUMBERS, Cache, CacheError, Call, Context, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text,
 };
 
-/// The most ids in one call of a script. Lua's stack holds about 8,000.
+/// The most ids in one call of a script. Lua's stack holds about 8,000 values.
 pub const CALL_IDS_MAX: usize = 1_000;
 
 /// Keys per SCAN. One SCAN takes some hundred microseconds.
@@ -23,9 +23,9 @@ const SCANNED_KEYS: usize = 1_000;
 /// The size of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// The number of its fields.
+    /// The count of fields in the bucket.
     pub fields: u64,
-    /// How many numbers of its targets are not zero.
+    /// How many numbers in the bucket are not zero.
     pub numbers: u64,
 }
 
@@ -34,25 +34,25 @@ pub struct Size {
 pub struct Repair {
     pub number: CounterKey,
     pub delta: i64,
-    /// Whether the repair may take the number below zero.
+    /// Whether the repair can take the number below zero.
     pub below_zero: bool,
     /// Repair only if no number of the bucket was set since this instant: a set makes the measured difference invalid.
     pub not_set_since: Option<Micros>,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
-    /// The latest instant of the repair, by Redis' clock.
+    /// The latest instant at which the repair can run, by Redis' clock.
     pub until: Micros,
 }
 
 /// The result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// It was added.
+    /// The amount was added.
     Done,
-    /// It was skipped, because the number would have gone below zero.
+    /// The repair was skipped, because the number would have gone below zero.
     BelowZero,
-    /// It was skipped, because the bucket has changed since the sample or the repair was too late. The next run
-    /// measures again.
+    /// The repair was skipped, because the bucket was changed since the sample, or because the repair was too late. The
+    /// next run measures again.
     Stale,
 }
 
@@ -68,7 +68,7 @@ impl Repaired {
     /// All results.
     pub const ALL: [Self; 3] = [Self::Done, Self::BelowZero, Self::Stale];
 
-    /// The name in the table `repair`.
+    /// The name of the result in the table `repair`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -80,8 +80,8 @@ impl Repaired {
 
 impl Cache {
     /// Returns a sample of each number, in the order of `numbers`. A number has no sample if the configuration doesn't
-    /// know its kind, or if its field or bucket holds something else. Numbers of one target that follow each other are
-    /// read together.
+    /// know its kind. It also has none if its field is not a list of numbers, or if its key is not a bucket. Numbers of
+    /// the same target are read together if they follow each other in `numbers`.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -148,8 +148,8 @@ impl Cache {
         (call, members)
     }
 
-    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call notes `pass`, a
-    /// number that was never used before. A repair is never retried: a call that timed out may still run late.
+    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call notes `pass` in the
+    /// bucket, a number that no call used before. A repair is never retried: a call that timed out may still run late.
     ///
     /// # Errors
     /// Redis failed to answer. It is unknown which repairs ran. Each was added at most once.
@@ -163,11 +163,12 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, they may have seen two states. Apply only those of the first
-            // state.
+            // If two calls sampled numbers of one bucket, they may have seen two states of the bucket. Apply only the
+            // repairs that belong to the first state.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
-            // Make one call per bucket: a second one would no longer be bound to the state of the sample.
+            // Make only one call per bucket. The first call changes the bucket's state, so a second call could not
+            // check the state of the sample.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
             let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
             let call = Call::new(script, self.keys.counters(name, bucket))
@@ -203,7 +204,7 @@ impl Cache {
         Ok(done)
     }
 
-    /// Returns the number of fields of the largest of these buckets of the kind.
+    /// Returns the count of fields in the largest of these buckets.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         const ACTION: &str = "count counters";
         let mut largest = 0;
@@ -224,7 +225,7 @@ impl Cache {
         Ok(largest)
     }
 
-    /// Returns the size of each of these buckets of the kind, counting the `metrics`. For the layout packed.
+    /// Returns the size of each of these buckets. It counts the numbers of `metrics`. For the layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -253,7 +254,7 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// Returns the numbers in these buckets of the kind that are not zero, sorted. For the layout packed.
+    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. For the layout packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -279,7 +280,7 @@ impl Cache {
         Ok(numbers)
     }
 
-    /// The numbers in a field that are not zero.
+    /// Returns the nonzero numbers in a field.
     pub(super) fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
         let layout = self.keys.layout();
         metrics
@@ -288,8 +289,8 @@ impl Cache {
             .filter(|(_, number)| *number != 0)
     }
 
-    /// Returns some targets of the kind that have a key of their own, and the cursor of the next page (`None` at the
-    /// end). A target may appear twice. For the layouts `entity` and `string`: the layout packed has no such keys.
+    /// Returns a page of the targets that have their own key, and the cursor of the next page (`None` at the end). A
+    /// target can appear twice. For the layouts `entity` and `string`: the layout packed has no such keys.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -309,7 +310,7 @@ impl Cache {
         Ok((targets, (next != "0").then(|| next.to_owned())))
     }
 
-    /// Whether numbers are in buckets (the layout packed).
+    /// Returns whether the layout is packed, which keeps numbers in buckets.
     pub fn is_packed(&self) -> bool {
         self.keys.layout().form == Form::Packed
     }
@@ -332,8 +333,9 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// Reads the answer of crates/redis/lua/sample.lua. A number is given by its field in the answer and its metric. If the
-/// field holds something else, the number has no sample. So it is unknown, and never repaired.
+/// Reads the answer of crates/redis/lua/sample.lua. `numbers` has the position of each number's field in the answer,
+/// and the metric. If a field is not a list of numbers, the number has no sample. Then the number is unknown and is
+/// never repaired.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);
@@ -342,7 +344,7 @@ pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Me
     let mut fields: Vec<&[u8]> = parts.collect();
     let offsets = OutboxOffsets::parse(std::str::from_utf8(fields.pop()?).ok()?);
     if fields.len() != numbers.last().map_or(0, |(field, _)| field + 1) {
-        // A field holds a separator. So it is unclear which part belongs to which target.
+        // One of the fields contains a separator, so it is unclear which part belongs to which target.
         return Some(vec![None; numbers.len()]);
     }
     let offsets = offsets?;

@@ -14,15 +14,15 @@ pub enum BoardZset {
     Live,
     /// The zset that is archived.
     Frozen,
-    /// A zset that a restore was filling when it stopped.
+    /// A zset that a restore was filling when the restore stopped.
     Filling,
-    /// A zset that a restore has filled, from the source with that tag.
+    /// A zset that a restore has filled. Has the tag of the source that the members came from.
     Restored(String),
 }
 
 impl Cache {
     /// Erases these clicks, and the gateways' record of them. Returns the number of erased fields. If other requests
-    /// were given the event of an older click, a field with their number stays until the whole hash expires.
+    /// got the event of an older click, a field with the count of these requests stays until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
         let mut forgotten = 0;
@@ -30,7 +30,7 @@ impl Cache {
             let (mut reads, mut fields) = (Pipeline::with_capacity(some.len() * 2), Vec::with_capacity(some.len() * 2));
             for (target, user) in some {
                 let kind = kinds.get(target.kind).unwrap_or_default();
-                // The newer hash comes first, because it becomes the older one.
+                // Read the newer hash first: it can become the older hash between the two reads.
                 for key in self.keys.recent(kind, self.keys.bucket(*target)) {
                     let field = format!("{}:{user}", target.id);
                     reads.cmd("HGET").arg(&key).arg(&field);
@@ -54,8 +54,8 @@ impl Cache {
         Ok(forgotten)
     }
 
-    /// Deletes the keys of a user: the count of clicks, and the clicks that gateways published. Returns the number of
-    /// keys. A dry run only counts them.
+    /// Deletes the keys of a user: the count of clicks, and the clicks that gateways published. Returns the count of
+    /// keys. A dry run deletes nothing.
     pub async fn erase_user(&self, user: UserId, dry_run: bool) -> Result<u64> {
         let mut pipeline = Pipeline::with_capacity(2);
         for key in [self.keys.limit(user), self.keys.published(user)] {
@@ -64,7 +64,7 @@ impl Cache {
         Ok(sum(&self.answers("delete the keys of a user", &pipeline).await?))
     }
 
-    /// Deletes a target's numbers in this layout. Returns the number of fields or keys. A dry run only counts them.
+    /// Deletes a target's numbers in this layout. Returns the count of fields or keys. A dry run deletes nothing.
     pub async fn erase_numbers(&self, kind: &str, metrics: &[Metric], target: Target, dry_run: bool) -> Result<u64> {
         if self.is_packed() {
             let mut command = redis::cmd(if dry_run { "HEXISTS" } else { "HDEL" });
@@ -110,8 +110,7 @@ impl Cache {
 
     /// Deletes a zset that a restore left behind. A restore can create it again.
     ///
-    /// # Errors
-    /// Redis failed to answer. The zset may be deleted.
+    /// # Errors Redis failed to answer. The zset may have been deleted.
     pub async fn drop_zset(&self, at: &BoardPeriod, zset: &BoardZset) -> Result<()> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(self.zset(at, zset));
@@ -129,7 +128,7 @@ impl Cache {
     }
 }
 
-/// Adds up answers that are numbers.
+/// Adds up the answers that are integers.
 fn sum(answers: &[Value]) -> u64 {
     let number = |answer: &Value| if let Value::Int(number) = answer { number.unsigned_abs() } else { 0 };
     answers.iter().map(number).sum()

@@ -1,4 +1,4 @@
-//! Errors of Redis, and how each affects the work.
+//! Errors of Redis, and what the daemon must do after each error.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tallyd_connect::fate::Fate;
@@ -8,7 +8,7 @@ use tallyd_connect::whole::Whole;
 use super::link::NO_REPLICAS;
 use super::login::tls_fault;
 
-/// An error of Redis, or of the connection. Redis holds only derived data: MySQL can restore it.
+/// An error of Redis, or of the connection. Redis holds only derived data, which MySQL can restore.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// Redis returned an error, or failed to answer.
@@ -32,23 +32,23 @@ impl CacheError {
         Self::Command { action, source: Whole(source) }
     }
 
-    /// The answer is not one that the script returns.
+    /// Redis returned an answer that the command or script never gives.
     pub(crate) fn unexpected(action: &'static str, answer: &Value) -> Self {
         let shown = format!("{answer:?}").chars().take(200).collect();
         let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
         Self::Command { action, source: Whole(source) }
     }
 
-    /// How the error affects the work.
+    /// Returns whether a retry can help, and what is wrong otherwise.
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
-            // The configuration says Cluster and the server is none, or the reverse. Or no sentinel, or no master, has
-            // that name.
+            // The configuration says that the server is a node of a Cluster and it is not, or the reverse. Or sentinels
+            // don't know the configured master.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
             _ if is_refusal(source) => Fate::Refused,
             _ if source.code() == Some(NO_REPLICAS) => Fate::Passing,
-            // A key has another type, or holds something else than a number.
+            // A key has another type, or does not hold a number.
             ErrorKind::Extension
             | ErrorKind::UnexpectedReturnType
             | ErrorKind::Server(ServerErrorKind::ResponseError) => Fate::Item,
@@ -56,12 +56,13 @@ impl CacheError {
         }
     }
 
-    /// The command did not run, because its slot is moving and its keys are on two nodes of a Cluster.
+    /// Returns whether the command did not run because a Cluster is moving the slot, so the keys are on two nodes.
     pub fn is_of_a_moving_slot(&self) -> bool {
         self.code() == Some("TRYAGAIN")
     }
 
-    /// The script refused it, or the key has another type. Retrying fails until someone fixes the key.
+    /// Returns whether the script refused the call, or the key has another type. Retries fail until someone fixes the
+    /// key.
     pub(crate) fn is_for_ever(&self) -> bool {
         matches!(self.code(), Some("ERR" | "WRONGTYPE"))
     }

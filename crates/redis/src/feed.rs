@@ -1,4 +1,4 @@
-//! Adds to boards. One call changes all periods that contain an instant.
+//! Adds to members of boards. One call changes all periods that contain an instant.
 
 use redis::Value;
 use tallyd_core::board::Board;
@@ -11,12 +11,12 @@ use super::{BOARD, Cache, CacheError, Call};
 #[derive(Clone, Copy, Debug)]
 pub struct Gain<'a> {
     pub board: &'a str,
-    /// The member that gains.
+    /// The member to add to.
     pub member: &'a [u8],
     /// The column of the board's `score` to add to.
     pub column: &'a str,
     pub delta: i64,
-    /// The instant. It decides the periods.
+    /// The instant. The instant that decides which periods are changed.
     pub at: Micros,
 }
 
@@ -26,18 +26,18 @@ pub struct Once {
     pub partition: u16,
     /// The row's number, and the addition's place in the row, from 1.
     pub place: (u64, usize),
-    /// The previous addition that was sent for the board. `None` if its arrival is known.
+    /// The previous addition that was sent for the board. `None` if that addition has arrived for sure.
     pub after: Option<(u64, usize)>,
 }
 
-/// Why a board refuses an addition. Only another configuration can fix it.
+/// The reason why a board refuses an addition. Only another configuration can fix it.
 #[derive(Debug, thiserror::Error)]
 pub enum GainError {
     /// No board has that name.
     #[error("no [[board]] is named {0}")]
     NoBoard(String),
     /// The board has no such column.
-    #[error("[[board]] {board} has no column {column}: it has {}", .has.join(", "))]
+    #[error("[[board]] {board} has no column {column}: its columns are {}", .has.join(", "))]
     NoColumn {
         board: String,
         /// The requested column.
@@ -94,17 +94,16 @@ impl Cache {
         })
     }
 
-    /// Runs such calls in their order. Returns the errors of calls that the script refused: retrying these would not
-    /// help.
+    /// Runs such calls in their order. Returns the errors of calls that the script refused. Retrying such a call does
+    /// not help.
     ///
-    /// # Errors
-    /// Redis failed to answer, or skipped some of the calls. The caller must send all of them again.
+    /// # Errors Redis failed to answer, or skipped some of the calls. The caller must send all calls again.
     pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<CacheError>> {
         const ACTION: &str = "add to a board";
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {
             match answer {
-                // An earlier addition is missing, so this one was skipped. The caller sends both again.
+                // An earlier addition is missing, so the script skipped this one. The caller must send both again.
                 Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
                 Ok(_) => {}
                 Err(error) if error.is_for_ever() => refused.push(error),

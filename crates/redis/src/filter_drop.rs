@@ -1,5 +1,5 @@
-//! Deletes all Bloom filters of any kind and layout. It finds them by the names of their keys, because the
-//! configuration may no longer have them.
+//! Deletes all Bloom filters of any kind and layout. It finds filters by the names of their keys, because their kind or
+//! layout may no longer be in the configuration.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::{Cache, Context, Result};
 const ACTION: &str = "delete all filters";
 
 impl Cache {
-    /// Deletes the keys of all filters and returns their number. A dry run only counts them. From the first deletion
-    /// on, no reader trusts any filter.
+    /// Deletes the keys of all filters and returns the count of keys. A dry run deletes nothing. It first deletes the
+    /// epoch, so readers stop trusting all filters.
     pub async fn drop_all_filters(&self, dry_run: bool) -> Result<u64> {
         let epoch = self.keys.filter_epoch();
         let mut dropped = if dry_run { 0 } else { self.unlink(std::slice::from_ref(&epoch)).await? };

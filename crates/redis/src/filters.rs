@@ -1,7 +1,7 @@
-//! Bloom filters in Redis: their state, building a new one, replacing the old one, and adding users.
+//! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users.
 //!
-//! Every call that changes a filter names its run, or the shape that it is meant for. If that is outdated, the call
-//! does nothing. So it may arrive twice or late.
+//! Every call that changes a filter carries its run's number, or the shape that the call is meant for. If the run or
+//! the shape is outdated, the call does nothing. So a call can arrive twice or late.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ const FOLD_USERS: usize = 100;
 /// Users that one call notes.
 const NOTE_USERS: usize = 1_000;
 
-/// How long a noted user stays if the target has no filter, in seconds. It is longer than a filter is trusted without a
-/// run.
+/// How long a noted user stays if the target has no filter, in seconds. It is longer than readers trust a filter
+/// without another run.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// Fields or members per step of a scan.
@@ -37,41 +37,41 @@ const SCAN_COUNT: u64 = 1_000;
 /// The state of a target's filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterState {
-    /// `None` while it is built for the first time.
+    /// `None` while the first filter of the target is being built.
     pub shape: Option<Shape>,
     /// The number of users that it was sized for.
     pub expected: u64,
     /// The rate of false positives that it was sized for, as Java writes it.
     pub false_positive: String,
-    /// How often a user was added. It includes users who have since unliked the target.
+    /// How many users were added. It includes users who have since unliked the target.
     pub inserted: u64,
-    /// The number of further users that may be in it: Redis remembered their clicks when the filter was built.
+    /// The count of further users that may be in the filter: Redis remembered their clicks when the filter was built.
     pub others: u64,
-    /// The run that builds a new filter, or stopped while it did.
+    /// The run that is building a new filter, or that stopped during the build.
     pub building: Option<u64>,
-    /// The number of the run since which the Redis that it was built in is trusted.
+    /// The epoch in which the filter was built: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
-    /// The number of users noted beside it.
+    /// The count of users that are noted beside the filter.
     pub waiting: u64,
-    /// Redis has lost a part of it.
+    /// Whether Redis has lost a part of the filter.
     pub is_lost: bool,
 }
 
 /// A new filter that should replace the old one.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// The run that built it.
+    /// The run that built the filter.
     pub run: u64,
     pub shape: Shape,
     /// The number of users that it was sized for.
     pub expected: u64,
     /// The rate of false positives that it was sized for.
     pub false_positive: f64,
-    /// The number of users in it, by MySQL's rows.
+    /// The count of users that came from MySQL's rows.
     pub users: u64,
-    /// The number of users that Redis remembered. Some of them may also be in `users`.
+    /// The count of users that came from clicks that Redis remembers. Some of these users may also be in `users`.
     pub others: u64,
-    /// The number of the run since which this Redis is trusted.
+    /// The epoch: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
 }
 
@@ -91,7 +91,7 @@ impl Cache {
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
             let configs = answers.context(ACTION)?;
-            // Most targets have no filter, and cost only this one command.
+            // Ask further only for targets with a filter. Most targets have none.
             let mut lengths = Pipeline::new();
             for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
                 let [filter, _, added] = self.filter_keys(kinds, *target);
@@ -116,8 +116,8 @@ impl Cache {
         Ok(states)
     }
 
-    /// From now on, scripts note each user who likes one of `targets` beside its filter, until [`Cache::fold_filter`].
-    /// Returns the number of targets for which that holds. It is all of them, unless a later run has begun.
+    /// Makes scripts note each user who likes one of `targets` beside its filter, until [`Cache::fold_filter`]. Returns
+    /// the count of targets for which this succeeded. It is less than all only if a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -128,8 +128,8 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count())
     }
 
-    /// Passes to `each` every user whose last click on the target was a like, as far as Redis remembers clicks. The
-    /// newer clicks are read first, because they become the older ones.
+    /// Passes to `each` every user whose last remembered click on the target was a like. It reads the newer hash of
+    /// clicks first, because this hash can become the older hash between the two reads.
     pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
         const ACTION: &str = "read recent likes";
         let kind = kinds.get(target.kind).unwrap_or_default();
@@ -154,8 +154,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Appends to a filter that `run` builds and that has `from` bytes so far. Returns whether `run` still owns it and
-    /// no part is missing.
+    /// Appends to a filter that `run` builds and that has `from` bytes so far. Returns false if another run builds the
+    /// filter now, or if a part is missing.
     pub async fn write_filter(
         &self,
         kinds: &KindNames,
@@ -182,8 +182,8 @@ impl Cache {
         Ok(true)
     }
 
-    /// Replaces the old filter with the new one and returns whether it did. It does not if another run builds the
-    /// filter, or if Redis has lost a part of it.
+    /// Replaces the old filter with the new one. Returns false and changes nothing if another run builds the filter, or
+    /// if Redis has lost a part of the filter.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -198,11 +198,10 @@ impl Cache {
         Ok(answer == Some(Value::Int(1)))
     }
 
-    /// Sets the bits of the users who are noted beside the filter, and removes those notes. Returns the number of
-    /// users. `None` if the filter has another shape, or is being built.
+    /// Sets the bits of the users who are noted beside the filter, and removes those notes. Returns the count of users.
+    /// Returns `None` if the filter has another shape, is being built, or has lost a part.
     ///
-    /// # Errors
-    /// Redis failed to answer. Some of the users may be done.
+    /// # Errors Redis failed to answer. Some of the users may have been added.
     pub async fn fold_filter(&self, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
         const ACTION: &str = "add users to a filter";
         let [filter, config, added] = self.filter_keys(kinds, target);
@@ -230,14 +229,14 @@ impl Cache {
         }
     }
 
-    /// Makes readers trust filters of this epoch for `keep_s` from now on, and no others. Returns false if a later run
-    /// has called it.
+    /// Makes readers trust only filters of this epoch, for `keep_s` seconds from now on. Returns false if a later run
+    /// has already called it.
     pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
         let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
         Ok(self.eval("set which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
     }
 
-    /// Returns the epoch of the trusted filters. Empty if none is trusted.
+    /// Returns the epoch of the trusted filters. Returns an empty text if no filter is trusted.
     pub async fn filter_epoch(&self) -> Result<String> {
         const ACTION: &str = "read which filters are trusted";
         let mut pipeline = Pipeline::new();
@@ -249,8 +248,7 @@ impl Cache {
 
     /// Deletes filters with all their keys. Readers then ask MySQL.
     ///
-    /// # Errors
-    /// Redis failed to answer. Some of the keys may be deleted.
+    /// # Errors Redis failed to answer. Some of the keys may have been deleted.
     pub async fn drop_filters(&self, kinds: &KindNames, targets: &[Target]) -> Result<()> {
         const ACTION: &str = "delete filters";
         for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
@@ -278,10 +276,10 @@ impl Cache {
         }
     }
 
-    /// Notes beside the filters of targets who likes them. It skips targets without a filter and kinds without a name.
+    /// Notes users beside the filters of targets that they like. It skips targets without a filter and kinds without a
+    /// name.
     ///
-    /// # Errors
-    /// Redis failed to answer. Some of the likers may be noted.
+    /// # Errors Redis failed to answer. Some of the users may have been noted.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
@@ -306,7 +304,7 @@ impl Cache {
         self.keys.next_filter(kinds.get(target.kind).unwrap_or_default(), target)
     }
 
-    /// Runs a scan to its end.
+    /// Runs all steps of a scan, and passes the found items to `read`.
     async fn scan(
         &self,
         action: &'static str,
@@ -335,7 +333,7 @@ impl Cache {
     }
 }
 
-/// Reads a step of a scan.
+/// Reads the answer to a step of a scan: the next cursor and the found items.
 pub(super) fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
     let Value::Array(parts) = answer else { return None };
     let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
@@ -355,7 +353,8 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// Reads a config, and how many users it says are noted beside the filter. `None` if there is no config.
+/// Reads a filter's config: its state, and the count of users that must be noted beside it. Returns `None` if there is
+/// no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

@@ -6,18 +6,18 @@ use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
-/// The field of the notes that holds the generation. No period has this name.
+/// The field of the notes that holds the generation. It is not a valid name of a period.
 pub(super) const GENERATION: &str = "-";
 
-/// The field of the notes that counts the members that were moved into the frozen zset of that period.
+/// Returns the field of the notes that counts the late members that were moved into the period's frozen zset.
 pub(super) fn late_field(period: &str) -> String {
     format!("{period}:late")
 }
 
 impl Cache {
-    /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis has
-    /// gone back to before it had a period, its freeze is noted again. `frozen` has the frozen periods, each with
-    /// MySQL's generation and note.
+    /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis
+    /// went back to a state before a period existed, this notes again that the period is frozen. `frozen` has the
+    /// periods that are frozen in MySQL, each with MySQL's generation and note.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -28,15 +28,15 @@ impl Cache {
         number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// The text of a claim. After a failover that lost a run's number, MySQL may assign that number again. Two
-    /// processes must not both have the claim, so it includes a nonce.
+    /// The text of a claim. A failover of MySQL can lose a run's number. MySQL then assigns the number again. The claim
+    /// includes a nonce, so two processes never have the same claim.
     pub(super) fn claim(&self, run: u64) -> String {
         format!("{run}:{:016x}", self.nonce)
     }
 }
 
-/// Reads the notes of a period, and how many late members were moved. Data that no run has claimed yet is newer than
-/// all that MySQL knows.
+/// Reads the notes of a period, and how many late members were moved. If no run has claimed the data yet, the data is
+/// newer than everything that MySQL knows.
 pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
     let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
     let freeze = |generation| Freeze { generation, note: number(note) };

@@ -1,9 +1,10 @@
-//! Redis, derived from MySQL. This crate has every command and key of the daemon.
+//! The daemon's access to Redis, which holds data derived from MySQL. This crate has every command and key of the
+//! daemon.
 //!
-//! Each server has one connection, shared and pipelined. It is dropped at the first sign of trouble with it or its
-//! server: an I/O error, a timeout, a server that is read-only (a demoted master) or still loading. The next call
-//! connects again. A command that timed out may still run later, so callers send only commands that may run late or
-//! twice. This crate never resends a command that may have run.
+//! Each server has one connection, shared and pipelined. The connection is dropped at the first sign of a problem: an
+//! I/O error, a timeout, a read-only server (a demoted master), or a server that is still loading. The next call
+//! connects again. A command that timed out can still run later. So callers send only commands that are harmless if
+//! they run late or twice. This crate never resends a command that may have run.
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
 
@@ -61,8 +62,8 @@ use link::Link;
 use login::Login;
 use sentinel::Sentinels;
 
-/// The most commands in one pipeline. It must be answered within `[redis] timeout_ms`, and live traffic waits behind
-/// it.
+/// The most commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live traffic
+/// waits for that.
 const PIPELINE_COMMANDS_MAX: usize = 500;
 
 /// Connections that this process has opened.
@@ -78,7 +79,7 @@ pub fn connections_opened() -> u64 {
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
-    /// Tells apart processes whose runs have the same number.
+    /// A random number that distinguishes processes whose runs have the same number.
     nonce: u64,
     /// The names of the keys.
     pub keys: Keys,
@@ -108,9 +109,9 @@ macro_rules! script {
 
 /// Counts a like.
 pub static LIKE: Script = script!("../../../lua/like.lua");
-/// Counts any other number.
+/// Changes any number other than likes.
 pub static COUNT: Script = script!("../../../lua/count.lua");
-/// Takes back a counted like that could not be published.
+/// Takes back a counted click whose event could not be published.
 pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
 /// Limits how often a user may click.
 pub static LIMIT: Script = script!("../../../lua/limit.lua");
@@ -162,7 +163,7 @@ impl Call {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
 
-    /// Adds a key. It must be in the same slot as the first one.
+    /// Adds a key. The key must be in the same slot as the first key.
     pub fn key(mut self, key: String) -> Self {
         self.keys.push(key);
         self
@@ -201,7 +202,7 @@ impl Call {
 }
 
 impl Cache {
-    /// A client of one server, of the master that sentinels watch, or of a Cluster, as the configuration says.
+    /// Makes a client. By the configuration, it uses one server, the master that sentinels watch, or a Cluster.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -219,28 +220,28 @@ impl Cache {
         Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
 
-    /// The same servers with other names of metrics.
+    /// Returns a client of the same servers with other metric names.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { keys: self.keys.named(metrics), ..self.clone() }
     }
 
-    /// The same servers with the second layout, `[redis.also]`. `None` if it is not configured.
+    /// Returns a client of the same servers with the second layout, `[redis.also]`. Returns `None` if no second layout
+    /// is configured.
     ///
-    /// # Errors
-    /// `counter_key` can't be used.
+    /// # Errors `counter_key` is invalid.
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
         let layout = also.layout().map_err(|error| CacheError::wrong("read [redis.also] counter_key", error))?;
         Ok(Some(Self { keys: Keys::new(&config.key_prefix, metrics, layout), ..self.clone() }))
     }
 
-    /// Succeeds if Redis answers. On a Cluster every master must answer.
+    /// Checks that Redis answers. On a Cluster, every master must answer.
     pub async fn ping(&self) -> Result<()> {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
 
-    /// Returns the connected master, as sentinels gave it. `None` without sentinels.
+    /// Returns the address of the connected master, as sentinels gave it. `None` without sentinels.
     pub async fn master(&self) -> Option<String> {
         match &self.servers {
             Servers::One(link) => link.master().await,
@@ -248,8 +249,8 @@ impl Cache {
         }
     }
 
-    /// Returns Redis' clock, which decides an event's `at` and a sample's cut. On a Cluster it is the slowest of the
-    /// clocks: each event that is counted from now on has a later `at`, on any node.
+    /// Returns Redis' clock, which decides an event's `at` and a sample's cut. On a Cluster it is the slowest clock of
+    /// all masters, so each event that is counted from now on has a later `at`.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -262,24 +263,26 @@ impl Cache {
         clocks.into_iter().min().ok_or_else(|| CacheError::unexpected(ACTION, &Value::Nil))
     }
 
-    /// Names the data set in Redis. The name changes after a restart, a failover, and a new replication. On a Cluster,
-    /// it changes with any master.
+    /// Returns a name of the data set in Redis. The name changes after a restart, a failover, and a new replication. On
+    /// a Cluster, it changes if any master does.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
         Ok(name.into_iter().collect::<Vec<_>>().join(" "))
     }
 
-    /// Returns the `maxmemory-policy` of the servers, without duplicates: what Redis evicts if memory is full.
+    /// Returns the `maxmemory-policy` of all servers, without duplicates. It says which keys Redis evicts if memory is
+    /// full.
     pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// Returns what follows `name` in a section of INFO, for all servers. Empty if no server has such a line.
+    /// Returns the text after `name` in a section of INFO, for all servers, without duplicates. The text is empty if a
+    /// server has no such line.
     async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
         let mut command = redis::cmd("INFO");
         command.arg(section);
-        let answers = self.ask_all("ask Redis about itself", command).await?;
+        let answers = self.ask_all("read INFO of Redis", command).await?;
         let line = |answer: &Value| {
             let line = text(answer).and_then(|text| text.lines().find_map(|line| line.strip_prefix(name)));
             line.unwrap_or_default().trim().to_owned()
@@ -289,8 +292,7 @@ impl Cache {
 
     /// Runs the calls in order, in several pipelines, and returns the answer of each.
     ///
-    /// # Errors
-    /// Redis failed to answer, or one call failed. The calls before and after it may have run.
+    /// # Errors Redis failed to answer, or one of the calls failed. All other calls may have run.
     pub async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
         self.eval_each(action, calls).await?.into_iter().collect()
     }
@@ -323,8 +325,8 @@ impl Cache {
         Ok(answers)
     }
 
-    /// Runs a pipeline once and returns the result of each command. On a Cluster, an unreachable node is an error of
-    /// its commands.
+    /// Runs a pipeline once and returns the result of each command. On a Cluster, all commands for an unreachable node
+    /// fail.
     ///
     /// # Errors
     /// The connection failed, or the server refuses writes. The next call makes a new connection.
@@ -350,7 +352,7 @@ impl Cache {
     }
 }
 
-/// The text of an answer.
+/// Returns the text of an answer, if the answer is a text.
 pub fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),

@@ -1,5 +1,5 @@
-//! A connection to one server, or to the master that sentinels name. It is shared and pipelined. It is dropped at the
-//! first sign of trouble with it or its server.
+//! A connection to one server, or to the master that sentinels name. All calls share the connection, and it is
+//! pipelined. It is dropped at the first sign of a problem with the connection or the server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use super::login::Login;
 use super::sentinel::Sentinels;
 use super::{OPENED, text};
 
-/// A master's answer to writes if it has too few replicas (`min-replicas-to-write`).
+/// A master's error code for writes while it has too few replicas (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
 
-/// How often sentinels are asked for the current master while the link is used.
+/// While the link is used, it asks sentinels for the current master at this interval.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// After such a time without use, the link's server may have been replaced.
+/// If the link was not used for this time, it waits for the sentinels' answer: the server may have been replaced.
 const REST: Duration = Duration::from_secs(3);
 
 /// A connection to one server. It connects when first used.
@@ -44,30 +44,29 @@ struct Connected {
     connection: MultiplexedConnection,
     /// The master's address, as sentinels gave it.
     master: Option<String>,
-    /// When the sentinels gave it, or were last asked.
+    /// When sentinels were last asked for the master.
     asked: Instant,
 }
 
 impl Link {
-    /// A link to that server.
+    /// Makes a link to one server.
     pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
         let server = Server::Known(Box::new(login.client()?));
         Ok(Self { server, timeout: login.timeout, node, login, connection: Arc::default() })
     }
 
-    /// A link to the master that sentinels watch.
+    /// Makes a link to the master that sentinels watch.
     pub(super) fn watched(sentinels: Sentinels, login: Login) -> Self {
         let (server, timeout) = (Server::Watched(Arc::new(sentinels)), login.timeout);
         Self { server, timeout, node: false, login, connection: Arc::default() }
     }
 
-    /// Returns the connected master, as sentinels gave it. `None` without sentinels.
+    /// Returns the address of the connected master, as sentinels gave it. `None` without sentinels.
     pub(super) async fn master(&self) -> Option<String> {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }
 
-    /// Runs a pipeline once and returns the result of each command. It connects first if necessary. `time` is the
-    /// timeout.
+    /// Runs a pipeline once, within `time`, and returns the result of each command. It connects first if necessary.
     ///
     /// # Errors
     /// The connection failed, or the server refuses writes. The next call makes a new connection.
@@ -77,7 +76,7 @@ impl Link {
             let mut connection = self.connect().await?;
             pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection).await
         };
-        // The library's own timeouts are set, too. This one works in any state of the connection.
+        // The library has its own timeouts. This further timeout also works in states of the connection that they miss.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
@@ -93,18 +92,18 @@ impl Link {
         Err(failed)
     }
 
-    /// Returns the error if it is about the server or the connection. `None` if it is about the command alone.
+    /// Returns the error if the server or the connection caused it. Returns `None` if only the command is wrong.
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.node => Some(wrong_kind(true)),
-            // A master that has lost its replicas is perhaps no longer the master.
+            // If a master has lost its replicas, another server may be the master now.
             _ if self.is_watched() && error.code() == Some(NO_REPLICAS) => Some(error.clone()),
             _ => is_of_the_server(error).then(|| error.clone()),
         }
     }
 
-    /// Returns whether sentinels name another master now. The question runs in the background. Only after a long pause
-    /// does the caller wait for the answer.
+    /// Returns whether sentinels name another master now. It asks in the background and returns false. Only if the link
+    /// was not used for a long time, the caller waits for the answer.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };
@@ -147,7 +146,7 @@ impl Link {
                 (connection, Some(master))
             }
         };
-        // The account may lack the right to ask. Then the first redirected command shows the mistake.
+        // If the account lacks the right to run INFO, continue: the first redirected command will show a wrong setting.
         match redis::cmd("INFO").arg("cluster").query_async::<Value>(&mut connection).await {
             Ok(answer) => match text(&answer).and_then(|text| text.split_once("cluster_enabled:")) {
                 Some((_, enabled)) if enabled.starts_with('1') != self.node => return Err(wrong_kind(!self.node)),
@@ -162,7 +161,8 @@ impl Link {
     }
 }
 
-/// The server is a node of a Cluster and the configuration says otherwise, or the reverse.
+/// Returns the error for a server that is a node of a Cluster although the configuration says that it is not, or the
+/// reverse.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node {
         "it is a node of a Redis Cluster: set [redis] cluster = true"
@@ -172,7 +172,7 @@ fn wrong_kind(is_node: bool) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, what))
 }
 
-/// The error is about the server or the connection. Another connection may succeed.
+/// Returns whether the server or the connection caused the error. Then another connection may succeed.
 fn is_of_the_server(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

@@ -1,4 +1,4 @@
-//! Buckets that Redis has lost: find them, mark them, and mark them as loaded.
+//! Finds buckets that Redis has lost, marks them as being loaded, and marks them as loaded.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroI64;
@@ -12,7 +12,7 @@ use tallyd_core::outbox::OutboxOffsets;
 use super::counters::pieces;
 use super::{Cache, CacheError, Call, Context, LOAD, Result, text};
 
-/// The most buckets in one load. It keeps 16 bytes of each.
+/// The most buckets in one load. The daemon keeps 16 bytes in memory for each bucket.
 const BUCKETS_MAX: u32 = 1 << 22;
 
 /// Buckets that are being loaded.
@@ -22,20 +22,20 @@ pub struct Lost {
     pub from: u32,
     /// When each bucket from `from` on was marked, by Redis' clock. `None` for buckets that are already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
-    /// The numbers in the buckets at their cuts, except zeros.
+    /// The nonzero numbers that the buckets held at their cuts.
     pub held: HashMap<CounterKey, i64>,
     /// Targets whose field is not a list of numbers, because someone wrote to it by hand.
     pub unreadable: HashSet<Target>,
 }
 
 impl Lost {
-    /// The first bucket that was not checked.
+    /// Returns the first bucket that was not checked.
     pub fn next(&self) -> u32 {
-        // It is at most `BUCKETS_MAX`.
+        // The count of cuts is at most `BUCKETS_MAX`.
         self.from.saturating_add(u32::try_from(self.cuts.len()).unwrap_or(u32::MAX))
     }
 
-    /// The marked buckets, each with its cut.
+    /// Returns the marked buckets, each with its cut.
     pub fn buckets(&self) -> impl Iterator<Item = (u32, Micros)> {
         (self.from..).zip(&self.cuts).filter_map(|(bucket, cut)| Some((bucket, Micros(cut.as_ref()?.get()))))
     }
@@ -46,7 +46,7 @@ impl Lost {
 pub struct Unloaded {
     /// How many buckets are not loaded.
     pub lost: u64,
-    /// Keys that hold something else than a bucket.
+    /// Keys of buckets that do not hold a bucket.
     pub foreign: Vec<String>,
 }
 
@@ -78,13 +78,13 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Finds buckets of the kind that are not loaded, `from` this one on. Marks them as being loaded by `run` and
-    /// returns their numbers of `metrics` at that instant. It does four million buckets, or fewer if they hold more
-    /// than `fields_max` numbers. `outbox` has the last number of each partition's outbox, read before. The load
-    /// contains these rows, so they are never added to the buckets afterwards.
+    /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks these buckets as being
+    /// loaded by `run`, and returns their numbers of `metrics` at that instant. It checks at most four million buckets,
+    /// and stops early if the buckets hold more than `fields_max` numbers. `outbox` has the last row's number of each
+    /// partition's outbox, read before this call. The load contains these rows, so the daemon never adds them to the
+    /// buckets afterwards.
     ///
-    /// # Errors
-    /// Redis failed to answer, or returned something unexpected.
+    /// # Errors Redis failed to answer, or returned an unexpected answer.
     pub async fn begin_load(
         &self,
         (name, kind): (&str, Kind),
@@ -138,8 +138,8 @@ impl Cache {
         Ok(lost)
     }
 
-    /// Marks `buckets` as loaded. It skips buckets that `run` was not loading, or that were flushed since. Returns the
-    /// number of marked buckets.
+    /// Marks `buckets` as loaded. It skips buckets that `run` was not loading, and buckets that were flushed since.
+    /// Returns the count of marked buckets.
     pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
         let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
         let (mut ended, mut calls) = (0, buckets.map(call).peekable());
@@ -151,7 +151,7 @@ impl Cache {
         Ok(ended)
     }
 
-    /// Marks the kind's buckets as not loaded. Returns how many were loaded.
+    /// Marks all buckets of the kind as not loaded. Returns how many buckets were loaded before.
     pub async fn unload(&self, kind: &str) -> Result<u64> {
         const ACTION: &str = "mark buckets";
         let mut unloaded = 0;

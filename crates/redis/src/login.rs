@@ -18,19 +18,19 @@ use crate::config::Redis;
 /// Redis' default port.
 pub(super) const PORT: u16 = 6_379;
 
-/// The [`TlsFault`] that [`Login::explain`] put into an error of the library.
+/// Returns the [`TlsFault`] that [`Login::explain`] put into an error of the library.
 pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
     let held: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
     held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
 }
 
-/// If sent data stays unacknowledged for this time, the connection breaks. The system's default is a quarter of an
-/// hour.
+/// Breaks a connection if the server does not acknowledge sent data within the timeout. The default of Linux is about
+/// 15 minutes.
 fn tcp_settings(timeout: Duration) -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
-/// A server and the login to it.
+/// The address of a server, and the login to it.
 #[derive(Clone)]
 pub(super) struct Login {
     url: ServerUrl,
@@ -40,12 +40,12 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// The login of the configuration.
+    /// Takes the login from the configuration.
     pub(super) fn new(config: &Redis, timeout: Duration) -> Self {
         Self { url: config.url.clone(), tls: config.tls.clone(), timeout }
     }
 
-    /// The same login for another server, given as `host:port`.
+    /// Returns the same login for another server, given as `host:port`.
     pub(super) fn at(&self, address: &str) -> RedisResult<Self> {
         let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "the address is invalid", error));
         Ok(Self { url: self.url.at(address).map_err(wrong)?, ..self.clone() })
@@ -81,7 +81,7 @@ impl Login {
         Client::build_with_tls(info, TlsCertificates { client_tls, root_cert })
     }
 
-    /// Replaces the library's error if a certificate is the cause: says what is wrong with it.
+    /// If a certificate or a TLS setting caused the error, replaces it with an error that says what is wrong.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();

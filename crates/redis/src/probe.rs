@@ -19,7 +19,7 @@ const ON_BOARDS: [&str; 17] = [
 /// The daemon's command on the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on the notes of the cut, and on the announcement of who counts which numbers.
+/// The daemon's commands on the notes of the cut, and on the announcement of which program counts each number.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -28,10 +28,10 @@ const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "S
 /// The daemon's commands on keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];
 
-/// An example target. Its keys follow the naming of all keys.
+/// An example target. Its keys are named like the keys of all targets.
 const EXAMPLE: Target = Target { kind: Kind(1), id: TargetId(1) };
 
-/// Whether the data survives a restart of Redis.
+/// How Redis saves its data, so the data survives a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
     /// Redis logs every write.
@@ -40,16 +40,15 @@ pub enum Persistence {
     Snapshots,
     /// Redis saves nothing.
     None,
-    /// The account has no right to ask.
+    /// The account lacks the right to read this setting.
     Unknown,
 }
 
 impl Cache {
-    /// Returns the commands that the daemon needs, and that its account may not run or a server doesn't know. It runs
-    /// none of them.
+    /// Returns commands that the daemon needs but that its account must not run, or that a server doesn't know. It runs
+    /// none of these commands.
     ///
-    /// # Errors
-    /// Redis failed to answer, or the account may not run scripts.
+    /// # Errors Redis failed to answer, or the account lacks the right to run scripts.
     pub async fn missing_rights(&self, filters: bool) -> Result<Vec<String>> {
         let bucket = self.keys.counters("check", 0);
         let board = self.keys.board("check", "total");
@@ -79,7 +78,8 @@ impl Cache {
         Ok(missing)
     }
 
-    /// Returns a key of a version whose `key_prefix` was empty by default. `None` if the account sees no such key.
+    /// Returns a key of an older version, whose default `key_prefix` was empty. Returns `None` if the account sees no
+    /// such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
         // These notes of a daemon, and all buckets of each kind, exist once it has run.
@@ -96,8 +96,7 @@ impl Cache {
 
     /// Returns the names and versions of the servers, such as `Redis 7.2.4` or `Valkey 9.0.1`, without duplicates.
     ///
-    /// # Errors
-    /// Redis failed to answer, or the account may not ask.
+    /// # Errors Redis failed to answer, or the account lacks the right to ask.
     pub async fn versions(&self) -> Result<Vec<String>> {
         let valkey = self.info("server", "valkey_version:").await?;
         let redis = self.info("server", "redis_version:").await?;
@@ -108,10 +107,9 @@ impl Cache {
         Ok(if valkey.is_empty() { known("Redis", redis) } else { valkey })
     }
 
-    /// Returns whether the data survives a restart. With several servers, it is the weakest setting.
+    /// Returns how Redis saves its data. With several servers, it returns the weakest setting.
     ///
-    /// # Errors
-    /// Redis failed to answer, or the account may not ask.
+    /// # Errors Redis failed to answer, or the account lacks the right to ask.
     pub async fn persistence(&self) -> Result<Persistence> {
         if self.info("persistence", "aof_enabled:").await?.iter().all(|enabled| enabled == "1") {
             return Ok(Persistence::Log);
@@ -135,10 +133,9 @@ impl Cache {
         })
     }
 
-    /// Returns the slowest and the fastest clock. With one server they are the same.
+    /// Returns the slowest and the fastest clock. With one server, both are the same.
     ///
-    /// # Errors
-    /// Redis failed to answer, or the account may not ask.
+    /// # Errors Redis failed to answer, or the account lacks the right to ask.
     pub async fn clocks(&self) -> Result<(Micros, Micros)> {
         const ACTION: &str = "read Redis' clock";
         let mut clocks = Vec::new();
@@ -151,7 +148,8 @@ impl Cache {
     }
 }
 
-/// A command with a valid number of arguments: later versions of Redis 8 refuse to check one with another number.
+/// Returns a command with a valid count of arguments: later versions of Redis 8 refuse to check a command with a wrong
+/// count.
 fn call(name: &str, key: &str) -> String {
     let arguments: &[&str] = match name {
         "EXISTS" | "UNLINK" | "GET" | "HGETALL" | "HKEYS" | "HLEN" | "PERSIST" | "SCARD" | "STRLEN" | "TTL"
@@ -171,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// Commands that no check asks for: asking for them runs them.
+    /// Commands that are not checked, because the check itself runs them.
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
     /// Scripts of the API servers, which have another account.
@@ -201,7 +199,7 @@ mod tests {
         names.into_iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// The words in capitals that follow `before`.
+    /// Returns the words in capitals that follow `before`.
     fn capitals(text: &str, before: &str) -> BTreeSet<String> {
         let words = text.split(before).skip(1);
         let word = |rest: &str| rest.chars().take_while(char::is_ascii_uppercase).collect::<String>();
@@ -249,8 +247,8 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // To drop a layout or all filters, to find the nodes of a Cluster, to note missing buckets (the client does),
-        // to read settings. Also to ask sentinels for the master, and to ask the master for its role.
+        // These commands drop a layout or all filters, find the nodes of a Cluster, note missing buckets (the client
+        // does that), and read settings. They also ask sentinels for the master, and ask the master for its role.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));

@@ -1,5 +1,5 @@
-//! Likes that gateways have published, for a minute. A user sees them before they are in MySQL. Nothing is counted
-//! here.
+//! Remembers clicks that gateways have published, for a minute. So a user sees these clicks before they are in MySQL.
+//! Nothing is counted here.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tallyd_core::model::{Micros, Target, UserId};
 
 use super::{Cache, CacheError, Call, Context, GATEWAY_REMEMBER, Result, text};
 
-/// How long a click is remembered, in seconds. It is longer than an event needs to reach MySQL.
+/// How long a click is remembered, in seconds. This is longer than an event needs to reach MySQL.
 const REMEMBERED_S: u64 = 60;
 
 /// The most clicks of a user that are remembered.
@@ -26,7 +26,8 @@ pub struct Published {
 }
 
 impl Cache {
-    /// Remembers clicks of any users that the broker has accepted. A newer click of the same user and target stays.
+    /// Remembers clicks that the broker has accepted, of any users. A click does not replace a newer click of the same
+    /// user and target.
     pub async fn remember_published(&self, kinds: &KindNames, clicks: &[LikeEvent]) -> Result<()> {
         let mut of_users: BTreeMap<u64, Vec<&LikeEvent>> = BTreeMap::new();
         for click in clicks {

@@ -1,4 +1,4 @@
-//! Numbers as readers see them.
+//! Reads numbers of targets, for API servers and other readers.
 
 use redis::{Pipeline, Value};
 use tallyd_core::keys::{KindNames, LOADED};
@@ -9,12 +9,12 @@ use super::{Cache, CacheError, Call, Context, Result, SAMPLE_PLAIN, text};
 
 const ACTION: &str = "read counters";
 
-/// A reader's result for a target.
+/// The result of reading a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The numbers, in the order of the requested metrics.
     Known(Vec<i64>),
-    /// The numbers are unknown, not zero. Redis is still loading the bucket, or the field holds no numbers, or the
+    /// The numbers are unknown, not zero. Redis is still loading the bucket, the field is not a list of numbers, or the
     /// configuration doesn't know the kind.
     Unknown,
     /// The numbers are unknown, not zero. Redis has lost the bucket.
@@ -22,7 +22,7 @@ pub enum Found {
 }
 
 impl Cache {
-    /// Returns the numbers of `targets`, in their order. It makes one round trip for hundreds of targets.
+    /// Returns the numbers of `targets`, in their order. One round trip reads hundreds of targets.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets
@@ -34,7 +34,8 @@ impl Cache {
             let answers = if self.is_packed() {
                 self.read_packed(some).await?
             } else {
-                // One script per target: a flush between two commands would look like zero.
+                // Use one script per target: if Redis were flushed between two commands, the number would look like
+                // zero.
                 let calls: Vec<Call> =
                     some.iter().map(|(_, target, kind)| self.read_call(kind, *target, metrics)).collect();
                 self.eval(ACTION, &calls).await?
@@ -67,7 +68,7 @@ impl Cache {
     }
 }
 
-/// Reads the answer for one target. `None` if it is something else.
+/// Reads the answer for one target. Returns `None` if the answer has another form.
 pub(super) fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
     let (loaded, numbers): (&str, Vec<Option<i64>>) = match answer {
         Value::Array(parts) => {

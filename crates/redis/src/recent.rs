@@ -1,4 +1,4 @@
-//! The recent clicks of users, as lua/like.lua remembers them.
+//! Reads and writes the recent clicks of users, which lua/like.lua remembers.
 
 use redis::{ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::bloom::Shape;
@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::{Cache, Call, Context, FILTER_HAS, REMEMBER, Result, text};
 
-/// Reads the shape of a filter at the end of a script's answer.
+/// Reads the shape of a filter from the end of a script's answer.
 pub fn shape(parts: &[Value]) -> Option<Shape> {
     let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
     Shape::checked(*size, *iterations)
@@ -21,13 +21,14 @@ pub fn shape(parts: &[Value]) -> Option<Shape> {
 pub enum Seen {
     /// Whether the user likes the target.
     Known(bool),
-    /// Nothing. If other bits could give an answer, it has the shape of the target's filter.
+    /// Nothing. It is unknown whether the user likes the target. If the bits were for another shape, it has the shape
+    /// of the target's filter.
     Unknown(Option<Shape>),
 }
 
 impl Cache {
-    /// Remembers for `keep_s` a click that was counted without lua/like.lua remembering it, unless a newer click is
-    /// remembered. It is a hint: if it fails, a later click may be misjudged.
+    /// Remembers a click for `keep_s`, unless a newer click is remembered. It is for clicks that lua/like.lua has
+    /// counted without remembering them. The call is optional: without it, the script can misjudge a later click.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
@@ -38,7 +39,7 @@ impl Cache {
         }
     }
 
-    /// Returns whether the user likes each of `targets`, in their order, by the last clicks. It makes one round trip.
+    /// Returns whether the user likes each of `targets`, in their order, by the last clicks. It needs one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
         const ACTION: &str = "read recent clicks";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);
@@ -53,13 +54,13 @@ impl Cache {
         }
         let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
         let answers = answers.context(ACTION)?;
-        // The newer of the two clicks comes first.
+        // The click from the newer hash comes first.
         let seen = |clicks: &[Value]| clicks.iter().find_map(liked).map_or(Seen::Unknown(None), Seen::Known);
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// Like [`Cache::recent_likes`], but then also asks the targets' filters of that epoch. Each target comes with the
-    /// known shape of its filter.
+    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of that epoch. Each target comes
+    /// with the known shape of its filter.
     pub async fn filtered_likes(
         &self,
         kinds: &KindNames,
@@ -97,13 +98,13 @@ impl Cache {
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),
                 Ok(Value::Array(parts)) => Seen::Unknown(shape(parts)),
-                // The filter can't answer, so MySQL has to.
+                // The filter can't answer, so the caller must ask MySQL.
                 _ => Seen::Unknown(None),
             };
             seen.push(clicks.iter().find_map(liked).map_or(by_filter, Seen::Known));
         }
         if let Some(call) = untold {
-            // Loads the script for the next page.
+            // Load the script for the next page.
             let mut pipeline = Pipeline::new();
             pipeline.add_command(call.command(true));
             self.run(ACTION, &pipeline).await?;
@@ -112,7 +113,7 @@ impl Cache {
     }
 }
 
-/// Whether a remembered click is a like.
+/// Returns whether a remembered click is a like.
 fn liked(click: &Value) -> Option<bool> {
     match text(click)?.as_bytes().last()? {
         b'+' => Some(true),
@@ -121,7 +122,7 @@ fn liked(click: &Value) -> Option<bool> {
     }
 }
 
-/// The server is new, or SCRIPT FLUSH ran.
+/// Returns whether the server does not know the script: the server is new, or SCRIPT FLUSH ran.
 fn is_unknown_script(answer: &RedisResult<Value>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }

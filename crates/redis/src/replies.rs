@@ -1,4 +1,4 @@
-//! Runs all parsers of Redis' answers, for the fuzz tests (`fuzz/`), which feed them answers that no Redis gives.
+//! Runs all parsers of Redis' answers. The fuzz tests (`fuzz/`) feed the parsers answers that no Redis gives.
 
 use redis::Value;
 use tallyd_core::layout::Layout;
@@ -11,7 +11,7 @@ use super::{boards, counters, filters, read, sentinel, snapshots};
 /// The most targets of a sample in a test.
 const MEMBERS_MAX: usize = 4;
 
-/// Tries every parser on an answer. Returns how many of them accept it.
+/// Tries every parser on an answer. Returns how many parsers accept the answer.
 pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
     let parts: &[Value] = match answer {
         Value::Array(parts) | Value::Set(parts) => parts,
@@ -23,7 +23,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         counters::read_sample(answer, layout, &members).is_some()
     });
     let map = SlotMap::read(answer, "asked");
-    // Look up nodes in each map, too: that is what commands do.
+    // Look up nodes in each map, too, because commands do the same.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
     let could_be = [
         read::read_found(layout, metrics, answer).is_some(),

@@ -10,9 +10,9 @@ const SCANNED_KEYS: usize = 1_000;
 /// The position of a search for keys.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
-    /// The masters that remain to be searched, the current one last. `None` without a Cluster.
+    /// The masters that still must be searched, the current master last. `None` without a Cluster.
     nodes: Vec<Option<String>>,
-    /// The server's own cursor.
+    /// The cursor of the current server.
     cursor: String,
 }
 
@@ -22,7 +22,7 @@ pub enum Held {
     /// The key doesn't exist.
     Nothing,
     Number(i64),
-    /// Something else than a number.
+    /// The key does not hold a number.
     Other,
 }
 
@@ -38,7 +38,7 @@ impl Cache {
         Ok(Some(ScanCursor { nodes, cursor: "0".to_owned() }))
     }
 
-    /// Returns the next keys of the pattern and the next position (`None` at the end). A key may appear twice.
+    /// Returns the next keys that match the pattern, and the next position (`None` at the end). A key can appear twice.
     pub async fn scan_names(
         &self,
         action: &'static str,
@@ -59,7 +59,7 @@ impl Cache {
         let page = || {
             let Value::Array(parts) = &answer else { return None };
             let [next, Value::Array(keys)] = parts.as_slice() else { return None };
-            // tallyd has no keys whose names are not text.
+            // Keys whose names are not text are skipped, because tallyd has none.
             Some((text(next)?.to_owned(), keys.iter().filter_map(text).map(str::to_owned).collect()))
         };
         let (cursor, keys): (String, Vec<String>) = page().ok_or_else(|| CacheError::unexpected(action, &answer))?;

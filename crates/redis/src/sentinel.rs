@@ -1,10 +1,11 @@
 //! Redis Sentinel: finds the master. Sentinels are asked for each new connection, and every second while it is used.
-//! After a failover they leave the old master unchanged for some ten seconds, and everything counted there meanwhile is
-//! lost.
+//! After a failover, sentinels leave the old master unchanged for about ten seconds. Everything that is counted there
+//! in this time is lost.
 //!
-//! All sentinels are asked at the same time. An answer of the majority is taken as soon as it is there. So a sentinel
-//! that is unreachable, cut off from the others or outdated decides nothing. If too few answer, the most frequent
-//! answer is taken. The server itself must agree: if its ROLE is not master, it was demoted or is not promoted yet.
+//! All sentinels are asked at the same time. The client uses an address as soon as the majority has named it. So a
+//! single sentinel that is unreachable, disconnected or outdated decides nothing. If there is no majority, the client
+//! tries the most frequent address first. The server must confirm that it is the master. If its ROLE is not master, it
+//! was demoted or is not promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
 
-/// The longest wait for sentinels.
+/// The longest time to wait for a sentinel's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// All callers within this time share one answer: while the master is unreachable, every call asks.
+/// All callers within this time share one answer, because every call asks while the master is unreachable.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
 /// The master's name for its own role.
@@ -38,7 +39,7 @@ struct Sentinel {
 /// The sentinels of one master.
 pub(super) struct Sentinels {
     sentinels: Vec<Arc<Sentinel>>,
-    /// Their name for the master.
+    /// The name that sentinels use for the master.
     name: String,
     /// The login to the master.
     login: Login,
@@ -49,7 +50,7 @@ pub(super) struct Sentinels {
 /// The sentinels' answer.
 #[derive(Clone, Debug)]
 struct Told {
-    /// More than one if sentinels disagree.
+    /// The addresses that sentinels named as the master: several if sentinels disagree.
     addresses: Vec<String>,
     /// Whether the majority of all sentinels agrees.
     by_most: bool,
@@ -62,7 +63,7 @@ impl Told {
 }
 
 impl Sentinels {
-    /// The sentinels that `config` names.
+    /// Prepares the connections to the sentinels that `config` names.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let mut account = RedisConnectionInfo::default();
         if let Some(password) = &config.sentinel_password {
@@ -78,10 +79,9 @@ impl Sentinels {
         Ok(Self { sentinels, name, login, timeout, told: Mutex::default() })
     }
 
-    /// Connects to the master. Also returns its `host:port`.
+    /// Connects to the master. Returns the connection and the master's `host:port`.
     ///
-    /// # Errors
-    /// No sentinel answers or knows the master, or the master is unreachable, or the server is not a master.
+    /// # Errors No sentinel answers or knows the master, the master is unreachable, or the server is not a master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
@@ -110,15 +110,15 @@ impl Sentinels {
             role => {
                 let role = role.unwrap_or("unknown");
                 Err(no_answer(format!(
-                    "sentinels say that {address} is the master {}, but its ROLE is {role}",
+                    "sentinels name {address} as the master {}, but the ROLE of that server is {role}",
                     self.name
                 )))
             }
         }
     }
 
-    /// Returns whether most sentinels name another master now. A minority may be outdated, so it does not end a working
-    /// link.
+    /// Returns whether most sentinels name another master now. A minority can be outdated, so the link ignores it while
+    /// it works.
     pub(super) async fn have_left(&self, master: &str) -> bool {
         self.told().await.is_ok_and(|told| told.have_left(master))
     }
@@ -145,7 +145,7 @@ impl Sentinels {
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
             if let Some(told) = votes.take(answer) {
-                // Aborting the others would close their connections. They end within `time`.
+                // Don't abort the other tasks, because that would close their connections. They end within `time`.
                 asked.detach_all();
                 return Ok(told);
             }
@@ -168,7 +168,7 @@ impl Votes {
         Self { sentinels, of: BTreeMap::new(), unknown: 0, failed: Vec::new() }
     }
 
-    /// Counts an answer. Returns the result once most sentinels have named the same address.
+    /// Counts an answer. Returns the result as soon as most sentinels have named the same address.
     fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<Told> {
         match answer {
             Ok(Some(address)) => {
@@ -187,14 +187,14 @@ impl Votes {
         }
     }
 
-    /// Returns the result after all have answered or timed out: the named addresses, the most frequent first.
+    /// Returns the result after all sentinels have answered or timed out: the named addresses, the most frequent first.
     fn count(self, name: &str) -> RedisResult<Told> {
         if self.unknown == self.sentinels {
             let text = format!("no sentinel watches a master \"{name}\": fix [redis] sentinel_master");
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
         }
         if self.of.is_empty() {
-            // A refusal is a better explanation than an unreachable sentinel.
+            // Prefer a refusal, because it explains more than an unreachable sentinel.
             let says_more = |error: &&RedisError| error.kind() != ErrorKind::Io || tls_fault(error).is_some();
             let refused = self.failed.iter().find(says_more).or(self.failed.first());
             return Err(refused.cloned().unwrap_or_else(|| no_answer("no sentinel answers".to_owned())));
@@ -206,7 +206,8 @@ impl Votes {
 }
 
 impl Sentinel {
-    /// Returns the address of the master of that name. `None` if the sentinel knows none.
+    /// Asks the sentinel for the address of the master of that name. Returns `None` if the sentinel knows no such
+    /// master.
     async fn ask(&self, name: String, time: Duration) -> RedisResult<Option<String>> {
         let mut shared = self.connection.lock().await;
         let asking = async {
@@ -248,11 +249,10 @@ fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
     let is_password =
         matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == ErrorKind::AuthenticationFailed;
     if is_password {
-        let what =
-            "the sentinel expects another password, or is no sentinel: fix [redis] sentinel_password_file or sentinels";
+        let what = "the sentinel expects another password, or it is not a sentinel: fix [redis] sentinel_password_file or sentinels";
         RedisError::from((ErrorKind::AuthenticationFailed, what, detail))
     } else if error.detail().is_some_and(|text| text.starts_with("unknown command")) {
-        let what = "it is no sentinel: fix [redis] sentinels";
+        let what = "the server is not a sentinel: fix [redis] sentinels";
         RedisError::from((ErrorKind::InvalidClientConfig, what, detail))
     } else {
         RedisError::from((ErrorKind::Io, "a sentinel does not answer", detail))

@@ -1,4 +1,4 @@
-//! Numbers in the site's own keys, for an import.
+//! Reads numbers from the site's own keys, for an import.
 
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::{Kind, TargetId};
@@ -15,21 +15,21 @@ pub struct SiteKeys<'a> {
     pub metric: &'a str,
 }
 
-/// Numbers found in some keys.
+/// The numbers that were found in some keys.
 #[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
     /// Sorted by target, without duplicates.
     pub numbers: Vec<(TargetId, i64)>,
-    /// The number of keys that match the pattern and name no target.
+    /// How many keys match the pattern but contain no target.
     pub ignored: u64,
-    /// A sentence about the first key that holds no number, if there is one.
+    /// An error message about the first key that holds no number, if there is such a key.
     pub fault: Option<String>,
     /// The next position of the scan. `None` at the end.
     pub next: Option<ScanCursor>,
 }
 
 impl Cache {
-    /// Returns the numbers of the next keys of a scan. A key may appear again in a later answer.
+    /// Returns the numbers of the next keys of a scan. A later call can return the same key again.
     pub async fn scan_site_keys(&self, keys: SiteKeys<'_>, from: ScanCursor) -> Result<SiteNumbers> {
         let pattern = keys.template.pattern(keys.kind.0, keys.metric);
         let (names, next) = self.scan_names("find the site's keys", &pattern, from).await?;
@@ -41,7 +41,8 @@ impl Cache {
         Ok(SiteNumbers { numbers, ignored, fault, next })
     }
 
-    /// Returns the numbers of the `targets` that have a key, and a sentence about the first key that holds no number.
+    /// Returns the numbers of the `targets` that have a key, and an error message about the first key that holds no
+    /// number.
     pub async fn site_numbers(
         &self,
         keys: SiteKeys<'_>,

@@ -1,4 +1,4 @@
-//! Which node of a Redis Cluster has which key. It does no I/O.
+//! Finds the node of a Redis Cluster that has a key. It does no I/O.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use redis::{Arg, Cmd, Value};
 /// The number of slots of every Cluster.
 const SLOTS: u16 = 16_384;
 
-/// Which master serves which slots.
+/// The slots that each master serves.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
     /// First slot, last slot, and `host:port`, sorted.
@@ -15,8 +15,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave it. It stands for nodes that don't know their
-    /// own host. `None` if the answer is invalid or no node serves a slot.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. It replaces the host of nodes that
+    /// don't know their own host. Returns `None` if the answer is invalid, or if no node serves a slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();
@@ -24,13 +24,13 @@ impl SlotMap {
         (!ranges.is_empty()).then_some(Self { ranges })
     }
 
-    /// The master that serves the slot. `None` if no node serves it.
+    /// Returns the master that serves the slot, or `None` if no node serves the slot.
     pub(super) fn node(&self, slot: u16) -> Option<&str> {
         let range = self.ranges.partition_point(|(_, last, _)| *last < slot);
         self.ranges.get(range).filter(|(first, ..)| *first <= slot).map(|(.., node)| node.as_str())
     }
 
-    /// All masters that serve slots.
+    /// Returns all masters that serve slots.
     pub(super) fn masters(&self) -> BTreeSet<&str> {
         self.ranges.iter().map(|(.., node)| node.as_str()).collect()
     }
@@ -56,16 +56,16 @@ pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
 
 fn address(host: &str, port: &str, asked: &str) -> Option<String> {
     match host {
-        // The answering node doesn't know yet the name of this node.
+        // The answering node doesn't know the name of this node yet.
         "?" => None,
         "" => Some(format!("{asked}:{port}")),
-        // IPv6, which has brackets only before a port.
+        // An IPv6 address needs brackets before a port.
         host if host.contains(':') && !host.starts_with('[') => Some(format!("[{host}]:{port}")),
         host => Some(format!("{host}:{port}")),
     }
 }
 
-/// The slot of a command's first key. All other keys must be in the same slot.
+/// Returns the slot of a command's first key. All other keys of the command must be in the same slot.
 pub(super) fn slot_of(command: &Cmd) -> u16 {
     let argument = |place: usize| match command.args_iter().nth(place) {
         Some(Arg::Simple(argument)) => argument,
@@ -78,8 +78,8 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     slot(key)
 }
 
-/// The slot of a key: CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If that is missing or empty,
-/// of the whole key.
+/// The slot of a key: CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If there is no such text, or
+/// if it is empty, the CRC-16 of the whole key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_servers() {
-        // Expected values: CLUSTER KEYSLOT of Redis 7.0.
+        // Expected values: These slots are from CLUSTER KEYSLOT of Redis 7.0.
         for (key, expected) in [
             ("", 0),
             ("123456789", 12_739),

@@ -1,7 +1,8 @@
-//! Boards and their snapshots: reads a board while clients write to it, and restores a board.
+//! Reads a board for its snapshot while clients write to the board, and restores a lost board.
 //!
-//! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. An empty server, and
-//! one that was started from an old backup, lack the mark. Each page is read in one script that also checks the mark.
+//! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. An empty server lacks
+//! the mark, and so does a server that was started from an old backup. The script that reads a page also checks the
+//! mark.
 
 use redis::{Pipeline, Value};
 use tallyd_core::model::{BoardMember, BoardPeriod};
@@ -13,38 +14,40 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// A page of a board, or the reason that there is none.
+/// A page of a board, or the reason why the page can't be read.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scanned<T> {
     Page(T),
-    /// The mark is missing or another one: Redis has lost the board.
+    /// The mark is missing or has another number: Redis has lost the board.
     Lost,
     /// The period was frozen.
     Frozen,
-    /// The zset has fewer members than it must have: it was evicted or deleted.
+    /// The zset has fewer members than expected: it was evicted or deleted.
     Shrunk,
 }
 
-/// Some members of a board, and the position of the rest.
+/// Some members of a board, and the cursor to continue at.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScanPage {
     /// The next cursor. `None` at the end.
     pub next: Option<String>,
-    /// The members. Some may have been read before.
+    /// The members. Earlier pages can have the same members.
     pub members: Vec<BoardMember>,
 }
 
-/// A zset that is being restored, of one period and from one source. Each source has its own zset.
+/// A zset that a run restores, for one period and from one source. The restores from different sources use different
+/// zsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Restoring<'a> {
     pub at: &'a BoardPeriod,
     pub tag: &'a str,
-    /// The run that restores it.
+    /// The run that restores the zset.
     pub run: u64,
 }
 
 impl Cache {
-    /// Returns the marks of the periods' last snapshots, in their order. `None` if Redis has lost the board.
+    /// Returns the mark of each period's last snapshot, in the order of `periods`. A mark is `None` if Redis has lost
+    /// the board.
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX) {
@@ -58,7 +61,7 @@ impl Cache {
         Ok(found)
     }
 
-    /// Changes a board's mark from `former` to `new`; `None` stands for no mark. The run must have claimed the board.
+    /// Changes a board's mark from `former` to `new`. `None` means no mark. The run must have claimed the board.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -74,7 +77,7 @@ impl Cache {
         self.change("mark a board", call.arg(text(former)).arg(text(new))).await
     }
 
-    /// Returns the scores of `members` in a live board, in their order.
+    /// Returns the scores of `members` in a live board, in the order of `members`.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -92,8 +95,8 @@ impl Cache {
         scores(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns about `count` members of a live board that has the mark `run` and at least `members_min` members. A
-    /// member that exists during the whole scan is on some page.
+    /// Returns about `count` members of a live board that has the mark `run` and at least `members_min` members. Each
+    /// member that exists during the whole scan is on at least one page.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -111,7 +114,8 @@ impl Cache {
         scanned(answer, scan_page).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns the scores of `members` in a live board, in their order, under the same conditions.
+    /// Returns the scores of `members` in a live board, in the order of `members`, under the conditions of
+    /// [`Cache::scan_board`].
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -132,8 +136,8 @@ impl Cache {
         scanned(answer, scores).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns whether the restored zset is complete, and whether a restore was interrupted. In the second case only
-    /// this zset has the additions since the loss.
+    /// Returns whether the restored zset is complete, and whether a restore was interrupted after it began to move
+    /// members. If it was, only this zset has the moved additions since the loss.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
@@ -142,8 +146,8 @@ impl Cache {
         Ok((ttl != Value::Int(-2), ttl == Value::Int(-1)))
     }
 
-    /// Adds members to the zset that is being filled, and returns its number of members. Without members it starts
-    /// over.
+    /// Adds members to the zset that is being filled, and returns the zset's count of members. Without `members` it
+    /// deletes the zset, to start over.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -161,7 +165,7 @@ impl Cache {
         self.change("end the filling of a board", call).await
     }
 
-    /// Puts the restored zset in the place of the frozen one, and notes the run. Returns zero if a frozen one exists.
+    /// Makes the restored zset the frozen one, and notes the run. Returns zero if a frozen zset exists.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -170,8 +174,8 @@ impl Cache {
         self.change("restore a frozen board", call).await
     }
 
-    /// Moves at most `members_max` members of the live zset into the restored one: the members that were added since
-    /// the loss. Once none remain, the restored zset becomes the live one and gets `mark`.
+    /// Moves at most `members_max` members, which were added since the loss, from the live zset into the restored one.
+    /// When no members remain, the restored zset becomes the live one and gets `mark`.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -181,8 +185,8 @@ impl Cache {
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises members of a live board whose scores are too low, and returns their number. `pages_before` is for a board
-    /// that is to be frozen afterwards: it is the number of pages that must already have arrived.
+    /// Raises members of a live board whose scores are too low, and returns the count of raised members. `pages_before`
+    /// is for a board that will be frozen afterwards: the count of pages that must have arrived before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -216,12 +220,12 @@ impl Cache {
     }
 }
 
-/// Adds score and member. The score has the shortest digits that parse to exactly the same number.
+/// Adds score and member to the call. The score has the shortest digits that parse to exactly the same number.
 fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
-/// Reads the answer of crates/redis/lua/board_scan.lua. If it is something else, returns it as the error.
+/// Reads the answer of crates/redis/lua/board_scan.lua. Returns an unexpected answer as the error.
 pub(super) fn scanned<T>(
     answer: Value,
     read: impl FnOnce(&Value) -> Option<T>,

@@ -1,4 +1,4 @@
-//! How Redis keeps buckets compact, and which keys a layout has.
+//! Estimates how compact Redis stores buckets, and deletes all keys of a layout.
 
 use redis::{Cmd, Pipeline, Value};
 use tallyd_connect::fate::Fate;
@@ -9,7 +9,7 @@ use tallyd_core::model::{Metric, Target};
 use super::counters::pieces;
 use super::{Cache, Context, Result, text};
 
-/// The setting for the most fields of a hash that Redis keeps compact.
+/// The setting of Redis for the most fields that a compact hash can have.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
 
 /// The default of this setting in Redis 7 and 8 and Valkey 8 and 9.
@@ -18,16 +18,18 @@ pub const LISTPACK_FIELDS: u64 = 512;
 /// The most targets per bucket on average. Fewer targets cost more memory for keys, more targets cost more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
-/// The digits of a number of a popular target.
+/// How many digits a popular target's number has.
 const DIGITS: u64 = 7;
 
 impl Cache {
-    /// Returns the smallest compact limit of all servers. `None` if a server is unreachable or refuses to answer.
+    /// Returns the smallest limit of fields of a compact hash on any server. Returns `None` if a server is unreachable
+    /// or refuses to answer.
     pub async fn listpack_fields(&self) -> Option<u64> {
         self.setting(LISTPACK_ENTRIES).await.ok().flatten()
     }
 
-    /// Returns the smallest value that any server has for a numeric setting. `None` if the account lacks `CONFIG GET`.
+    /// Returns the smallest value that any server has for a numeric setting. Returns `None` if the account lacks the
+    /// right to `CONFIG GET`.
     pub async fn setting(&self, name: &str) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -46,9 +48,9 @@ impl Cache {
         Ok(answers.iter().map(limit).collect::<Option<Vec<u64>>>().and_then(|limits| limits.into_iter().min()))
     }
 
-    /// Deletes a layout's keys, which no client should use any more, and returns their number. A dry run only counts
-    /// them. The marks of loaded buckets go first: a client that still reads finds unknown numbers, not zeros. In the
-    /// layout `entity`, other fields of a hash stay.
+    /// Deletes the keys of a layout that no client should use any more, and returns the count of deleted keys. A dry
+    /// run deletes nothing. It deletes the marks of loaded buckets first, so a client that still reads finds unknown
+    /// numbers, not zeros. In the layout `entity`, other fields of a hash stay.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {
@@ -98,7 +100,7 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// Returns how many of the commands answer with one.
+    /// Runs the commands. Returns how many of them return 1.
     pub(super) async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
         const ACTION: &str = "delete the keys of a layout";
         let mut ones = 0;
@@ -116,22 +118,22 @@ impl Cache {
     }
 }
 
-/// Estimates the number of fields in the largest bucket of a layout, where buckets hold `mean` fields on average.
-/// Targets are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds
-/// `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). The result includes the fields that belong to no
-/// target.
+/// Estimates the count of fields in the largest bucket of a layout whose buckets hold `mean` fields on average. Targets
+/// are spread randomly (Poisson). With 2^n buckets, hardly any bucket exceeds `mean + sqrt(2 mean ln 2^n) + ln(2^n) /
+/// 3` (Bernstein's inequality). The result includes the fields that belong to no target.
 pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     let buckets = f64::from(layout.buckets()).ln();
     (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)
 }
 
-/// The `bucket_bits` that suit this number of targets.
+/// Returns the `bucket_bits` that suit this count of targets.
 pub fn suited_bits(targets: u64) -> u8 {
     let buckets = (targets as f64 / FIELDS_MEAN_MAX).max(1.0);
     buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8
 }
 
-/// The length of a popular target's field. A code is a place in the field, and places without a metric hold a zero.
+/// Returns the length of a popular target's field in bytes. A metric's code is its place in the field, and places
+/// without a metric hold a zero.
 pub fn field_bytes(metrics: &[Metric]) -> u64 {
     let places = metrics.iter().map(|metric| u64::from(metric.0)).max().unwrap_or(0);
     places * 2 + metrics.len() as u64 * (DIGITS - 1)

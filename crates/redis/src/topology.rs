@@ -35,14 +35,13 @@ pub struct Watched {
 }
 
 impl Topology {
-    /// Asks the server at `[redis] url`. It ignores the settings for Cluster and sentinels.
+    /// Asks the server at `[redis] url`. The settings for a Cluster and for sentinels are ignored.
     ///
-    /// # Errors
-    /// The server is unreachable, or the account may not ask.
+    /// # Errors The server is unreachable, or the account lacks the right to ask.
     pub async fn find(config: &Redis) -> Result<Self> {
         let mut connection = connect(config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.context(ACTION)?;
-        // Valkey calls it server_mode.
+        // Redis calls the line redis_mode, and Valkey server_mode.
         let mode = info.lines().find_map(|line| line.split_once("_mode:")).map_or("", |(_, mode)| mode.trim());
         Ok(match mode {
             "cluster" => {
@@ -56,7 +55,8 @@ impl Topology {
     }
 }
 
-/// Connects with the account of the address. If that is refused, it tries the sentinels' account.
+/// Connects with the account in the URL. If the server refuses that account, it tries the sentinels' account, and then
+/// no account.
 async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
     let timeout = Duration::from_millis(config.timeout_ms);
     let login = Login::new(config, timeout);
@@ -83,7 +83,7 @@ async fn connect(config: &Redis) -> Result<MultiplexedConnection> {
     Err(refused.unwrap_or_else(|| CacheError::wrong(ACTION, "no account fits".to_owned())))
 }
 
-/// `host:port` of a line of CLUSTER NODES. `None` for a node that has failed or is not known yet.
+/// Returns the `host:port` in a line of CLUSTER NODES. Returns `None` for a node that has failed or is not known yet.
 fn node(line: &str) -> Option<String> {
     let mut words = line.split(' ').skip(1);
     let (address, flags) = (words.next()?, words.next()?);

@@ -1,11 +1,11 @@
-//! The announcement in Redis by which daemons tell clients which program counts each number (`tallyd_core::writers`).
+//! The text in Redis that tells clients which program counts each number (`tallyd_core::writers`). Daemons write it.
 
 use redis::{Pipeline, Value};
 
 use super::{Cache, Context, Result, text};
 
 impl Cache {
-    /// Returns the last announced text. `None` if Redis has none.
+    /// Returns the announced text, or `None` if Redis has none.
     pub async fn writers(&self) -> Result<Option<String>> {
         const ACTION: &str = "read who counts which numbers";
         let mut pipeline = Pipeline::new();

@@ -1,4 +1,4 @@
-//! Compares pages, neighbours and friends with a naive model.
+//! Compares the pages, neighbours and friends of a board with a naive model.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ const RANKINGS: [Ranking; 3] = [Ranking::Ordinal, Ranking::Competition, Ranking:
 
 const TOTAL: (&str, PeriodKind) = ("videos", PeriodKind::Total);
 
-/// Members with (likes, comments).
+/// Members with their counts of likes and comments.
 type Model = BTreeMap<Vec<u8>, (u64, u64)>;
 
-/// Places all members one by one.
+/// Computes the places of all members, one by one.
 fn placed(model: &Model, ranking: Ranking) -> Vec<(u64, Vec<u8>, (u64, u64))> {
     let mut board: Vec<_> = model.iter().collect();
     board.sort_unstable_by(|a, b| (b.1, b.0).cmp(&(a.1, a.0)));
@@ -138,7 +138,7 @@ async fn a_like_counts_on_all_current_periods_of_its_boards() {
     assert!(left.as_secs() <= 86_400, "{left:?}");
     assert_eq!(client.board_ends_in("videos", PeriodKind::Total).unwrap(), None);
     let error = client.add_to_board(on[0], "share", 1).await.unwrap_err().to_string();
-    assert!(error.contains("has no column share: it has like, comment"), "{error}");
+    assert!(error.contains("has no column share: its columns are like, comment"), "{error}");
     let error = client.board_page(("videos", PeriodKind::Week), 1, 1, Ranking::Ordinal).await.unwrap_err().to_string();
     assert!(error.contains("no [[board]] is named videos and has period \"week\""), "{error}");
     world.close().await;

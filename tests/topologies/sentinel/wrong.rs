@@ -1,4 +1,4 @@
-//! Sentinels with a wrong answer, and a wrong configuration.
+//! Sentinels with wrong answers, and wrong configurations.
 
 use std::process::Output;
 
@@ -21,7 +21,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     };
     let master = group.master().await.unwrap();
     says(&check(&[]), 0, &format!("{} is the master tally, according to its sentinels", group.server(master)));
-    // One unreachable sentinel of three does not matter.
+    // One sentinel of three is unreachable, which is no problem.
     let [one, two, _] = group.sentinels().try_into().unwrap();
     let away = format!("[\"127.0.0.1:1\", \"{one}\", \"{two}\"]");
     says(&check(&[("TALLYD__REDIS__SENTINELS", &away)]), 0, "is the master tally");
@@ -42,7 +42,7 @@ async fn what_is_wrong_with_sentinels_is_said() {
     world.write(&without.join("\n"));
     says(&check(&[]), 78, "fix [redis] sentinel_password_file");
     let server = format!("[\"{}\"]", group.server(master));
-    says(&check(&[("TALLYD__REDIS__SENTINELS", &server)]), 78, "it is no sentinel: fix [redis] sentinels");
+    says(&check(&[("TALLYD__REDIS__SENTINELS", &server)]), 78, "the server is not a sentinel: fix [redis] sentinels");
 
     let replica = (master + 1) % 3;
     let (_sentinel, mistaken) = group.mistaken(replica);
@@ -50,9 +50,12 @@ async fn what_is_wrong_with_sentinels_is_said() {
         ("TALLYD__REDIS__SENTINELS", format!("[\"{mistaken}\"]")),
         ("TALLYD__REDIS__SENTINEL_MASTER", "other".to_owned()),
     ];
-    super::eventually("the mistaken one answers", || async {
+    super::eventually("the mistaken sentinel answers", || async {
         let output = world.command().envs(others.clone()).args(["config", "check"]).output().unwrap();
-        let said = format!("sentinels say that {} is the master other, but its ROLE is slave", group.server(replica));
+        let said = format!(
+            "sentinels name {} as the master other, but the ROLE of that server is slave",
+            group.server(replica)
+        );
         output.status.code() == Some(75) && stderr(&output).contains(&said)
     })
     .await;
