@@ -74,7 +74,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     eventually("a rejected reload is reported", || async { told_now(&world).contains(refused) }).await;
     world.write(ANY);
     daemon.signal("HUP");
-    eventually("an accepted reload ends it", || async { !told_now(&world).contains(refused) }).await;
+    eventually("after an accepted reload the line is gone", || async { !told_now(&world).contains(refused) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -85,7 +85,7 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
-    // With this configuration no server can be reached and no password read, and it is invalid.
+    // This configuration is invalid, and with it no server can be reached and no password can be read.
     let broken = fs::read_to_string(world.config_path()).unwrap();
     let broken = broken.replace("[mysql]", "[mysql]\npassword_file = \"/nowhere\"\nunknown = 1");
     let config = world.folder.path().join("broken.toml");
@@ -96,15 +96,17 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     let mut watching = command.stdout(File::create(&shown).unwrap()).spawn().unwrap();
     let separator = format!("{}\n", "-".repeat(80));
     let said = |text: &str| fs::read_to_string(&shown).unwrap().contains(text);
-    eventually("it is shown twice", || async { fs::read_to_string(&shown).unwrap().matches(&separator).count() >= 2 })
-        .await;
+    eventually("the status is printed twice", || async {
+        fs::read_to_string(&shown).unwrap().matches(&separator).count() >= 2
+    })
+    .await;
     daemon.kill();
     let away = format!("no daemon answers at http://127.0.0.1:{port}/: ");
     eventually("the daemon is reported as unreachable", || async { said(&away) }).await;
     assert!(said("before that:\n\ntallyd "));
     fs::write(&shown, "").unwrap();
     let daemon = world.daemon();
-    eventually("the new daemon is shown", || async { said(&format!(":{} ", daemon.child.id())) }).await;
+    eventually("the restarted daemon is shown", || async { said(&format!(":{} ", daemon.child.id())) }).await;
     assert!(Command::new("kill").arg("-INT").arg(watching.id().to_string()).status().unwrap().success());
     assert_eq!(watching.wait().unwrap().code(), Some(0));
     assert!(daemon.stop().success());
@@ -162,7 +164,7 @@ async fn what_is_no_admin_port_is_no_healthy_daemon() {
     let world = World::new("healthcheck_other", ANY).await;
     let daemon = world.daemon();
     let url = url(&daemon).await;
-    // There is nothing below this path, as behind a misconfigured proxy.
+    // This path does not exist, as behind a misconfigured proxy.
     let elsewhere = format!("{url}/other/");
     assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
     assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: unknown path");

@@ -13,7 +13,7 @@ use tallyd_core::model::Target;
 
 use super::common::{World, stderr, stdout, target};
 
-/// The board that counts clicks.
+/// The board that counts the clicks.
 pub const BOARD: &str = "clicked";
 
 /// A client under examples/.
@@ -26,7 +26,7 @@ pub enum Example {
 impl Example {
     pub const ALL: [Self; 2] = [Self::Python, Self::Node];
 
-    /// The part of the world's name.
+    /// The client's part in the names of worlds.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "py",
@@ -52,7 +52,7 @@ impl Example {
         command
     }
 
-    /// Runs it with the world's servers or other settings.
+    /// Runs the example with the world's servers, or with other settings.
     pub fn run(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> Output {
         Self::for_world(self.command("like").args(arguments), world).envs(settings.iter().copied()).output().unwrap()
     }
@@ -110,7 +110,7 @@ impl Example {
             }
             Self::Node => {
                 let mut command = Command::new("node");
-                // The sources are linked beside their libraries.
+                // Node's programs are links in the folder of their libraries.
                 command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
                 command
             }
@@ -124,13 +124,13 @@ impl Example {
         stdout(&output).lines().map(str::to_owned).collect()
     }
 
-    /// The event of a published click, with `changed`.
+    /// Returns the event of a published click, with the field `changed`.
     pub fn click(self, world: &World, arguments: &[&str]) -> Value {
         let lines = self.lines(world, arguments);
         serde_json::from_str(&lines[0]).unwrap_or_else(|error| panic!("{error}: {lines:?}"))
     }
 
-    /// The error of a click that fails.
+    /// Returns the error of a click that fails.
     pub fn refused(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> String {
         let output = self.run(world, settings, arguments);
         assert!(!output.status.success(), "{self:?} {arguments:?}: {}", stdout(&output));
@@ -138,12 +138,12 @@ impl Example {
     }
 }
 
-/// Whether the click changed something, and the number after it.
+/// Tells whether the click changed something, and returns the count after the click.
 pub fn outcome(event: &Value) -> (bool, Option<i64>) {
     (event["changed"].as_bool().unwrap(), event["count"].as_i64())
 }
 
-/// The target's scores on the board, in the week and in total.
+/// Returns the target's scores on the board, for the week and in total.
 pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     let mut redis = world.redis().await;
     let mut keys: Vec<String> = redis.keys(format!("{}:board:{{{BOARD}}}:*", world.name)).await.unwrap();
@@ -156,7 +156,7 @@ pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     scores
 }
 
-/// Counters in Redis, counters in MySQL, and like records, without zeros.
+/// Returns the counters in Redis, the counters in MySQL, and the like records. Zeros are left out.
 pub async fn three_truths(world: &World) -> [BTreeMap<Target, i64>; 3] {
     let mut counters = world.counters().await;
     counters.retain(|_, likes| *likes != 0);

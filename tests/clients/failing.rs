@@ -1,4 +1,4 @@
-//! Clients while something fails: an unpublished click is not counted, and every wait has an end.
+//! Clients while something fails: an unpublished click is not counted, and every call ends in time.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ use super::stalling::{Stall, Stalling};
 
 /// The clients' timeout for each server.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A loaded machine can need this much more.
+/// Extra time for a loaded machine.
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// Neither its number nor its click must be left.
+/// Fails if the target's counter or its score on a board is left.
 async fn assert_taken_back(example: Example, world: &World) {
     assert_eq!(world.redis_counters().await.get(&target(42)), None, "{example:?}");
     assert_eq!(on_board(world, 42).await, [None; 2], "{example:?}");
@@ -34,7 +34,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         click(&[("AMQP_URL", "amqp://tally:tally@127.0.0.1:1/%2f")]);
         assert_taken_back(example, &world).await;
 
-        // An exchange without a queue returns each message.
+        // An exchange without a queue returns each message to the client.
         let link = world.broker.connect("test").await.unwrap();
         let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
         let exchange = world.broker.exchange();
@@ -44,7 +44,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert!(returned.contains("no queue takes") || returned.contains("UnroutableError"), "{returned}");
         assert_taken_back(example, &world).await;
 
-        // A full queue rejects it.
+        // A full queue rejects the event.
         let queue = format!("{}.full", world.name);
         let mut full = FieldTable::default();
         full.insert("x-max-length".into(), AMQPValue::LongInt(0));
@@ -60,7 +60,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert_taken_back(example, &world).await;
         link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
 
-        // Once there is a daemon, the same click counts once.
+        // Once a daemon runs, the same click counts once.
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
@@ -115,7 +115,7 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
         example.refused(&world, &[], &["song", "42", "7"]);
         // Without Redis nothing is counted, so nothing is published.
         example.refused(&world, &[("REDIS_URL", "redis://127.0.0.1:1/")], &["video", "42", "10"]);
-        // A user's second click within the window is too many. Another user's click is not.
+        // A user's second click within the window exceeds the limit. Another user's click does not.
         let one = [("CLICKS_MAX", "1")];
         assert!(example.run(&world, &one, &["video", "42", "8"]).status.success());
         assert!(
@@ -142,14 +142,14 @@ async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
         let world = World::new(&format!("client_silent_{}", example.name()), "").await;
         world.publisher().await;
         let amqp = world.api.amqp.url.expose();
-        // The first connection gets no confirm. The second one does.
+        // The first connection gets no confirm, the second one gets it.
         let once = Stalling::before(amqp, Stall { after: "target_id", callers: 1 }).await;
         let began = Instant::now();
         let output = example.run(&world, &[("AMQP_URL", &once.url)], &["video", "43", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
         assert_eq!((once.stalled(), once.callers()), (1, 2), "{example:?}");
-        // No connection gets an answer, either to a publish or to the handshake.
+        // No connection gets an answer. The proxy stalls at the publish, then at the handshake.
         for after in ["target_id", "AMQP"] {
             let always = Stalling::before(amqp, Stall { after, callers: ALL }).await;
             let began = Instant::now();
@@ -174,13 +174,13 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
-        // The unlike counts at the first call. The second call learns that nothing changed.
+        // The unlike counts at the first call, but the answer is lost. The second call returns that nothing changed.
         let lost = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
         let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
-        // A new user's like is unknown first, and neither call gets an answer.
+        // The like of a new user is unknown to both stores, and neither call gets an answer.
         let always = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
         example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
         assert_eq!(always.stalled(), 2, "{example:?}");
@@ -231,7 +231,7 @@ async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
     let kind = lapin::ExchangeKind::Topic;
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
     link.channel.exchange_declare(exchange.clone().into(), kind, durable, FieldTable::default()).await.unwrap();
-    // User 8's events are rejected, all others are accepted.
+    // The broker rejects user 8's events and accepts all others.
     let queues = [("taken", "7", 1_000), ("refused", "8", 0)]
         .map(|(name, key, max)| (format!("{}.{name}", world.name), key, max));
     for (queue, key, max) in &queues {
@@ -245,7 +245,7 @@ async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
             link.channel.queue_bind(name(), exchange.clone().into(), (*key).into(), binding, FieldTable::default());
         binding.await.unwrap();
     }
-    // Only counts the connections.
+    // This proxy only counts the connections.
     let amqp = Stalling::before(world.api.amqp.url.expose(), Stall { after: "-", callers: 0 }).await;
     let program = "
         const clicks = Array.from({ length: 40 }, (_, id) => client.click('like', 'video', String(id + 1), id % 2 ? '7' : '8'));

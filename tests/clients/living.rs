@@ -1,4 +1,4 @@
-//! The clients' daily work: clicks, reads, and data that Redis doesn't have.
+//! The clients' normal work: clicks, reads, and data that is missing in Redis.
 
 use redis::AsyncCommands;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use tallyd_core::model::UserId;
 use super::common::{Dice, World, eventually, lose, target};
 use super::example::{Example, on_board, outcome, three_truths};
 
-/// The first number that a double can't distinguish from its neighbour.
+/// The first integer that a double can't distinguish from its neighbour.
 const ODD: &str = "9007199254740993";
 const NEIGHBOUR: &str = "9007199254740992";
 const LAST: &str = "9223372036854775807";
@@ -61,7 +61,7 @@ async fn clicks(example: Example, world: &World) {
     flush_scripts(world).await;
     let again = example.click(world, &["video", "42", "1"]);
     assert_eq!(outcome(&again), (false, Some(1)));
-    assert_eq!(again["at"], first["at"], "the same event again");
+    assert_eq!(again["at"], first["at"], "the client returns the same event again");
     assert_eq!(outcome(&example.click(world, &["video", "42", LAST])), (true, Some(2)));
     assert_eq!(outcome(&example.click(world, &["video", ODD, ODD])), (true, Some(1)));
     assert_eq!(outcome(&example.click(world, &["video", LAST, LAST])), (true, Some(1)));
@@ -84,9 +84,9 @@ async fn what_mysql_says(example: Example, world: &World) {
     let liked = |user| example.lines(world, &[&["--liked-by", user, "video"], &ids[..]].concat());
     assert_eq!(liked(LAST), ["yes", "no", "no", "no", "yes"]);
     assert_eq!(liked(ODD), ["no", "no", "no", "yes", "no"]);
-    assert_eq!(outcome(&example.click(world, &["video", ODD, ODD])), (false, Some(1)), "MySQL knows of it");
+    assert_eq!(outcome(&example.click(world, &["video", ODD, ODD])), (false, Some(1)), "MySQL has this like already");
     assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", "1"])), (false, Some(1)));
-    // Redis' clock is behind the clock of the row.
+    // Redis' clock is behind the time in the row.
     let ahead = "UPDATE like_record SET update_at = update_at + INTERVAL 2 MINUTE WHERE target_id = 42 AND is_del = 0";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", LAST])), (true, Some(0)));
@@ -98,7 +98,7 @@ async fn what_mysql_says(example: Example, world: &World) {
     }
 }
 
-/// Python has integers of any size, so ids can be integers. Checks both answers of MySQL and of Redis.
+/// Python has integers of any size, so its ids can be integers. Checks the answers of MySQL and of Redis.
 async fn ids_as_numbers(world: &World) {
     let read = format!(
         "print(like.liked(server, 'video', {ODD}, [{ODD}, {NEIGHBOUR}, 43]), like.read_or_ask(server, 'video', [{ODD}, 43]))"
@@ -106,7 +106,7 @@ async fn ids_as_numbers(world: &World) {
     for _ in 0..2 {
         forget_clicks(world).await;
         assert_eq!(Example::Python.program(world, &[], &read), "[True, False, False] [2, 0]\n");
-        // Nothing changes, as MySQL knows.
+        // The click changes nothing, because MySQL already has the like.
         let click =
             format!("event, changed = like.click(server, 'like', 'video', {ODD}, {ODD})\nprint(changed)\n{read}");
         assert_eq!(
@@ -129,7 +129,7 @@ async fn unknown_numbers(example: Example, world: &World) {
     let missing: Vec<String> =
         redis::cmd("SMEMBERS").arg(world.cache.keys.missing()).query_async(&mut world.redis().await).await.unwrap();
     assert!(!missing.is_empty() && missing.iter().all(|name| name.starts_with("video:")), "{missing:?}");
-    // It counts, but the number is unknown.
+    // The click counts, but the target's count is unknown.
     assert_eq!(outcome(&example.click(world, &["video", "42", "5"])), (true, None));
     eventually("the like is in MySQL", || async {
         world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 5 AND is_del = 0").await == 1
@@ -143,7 +143,7 @@ async fn unknown_numbers(example: Example, world: &World) {
 async fn other_numbers(example: Example, world: &World) {
     let event: Value = serde_json::from_str(&example.lines(world, &["--count", "view=3", "video", ODD])[0]).unwrap();
     assert_eq!((&event["type"], &event["target_id"]), (&"count".into(), &ODD.into()));
-    // An unchanged count is the same event. Another id is another event.
+    // The same id and time make the same event. Another id makes another event.
     let (id, at) = (event["event_id"].as_str().unwrap(), event["at"].to_string());
     let again = example.lines(world, &["--count", "view=3", "--event-id", id, "--at", &at, "video", ODD]);
     assert_eq!(serde_json::from_str::<Value>(&again[0]).unwrap(), event);
@@ -167,7 +167,7 @@ async fn other_numbers(example: Example, world: &World) {
     example.refused(world, &[], &["--count", "like=1", "video", ODD]);
 }
 
-/// After a lost confirm, the caller can publish again: with its own id and time, or with the error's event.
+/// After a lost confirm, the caller can publish again, either with the same id and time or with the event in the error.
 fn lost_counts(world: &World) {
     let program = "
         const astray = new Client({ amqpUrl: env.AMQP_URL, exchange: 'tally.nowhere' });

@@ -35,7 +35,7 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert_eq!(read(&world, "42"), "0");
 
-    // The server may or may not know the script: EVALSHA and EVAL give the same result.
+    // The test clears the server's cache of scripts before some calls: EVALSHA and EVAL give the same result.
     let mut redis = world.redis().await;
     for user in ["1", "9223372036854775807"] {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
@@ -73,7 +73,7 @@ async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     world.close().await;
 }
 
-/// The SQL blocks under a heading of a document, with this world's names.
+/// Returns the SQL blocks under a heading of a document, with this world's names.
 fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
@@ -81,7 +81,7 @@ fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
 }
 
-/// The rest of the document's line that begins so.
+/// Returns the line of the document with this beginning, without the beginning.
 fn documented_line(document: &str, beginning: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(beginning));
@@ -93,7 +93,7 @@ fn rabbitmqctl(arguments: &[&str]) {
     assert!(output.status.success(), "rabbitmqctl {arguments:?}: {}", stderr(&output));
 }
 
-/// The address with another user and password.
+/// Returns the address with another user and password.
 pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_username(user).unwrap();
@@ -101,7 +101,7 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// The documented permissions of an account, with this world's names.
+/// Gives an account the documented permissions, with this world's names.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
     let patterns: Vec<String> =
@@ -110,7 +110,7 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
-/// Makes an account in Redis from the documented line that begins so, for the world's keys.
+/// Makes an account in Redis for the world's keys, from the documented line with this beginning.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));
@@ -119,7 +119,7 @@ async fn allow(world: &World, account: &str, beginning: &str) {
     let () = command.query_async(&mut world.redis().await).await.unwrap();
 }
 
-/// Runs everything that the clients in other languages do. Each leaves one like.
+/// Runs the client examples in other languages with all their functions. Each example leaves one like.
 fn use_clients(world: &World, addresses: &[(&str, &str)]) {
     let settings = [addresses, &[("CLICKS_MAX", "5")]].concat();
     for (example, user) in [(Example::Python, "7"), (Example::Node, "8")] {
@@ -134,11 +134,11 @@ fn use_clients(world: &World, addresses: &[(&str, &str)]) {
         run(&["--liked-by", user, "video", "42", "43"]);
         let nowhere = [&settings[..], &[("EXCHANGE", "tally.nowhere")]].concat();
         let output = example.run(world, &nowhere, &["video", "44", user]);
-        assert!(!output.status.success(), "{example:?}: it must be undone");
+        assert!(!output.status.success(), "{example:?}: the click must be undone");
     }
 }
 
-/// Runs everything that a producer does with boards.
+/// Runs all steps of a producer that uses boards.
 async fn use_boards(world: &World, redis_url: &str) {
     let mut config = world.api.clone();
     config.redis.url = redis_url.into();
@@ -154,7 +154,7 @@ async fn use_boards(world: &World, redis_url: &str) {
     client.read(&[target(42)]).await.unwrap();
 }
 
-/// Starts a daemon with an expired day in the ledger.
+/// Starts a daemon whose ledger has an expired day.
 async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
     let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16)); \
                INSERT INTO recent_delta VALUES (1, 1, 3, (UNIX_TIMESTAMP() - 20 * 86400) * 1000000, REPEAT('x', 16), 1)";
@@ -177,7 +177,7 @@ async fn the_documented_rights_are_enough() {
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
 
     let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
-    // The database exists under another name. The documented account must make its tables again.
+    // The database exists under another name. The documented account must create its tables again.
     let sql =
         documented_sql(&world, "docs/operations/security.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
@@ -249,7 +249,7 @@ async fn the_documented_rights_are_enough() {
     world.close().await;
 }
 
-/// Repairs a drift and archives a board, with its late writes and its end.
+/// Repairs a drift, and archives a board with late writes until it expires.
 async fn repair_and_archive(
     world: &World,
     tallyd: &dyn Fn(&[&str]) -> String,
@@ -264,7 +264,7 @@ async fn repair_and_archive(
     tallyd(&["reconcile", "--changed"]);
 }
 
-/// A message that the broker dead-lettered is taken in, shown, replayed and deleted.
+/// Takes in a message that the broker dead-lettered, shows it, replays it and deletes it.
 async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
     let like = LikeEvent { target: target(45), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true };
     let publisher = world.broker.connect_publisher("test").await.unwrap();
@@ -273,14 +273,14 @@ async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) 
     assert!(listed.contains("1 messages were taken in") && !listed.contains("looked at"), "{listed}");
     tallyd(&["dead", "list", "--summary"]);
     assert!(tallyd(&["dead", "replay", "--reason", "returned-by-broker"]).contains("1 of 1"));
-    eventually("it is in MySQL", || async {
+    eventually("the replayed like is in MySQL", || async {
         world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 45").await == 1
     })
     .await;
     assert!(tallyd(&["dead", "purge", "--replayed"]).contains("1 dead letters deleted"));
 }
 
-/// A board is saved, lost and restored. Another one is restored from its archive.
+/// Saves a board, loses it and restores it. Restores another board from its archive.
 async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &mut redis::aio::MultiplexedConnection) {
     tallyd(&["board", "snapshot", "first", "total"]);
     tallyd(&["board", "snapshot", "first", "total"]);
@@ -290,7 +290,7 @@ async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &
     assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
 }
 
-/// The SQL block of docs/schema.md that has this in it.
+/// Returns the SQL block of docs/schema.md that contains this text.
 fn step(mark: &str) -> AssertSqlSafe<String> {
     let text = fs::read_to_string(root().join("docs/schema.md")).unwrap();
     let mut blocks = text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());

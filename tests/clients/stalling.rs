@@ -1,4 +1,4 @@
-//! A proxy before a server. It reads the callers' requests and then never answers, like a server that hangs.
+//! A proxy in front of a server. It reads the callers' requests and then never answers, like a server that hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,17 +8,17 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// The callers that get no answer.
+/// The callers that get no answer, and the moment when answers stop.
 #[derive(Clone, Copy)]
 pub struct Stall {
-    /// From the moment at which they have sent this.
+    /// The proxy stops answering after the caller has sent this text.
     pub after: &'static str,
-    /// This many of the first callers. All others get answers.
+    /// This many callers, counted from the first one, get no answer. All other callers get answers.
     pub callers: usize,
 }
 
 pub struct Stalling {
-    /// The server's URL, with the proxy in its place.
+    /// The server's URL, with the address of the proxy.
     pub url: String,
     callers: Arc<AtomicUsize>,
     stalled: Arc<AtomicUsize>,
@@ -45,12 +45,12 @@ impl Stalling {
         proxy
     }
 
-    /// How many connections were made.
+    /// Returns how many connections clients have made.
     pub fn callers(&self) -> usize {
         self.callers.load(Ordering::Relaxed)
     }
 
-    /// How many of them got no answer.
+    /// Returns how many of the connections got no answer.
     pub fn stalled(&self) -> usize {
         self.stalled.load(Ordering::Relaxed)
     }
@@ -79,7 +79,7 @@ async fn ask(
 async fn answer(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // An error of Redis is let through, because it says that nothing was done. Only the answer of a done command
+        // An error of Redis passes, because it reports that nothing was done. Only the answer to a command that ran
         // must be lost.
         if (!*silent.borrow() || bytes.starts_with(b"-NOSCRIPT")) && to.write_all(&bytes[..read]).await.is_err() {
             return;

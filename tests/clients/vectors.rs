@@ -1,4 +1,4 @@
-//! The vectors under tests/vectors: tallyd and each client must compute the same. Scores are in
+//! The vectors under tests/vectors: tallyd and each client must compute the same results. The vectors of scores are in
 //! tests/it/boards/score.rs.
 
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ use tallyd_redis::read::Found;
 use super::common::{World, stderr, stdout, target};
 use super::example::Example;
 
-/// The kinds of the vectors, as in a configuration.
+/// The kinds of the vectors, as a configuration has them.
 fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
 }
 
-/// Judges the vectors' events. Their times are long ago, but none is too old.
+/// Decodes an event of a vector. The events' times are long ago, but the decoder rejects none as too old.
 fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
@@ -102,7 +102,7 @@ struct Event {
     refused: Option<String>,
 }
 
-/// The inputs of a client. Ids and time are text.
+/// The inputs of a client for a like or an unlike. Ids and time are text.
 #[derive(Deserialize)]
 struct Given {
     #[serde(rename = "type")]
@@ -115,7 +115,7 @@ struct Given {
 }
 
 impl Given {
-    /// The event of a client without checks.
+    /// Makes the event that a client would publish if it did not check the inputs.
     fn unchecked(&self) -> Value {
         let mut body = serde_json::json!({
             "type": self.event_type, "kind": self.kind, "target_id": self.target_id, "user_id": self.user_id,
@@ -124,7 +124,7 @@ impl Given {
         body
     }
 
-    /// The event that tallyd decodes from the vector's inputs.
+    /// Makes the event that tallyd decodes from the vector's inputs.
     fn event(&self) -> LikeEvent {
         let kind = Kind(kinds()[&self.kind]);
         LikeEvent {
@@ -157,7 +157,7 @@ struct Count {
     refused: Option<String>,
 }
 
-/// The inputs of a client for a change of another number. Some rejected inputs have a wrong type.
+/// The inputs of a client for a `count` event. Some rejected inputs have a wrong type.
 #[derive(Deserialize, serde::Serialize)]
 struct Change {
     kind: String,
@@ -195,7 +195,7 @@ struct Set {
     refused: Option<String>,
 }
 
-/// The inputs of a client for a number that is set. Some rejected inputs have a wrong type.
+/// The inputs of a client for a `set` event. Some rejected inputs have a wrong type.
 #[derive(Deserialize, serde::Serialize)]
 struct Setting {
     #[serde(rename = "type")]
@@ -254,7 +254,7 @@ fn the_clients_agree_with_every_vector() {
     for entry in fs::read_dir(folder).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name == "filters.json" {
-            // The bits of Bloom filters, which no client needs to compute.
+            // No client needs to compute the bits of Bloom filters.
             continue;
         }
         let count = vectors::<Value>(&name).len();
@@ -267,6 +267,6 @@ fn the_clients_agree_with_every_vector() {
         let checked = text.lines().map(|line| line.split_once(": ").unwrap());
         let checked: BTreeMap<String, String> =
             checked.map(|(name, count)| (name.to_owned(), count.to_owned())).collect();
-        assert_eq!(checked, expected, "{example:?} has not checked all of them");
+        assert_eq!(checked, expected, "{example:?} has not checked all vectors");
     }
 }

@@ -1,5 +1,6 @@
-//! Holds deny.toml without `cargo deny`, which takes minutes to build: sources and licences of dependencies, and the
-//! banned ones. Advisories need `cargo deny` itself: .ci/run calls it where it is installed.
+//! Checks deny.toml without `cargo deny`, which takes minutes to build. Checks the sources and licences of
+//! dependencies, and the banned crates. Security advisories need `cargo deny` itself. `.ci/run` runs it on machines
+//! that have it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
@@ -10,14 +11,14 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The only place that crates come from.
+/// The only source of crates.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The packages that are built for a target, but for those of this workspace.
+/// Returns the packages that a build for a target needs, without those of this workspace.
 fn packages(target: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--locked", "--offline", "--format-version", "1", "--filter-platform", target])
@@ -33,7 +34,7 @@ fn packages(target: &str) -> Vec<Value> {
     packages.filter(|it| used.contains(it["id"].as_str().unwrap()) && !own.contains(&it["id"])).cloned().collect()
 }
 
-/// Whether a licence that is written so may be used: of those joined by OR one is enough.
+/// Tells whether a licence expression is allowed. If OR joins several licences, one allowed licence is enough.
 fn is_allowed(licence: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = licence.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
@@ -63,7 +64,7 @@ fn one<'a>(words: &mut std::iter::Peekable<impl Iterator<Item = &'a str>>, allow
         return inner;
     }
     let name = words.next().unwrap_or_default();
-    // With an exception it is another licence.
+    // A licence with an exception is another licence.
     let exception = words.next_if_eq(&"WITH").and_then(|_| words.next());
     exception.is_none() && allowed.contains(name)
 }

@@ -1,4 +1,4 @@
-//! The repository's own promises: documents, samples and dependencies.
+//! Checks of the repository itself: documents, samples and dependencies.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 

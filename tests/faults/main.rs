@@ -1,5 +1,5 @@
-//! Servers are killed and restarted under the running daemon. All tests share their servers, so each of these runs
-//! alone. .config/nextest.toml ensures that, and the lock here for plain `cargo test`.
+//! Servers are killed and restarted under the running daemon. All tests of this suite share their servers, so these
+//! tests run one at a time. .config/nextest.toml ensures that. For plain `cargo test` the lock in this file ensures it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -37,7 +37,7 @@ fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
     (bodies, model)
 }
 
-/// Publishes during any fault of the broker. Unconfirmed events are published again.
+/// Publishes while the broker has any fault. Unconfirmed events are published again.
 async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     let exchange = world.broker.exchange();
     let mut publisher: Option<Publisher> = None;
@@ -60,8 +60,7 @@ async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     }
 }
 
-/// Half of the events wait when the server is killed under the daemon. The other half arrives before it is started
-/// again.
+/// Kills the server while half of the events are queued. Publishes the other half before the server restarts.
 async fn survives(name: &str, server: &str) {
     let _alone = ALONE.lock().await;
     let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
@@ -69,8 +68,8 @@ async fn survives(name: &str, server: &str) {
     let (bodies, model) = traffic(7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
-    // RabbitMQ 3.10 saves the directory of its quorum queues some time after it has confirmed the declare. If it is
-    // killed before, the queue is lost permanently. Nothing shows when it has saved it.
+    // RabbitMQ 3.10 confirms the declaration of a quorum queue before it saves the queue's directory. If it is killed
+    // between them, the queue is lost permanently. Nothing shows when the directory is saved, so the test waits.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
@@ -122,12 +121,12 @@ async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
 }
 
-/// Reads numbers that are never zero, all the time. Returns how often one was unknown.
+/// Reads counters that are never zero, again and again. Returns how many reads returned unknown.
 async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
         for number in redis_likes(&client, &targets).await {
-            assert_ne!(number, Some(0), "a lost number was shown as zero");
+            assert_ne!(number, Some(0), "a lost count was shown as zero");
             unknown += u64::from(number.is_none());
         }
     }
@@ -161,17 +160,17 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     });
     for flush in 1..=3 {
         let () = redis::cmd("FLUSHALL").query_async(&mut world.redis().await).await.unwrap();
-        eventually("all is known again", || async {
+        eventually("every count is known again", || async {
             let numbers = redis_likes(&client, &targets).await;
             numbers.iter().all(Option::is_some) && daemon.log().matches("redis-loaded").count() > flush
         })
         .await;
     }
     stop.cancel();
-    assert!(reader.await.unwrap() > 0, "something must be unknown");
+    assert!(reader.await.unwrap() > 0, "some reads must return unknown");
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
-    // Some likes were published late, and a flush can come between a count and its answer.
+    // Some likes are published late, and Redis can be flushed between a count and its answer.
     eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
@@ -194,7 +193,7 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     let back = std::time::Instant::now();
     world.drained(&publisher).await;
     daemon.logged("outage-over").await;
-    // Generous for a loaded machine. The retries are a second apart.
+    // A generous limit, for a loaded machine. The retries are a second apart.
     assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
     world.publish(&publisher, &bodies[100..]).await;
     world.drained(&publisher).await;
@@ -250,7 +249,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
                 == 0
     })
     .await;
-    // This event was published before, so it changes nothing if it arrives after all.
+    // This event was published before, so it changes nothing if it is delivered after all.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
     assert!(blocked.await.is_err(), "the alarm must block publishers");
     let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
@@ -272,7 +271,7 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     let world = World::new("ack_timeout", "").await;
     let publisher = world.publisher().await;
     let (bodies, model) = traffic(19);
-    // A channel reads it when it opens. These are RabbitMQ's defaults.
+    // A channel reads these settings when it opens. The second call restores RabbitMQ's defaults.
     let patience = |timeout_ms: u32, tick_ms: u32| {
         let set = format!(
             "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
@@ -286,9 +285,9 @@ async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
     servers::kill("mysql");
     let (first, rest) = bodies.split_at(100);
     world.publish(&publisher, first).await;
-    // RabbitMQ closes the channel. From 4.3 on it cancels the consumer.
+    // RabbitMQ before 4.3 closes the channel. From 4.3 on it cancels the consumer.
     let ways = ["delivery acknowledgement on channel", "the broker cancelled the consumer"];
-    eventually("the broker has given up waiting", || async { ways.iter().any(|said| daemon.log().contains(said)) })
+    eventually("the broker times out the delivery", || async { ways.iter().any(|said| daemon.log().contains(said)) })
         .await;
     patience(1_800_000, 60_000);
     servers::start("mysql");

@@ -1,4 +1,4 @@
-//! The Lua scripts on a real Redis: what they add once, reject, and don't know.
+//! The Lua scripts on a real Redis: each change is added once, and invalid or unknown data are rejected.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -17,14 +17,14 @@ use tallyd_redis::layout::Loaded;
 
 const LIKE: Metric = Metric(1);
 
-/// Marks the buckets of videos as being loaded by `run`. Returns their numbers.
+/// Marks the buckets of videos as being loaded by `run`. Returns the ids of the marked buckets.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost =
         world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
     lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
-/// The state of a bucket that is being loaded and has a target with two likes.
+/// Loads a target with two likes into its bucket. The bucket is still being loaded.
 async fn liked_twice(world: &World) -> Loaded {
     let client = world.client();
     begin_load(world, 7).await;
@@ -48,7 +48,7 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
-    assert!(cut < later.event.at, "a later count is newer than the cut");
+    assert!(cut < later.event.at, "a later event must be newer than the cut");
     world.close().await;
 }
 
@@ -68,7 +68,8 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
         until: Micros::MAX,
     }];
     assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
-    // The first one again, and another one that was measured before it. The bucket has changed since.
+    // The first repair again, and another repair that was measured before it. The bucket has changed since both were
+    // measured.
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
     }
@@ -82,7 +83,7 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     let world = World::new("below_zero", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let loaded = liked_twice(&world).await;
-    // Another one of the same bucket, which is allowed.
+    // Another target of the same bucket can be repaired.
     let bucket = world.cache.keys.bucket(target(1));
     let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
     let repair = |target, delta, below_zero| Repair {
@@ -110,7 +111,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), all.len() as u64 - 1);
     assert_eq!(world.cache.unloaded("video", all.into_iter()).await.unwrap().lost, 1);
-    assert_eq!(begin_load(&world, 8).await, [3], "loaded buckets are left alone");
+    assert_eq!(begin_load(&world, 8).await, [3], "loaded buckets must not change");
     assert_eq!(
         world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(),
         0,
@@ -175,7 +176,7 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
         let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
         assert_eq!(after, text);
     }
-    // A rejected event is not remembered as undone.
+    // Redis does not remember an undo that it rejected, so the undo can be repeated.
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
     assert!(client.take_back(&event, &[]).await.unwrap());
     let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
@@ -204,7 +205,7 @@ async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
         Cache::new(&Redis { url: url.as_str().into(), ..world.config.redis.clone() }, &world.config.metrics).unwrap();
     cache.ping().await.unwrap();
     proxy.cut();
-    assert!(cache.ping().await.is_err(), "the cut connection is noticed");
+    assert!(cache.ping().await.is_err(), "a ping must notice the cut connection");
     cache.ping().await.unwrap();
     world.close().await;
 }
@@ -244,7 +245,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     assert_eq!(client.count(lost[0], UserId(1), true, &[]).await.unwrap().count, None);
     let numbers = redis_likes(&client, &[known.as_slice(), &lost].concat()).await;
     assert_eq!(numbers[..2], [Some(1), Some(0)]);
-    assert!(numbers[known.len()..].iter().all(Option::is_none), "a part of the number is not the number");
+    assert!(numbers[known.len()..].iter().all(Option::is_none), "in a lost bucket every count must be unknown");
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(1), 3)]);
     // Invalid bucket names are dropped.
     let mut redis = world.redis().await;
@@ -266,8 +267,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // A set from the future was made before the clock was put back. If it is ahead by at most a minute, it can be
-    // newer, and lua/count.lua counts from it.
+    // A set with a time in the future is from before the clock was put back. If its time is at most a minute ahead, the
+    // set can be newer than the clock. Then lua/count.lua counts from it.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

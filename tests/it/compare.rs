@@ -1,4 +1,4 @@
-//! `tallyd compare`: the numbers of an older site beside tallyd's.
+//! `tallyd compare`: compares the counters of an older site with tallyd's.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -8,14 +8,14 @@ use sqlx::AssertSqlSafe;
 
 use crate::common::{DEADLINE, World, stderr, stdout};
 
-/// The account needs the right to SCAN, as for filters.
+/// With this section the account has the right to SCAN.
 const SETTINGS: &str = "[filter]\n";
 
 async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Targets 1 to `targets` in `counter`. Each has its id as its number.
+/// Adds targets 1 to `targets` to `counter`. The count of each target is its id.
 async fn counted(world: &World, targets: u64) {
     let rows: Vec<String> = (1..=targets).map(|id| format!("(1, {id}, 1, 0, {id}, '2026-01-01')")).collect();
     let sql = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES";
@@ -35,7 +35,7 @@ async fn set(world: &World, id: impl std::fmt::Display, value: impl std::fmt::Di
         .unwrap();
 }
 
-/// The report and the exit code.
+/// Returns the report and the exit code.
 fn compared(world: &World, source: &[&str]) -> (Value, Option<i32>) {
     let output = world.tallyd(&[&["compare", "--format", "json"], source].concat());
     let report = serde_json::from_slice(&output.stdout);
@@ -54,8 +54,8 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     for id in 1..=30 {
         set(&world, id, id).await;
     }
-    // Lower by 1, higher by 3, lower by 500; junk, and another type; unknown to the older site; unknown to tallyd; zero
-    // there.
+    // Counters of the older site: lower by 1, higher by 3, lower by 500; invalid text, and a key of another type;
+    // unknown to the older site; unknown to tallyd; zero at the older site.
     for (id, value) in [("3", "4"), ("4", "1"), ("6", "506"), ("5", "many"), ("99", "7"), ("98", "0"), ("today", "1")] {
         set(&world, id, value).await;
     }
@@ -65,7 +65,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     let before = world.counters().await;
     let pattern = key(&world, "{id}");
     let (report, code) = compared(&world, &["--keys", &pattern]);
-    assert_eq!(code, Some(0), "the first run has no earlier one: {report}");
+    assert_eq!(code, Some(0), "the first run has no previous run: {report}");
     let fields =
         ["checked", "equal", "transient", "differ", "drift_sum", "missing_old", "missing_tallyd", "unreadable"];
     assert_eq!(numbers(&report, fields), [30, 25, 0, 5, 513, 1, 1, 2], "{report}");
@@ -88,7 +88,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
 async fn a_query_of_the_old_table_is_compared_page_by_page() {
     let world = World::new("compare_query", "").await;
     world.publisher().await;
-    // More than two pages.
+    // More rows than two pages hold.
     counted(&world, 25_000).await;
     run(&world, "CREATE TABLE old_post (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)").await;
     run(&world, "INSERT INTO old_post SELECT target_id, value FROM counter").await;
@@ -142,10 +142,14 @@ async fn it_exits_with_2_where_the_difference_grows_from_run_to_run() {
         set(&world, id, id + 1).await;
     }
     let (third, code) = run();
-    assert_eq!((code, &third["grows"]), (Some(2), &json!("targets that differ: 25, 10 in the run before")), "{third}");
+    assert_eq!((code, &third["grows"]), (Some(2), &json!("25 targets differ (10 in the previous run)")), "{third}");
     set(&world, 1, 90).await;
     let (fourth, code) = run();
-    assert_eq!((code, &fourth["grows"]), (Some(2), &json!("sum of the drifts: 113, 25 in the run before")), "{fourth}");
+    assert_eq!(
+        (code, &fourth["grows"]),
+        (Some(2), &json!("the sum of the drifts is 113 (25 in the previous run)")),
+        "{fourth}"
+    );
     let (fifth, code) = run();
     assert_eq!((code, &fifth["grows"]), (Some(0), &Value::Null), "{fifth}");
     let trend: Vec<&Value> = fifth["earlier"].as_array().unwrap().iter().map(|earlier| &earlier["differ"]).collect();
@@ -173,8 +177,8 @@ async fn an_event_in_flight_at_the_first_look_is_no_difference() {
     let running = running.unwrap();
     let third = format!("\"GET\" \"{}\"", key(&world, 3));
     let looked = async { while !commands.next().await.unwrap().contains(&third) {} };
-    tokio::time::timeout(DEADLINE, looked).await.expect("the first look reads the third key");
-    // The first look has seen all three. Now the events in flight of two of them arrive.
+    tokio::time::timeout(DEADLINE, looked).await.expect("the first pass reads the third key");
+    // The first pass has read all three keys. Now the events in flight of two targets arrive.
     set(&world, 1, 1).await;
     set(&world, 2, 2).await;
     let output = tokio::task::spawn_blocking(|| running.wait_with_output()).await.unwrap().unwrap();

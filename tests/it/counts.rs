@@ -1,4 +1,4 @@
-//! `count` events: each counts once, despite any fault.
+//! `count` events: each event counts once, despite any fault.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -12,7 +12,7 @@ use tallyd_core::model::{Metric, Micros, TargetId, UserId};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\ncomment = 4\n";
 
-/// The numbers in MySQL that are not zero, by target and metric.
+/// Returns the counters in MySQL that are not zero, by target and metric.
 async fn numbers(world: &World) -> Numbers {
     sqlx::query(
         "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter WHERE target_id < 1000000 \
@@ -30,10 +30,10 @@ fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
     (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id, None))
 }
 
-/// By target and metric.
+/// Counters by target and metric.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
-/// Counts of all kinds, and their sums.
+/// Makes counts of all kinds. Returns their bodies and the sums.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
     let (mut dice, now) = (Dice::new(5), tallyd::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
@@ -56,7 +56,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let publisher = world.publisher().await;
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
-    // Other events with a like among them, so that a redelivered batch has many kinds of events.
+    // Publishes other events and a like, so that the redelivered batch has many kinds of events.
     let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
@@ -72,7 +72,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     world.close().await;
 }
 
-/// A publisher that keeps sending unconfirmed events again.
+/// The publisher republishes unconfirmed events again and again.
 #[tokio::test]
 async fn batches_with_one_applied_count_each_are_written_once() {
     let world = World::new("counts_again", &format!("[log]\nlevel = \"debug\"\n{METRICS}")).await;
@@ -128,7 +128,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
         daemon.kill();
         daemon = next;
     }
-    // Through other partitions than before.
+    // The same events arrive through other partitions.
     let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
     world.publish(&publisher, &elsewhere).await;
     world.drained(&publisher).await;
@@ -141,7 +141,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
 async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
     let ago = |seconds: i64| Micros(tallyd::runtime::clock::now().0 - seconds * 1_000_000);
-    // An expired day, which the daemon empties when it starts.
+    // An expired partition of the table, which the daemon empties when it starts.
     let old = ago(20 * 86_400).0 / 1_000_000;
     let insert = format!(
         "INSERT INTO applied_event VALUES ({old}, REPEAT('x', 16)), ({}, REPEAT('y', 16))",
@@ -162,7 +162,7 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     world.close().await;
 }
 
-/// Independent of a daemon's own configuration.
+/// A daemon must not rely on its own configuration.
 #[tokio::test]
 async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let keeping = |keep: &str| format!("[consumer]\napplied_event_keep = \"{keep}\"\n{METRICS}");
@@ -180,7 +180,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     world.publish(&publisher, &[old, view(2, 1, tallyd::runtime::clock::now(), "new")]).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
-    // Dead letters of a batch are written after its events.
+    // The daemon writes the dead letters of a batch after the batch's events.
     assert!(long.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'at-too-old'").await, 1);
     world.close().await;
@@ -215,7 +215,8 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
-    // The same event within its second; the same id for another number and another target; and another event.
+    // Bodies: the same event twice within one second, the same id for another metric and another target, and another
+    // event.
     let bodies = [
         view(1, 1, at(0), "id"),
         view(1, 1, at(999_999), "id"),
@@ -294,7 +295,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     world.close().await;
 }
 
-/// The blocks in that language in docs/counters.md.
+/// Returns the blocks in that language in docs/counters.md.
 fn documented(language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
     let opening = format!("```{language}\n");
@@ -329,7 +330,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     assert_eq!(numbers, [1, 0, 1_000, 0]);
     assert_eq!(numbers_of(&world, 9).await, BTreeMap::from([(5, 1), (8, 1)]));
 
-    // The view reads these few of many targets by key.
+    // The view must read these few targets by key, although `counter` has many.
     let rows: Vec<String> = (1_000..3_000).map(|id| format!("(1, {id}, 1, 0, 1, NOW(6))")).collect();
     let fill =
         format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
@@ -351,7 +352,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     world.close().await;
 }
 
-/// The numbers of one target, by metric.
+/// Returns the counters of one target, by metric.
 async fn numbers_of(world: &World, id: u64) -> BTreeMap<u8, i64> {
     numbers(world)
         .await
@@ -361,7 +362,7 @@ async fn numbers_of(world: &World, id: u64) -> BTreeMap<u8, i64> {
         .collect()
 }
 
-/// Rows that this connection has read.
+/// Returns how many rows this connection has read.
 async fn handler_reads(connection: &mut sqlx::MySqlConnection) -> i64 {
     let sql =
         "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_read_next', 'Handler_read_rnd_next', 'Handler_read_key')";

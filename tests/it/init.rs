@@ -1,4 +1,4 @@
-//! `tallyd init` with default servers, and in a terminal.
+//! `tallyd init` with the default servers, and in a terminal.
 
 use std::fs::{self, Permissions};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use sqlx::MySqlPool;
 use crate::common::first_day::FirstDay;
 use crate::common::{DEADLINE, stack, stderr, stdout};
 
-/// The stack's MySQL, which dev/lab chooses, as in config.toml.
+/// Returns the name of MySQL in config.toml. dev/lab chooses which MySQL runs.
 async fn mysql_name() -> String {
     let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
     let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
@@ -21,7 +21,7 @@ async fn mysql_name() -> String {
     format!("# {name} {}.", version.split('-').next().unwrap())
 }
 
-/// The same for its Redis.
+/// Returns the name of Redis in config.toml.
 fn redis_name() -> String {
     let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
     let info: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut redis).unwrap();
@@ -64,7 +64,7 @@ fn without_a_login_the_servers_are_seen_from_outside() {
     let environment: Vec<_> =
         day.environment().into_iter().filter(|(name, _)| !name.starts_with("TALLYD_INIT_")).collect();
     let config = day.initialized(&environment, &["--kinds", "post,video"]);
-    // RabbitMQ shows its version to every client, and Redis accepts every client.
+    // RabbitMQ shows its version to every client, and Redis answers every client.
     for said in ["# RabbitMQ ", "# MySQL, unknown version.", &redis_name(), "post = 1\nvideo = 2\n"] {
         assert!(config.contains(said), "{said}\n{config}");
     }
@@ -124,14 +124,14 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     }
 }
 
-/// A terminal with a user who types.
+/// A terminal, and a user who types in it.
 struct Terminal {
     master: OwnedFd,
     shown: String,
 }
 
 impl Terminal {
-    /// Reads until that question. If the answer is secret, waits until the terminal no longer shows input.
+    /// Reads until this question appears. If the answer is secret, also waits until the terminal no longer shows input.
     fn expect(&mut self, question: &str, is_secret: bool) {
         let until = Instant::now() + DEADLINE;
         while !self.shown.contains(question) {

@@ -1,4 +1,4 @@
-//! Compares Redis' counters with MySQL, by the real binary, while the daemon writes.
+//! The real binary compares Redis' counters with MySQL while the daemon writes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -10,7 +10,7 @@ use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::{Micros, UserId};
 
-/// Concurrent users, each on few hot and many cold targets.
+/// Concurrent users. Each likes a few hot and many cold targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
@@ -41,7 +41,7 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
         );
         busy += number(&report, "busy");
     }
-    assert!(busy >= HOT, "the hot targets were never quiet: {busy}");
+    assert!(busy >= HOT, "the hot targets must be busy: {busy}");
     let model = site.close().await;
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
@@ -61,8 +61,8 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     site.clicked(2_000).await;
     let mut repaired = 0;
     for round in 0..3 {
-        // Double counts, lost publishes and manual changes in Redis: on hot targets, cold ones, and ones that MySQL
-        // does not know.
+        // Double counts, lost publishes and manual changes in Redis. They change hot targets, cold targets, and targets
+        // that MySQL does not know.
         let drifts = [(target(1), 5), (target(2), -3), (target(100 + round), 1), (target(777_000 + round), 2)];
         for (target, by) in drifts {
             drift(&world, target, by).await;
@@ -101,7 +101,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     site.clicked(500).await;
     let one = world.report(&["reconcile", "--target", "video:1"]);
     assert_eq!((&one["unknown"], &one["drifted"]), (&1.into(), &0.into()), "{one}");
-    // Every mode begins with missing data.
+    // A run of any mode first loads missing data.
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!(number(&report, "buckets_loaded"), number(&loaded, "buckets_loaded"), "{report}");
     assert!(number(&report, "counters_loaded") > 100, "{report}");
@@ -114,7 +114,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     world.close().await;
 }
 
-/// A daemon, a loaded Redis, and the likes of ten users for each of twenty targets in MySQL and Redis.
+/// Starts a daemon with a loaded Redis. MySQL and Redis have the likes of ten users for each of twenty targets.
 async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
@@ -174,7 +174,7 @@ async fn one_target_is_repaired_alone() {
 async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
     let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
-    // A run looks again at likes of the last `publish_grace` before it.
+    // A run also checks likes that are at most `publish_grace` older than the last run.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
     eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
@@ -239,7 +239,7 @@ async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
-    // It fires once a year, so only the catch-up at the start can have run.
+    // The schedule fires once a year, so only the catch-up at the start can have started the run.
     let (world, daemon, model) = settled("catch_up", "").await;
     assert!(daemon.stop().success());
     sqlx::query("DELETE FROM job_run").execute(&world.pool).await.unwrap();
@@ -251,7 +251,7 @@ async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
     .await;
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
-    // The next start finds that run, which is newer than the pattern's last time.
+    // At the next start, this run is newer than the last time of the schedule.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]);
     daemon.logged("consuming").await;
     assert!(daemon.stop().success());

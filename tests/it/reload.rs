@@ -1,4 +1,4 @@
-//! SIGHUP: settings apply immediately or are rejected, and nothing is lost meanwhile. Codes keep their meaning.
+//! SIGHUP: settings apply immediately or are rejected, and no event is lost. Codes keep their meaning.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -16,7 +16,7 @@ use tallyd_core::model::{Metric, Micros, TargetId, UserId};
 use tallyd_mysql::Store;
 use tokio_util::sync::CancellationToken;
 
-/// The log's lines of that event.
+/// Returns the log lines of this event.
 fn events(daemon: &Daemon, name: &str) -> Vec<serde_json::Value> {
     let log = daemon.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -32,7 +32,7 @@ async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> se
     events(daemon, end).pop().unwrap()
 }
 
-/// The numbers in MySQL, by target and metric, without zeros.
+/// Returns the counters in MySQL, by target and metric, without zeros.
 async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
     let sql = "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter GROUP BY target_id, metric \
                HAVING value <> 0";
@@ -48,7 +48,7 @@ async fn dead_letters(world: &World) -> Vec<String> {
     sqlx::query_scalar("SELECT reason FROM dead_letter ORDER BY id").fetch_all(&world.pool).await.unwrap()
 }
 
-/// Likes and views until the stop. Returns the number of views of video 7, and the result of the likes.
+/// Publishes likes and views until the stop. Returns the view count of video 7, and the result of the likes.
 async fn traffic(
     world: &World,
     sent: Arc<AtomicU64>,
@@ -95,7 +95,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
         metrics += &format!("m{code} = {code}\n");
         let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
         assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
-        // Through both partitions together.
+        // These events go through both partitions.
         let events: Vec<_> = (1..=50).map(|id| counted(id, &format!("m{code}"), &format!("{code}-{id}"))).collect();
         world.publish(&publisher, &events).await;
         expected.extend((1..=50).map(|id| ((id, code), 1)));
@@ -108,7 +108,7 @@ async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_i
     assert_eq!(numbers(&world).await, expected);
     world.assert_equals(&model).await;
     assert_eq!(dead_letters(&world).await, Vec::<String>::new());
-    // Not one for each reload. A session restarts once when it knows the size of messages.
+    // A reload must not restart all sessions. Each session restarts once, when it knows the size of messages.
     assert!(events(&daemon, "consuming").len() < 10, "the sessions continued");
     assert!(events(&daemon, "outage-begun").is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
@@ -131,7 +131,7 @@ async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 1);
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("post", world.cache.keys.bucket(target(9)));
-    eventually("the lookout has the new kind loaded", || {
+    eventually("the watch has loaded the buckets of the new kind", || {
         let (mut redis, key) = (redis.clone(), key.clone());
         async move {
             let loaded: Option<String> = redis::cmd("HGET").arg(key).arg("_").query_async(&mut redis).await.unwrap();
@@ -190,7 +190,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     daemon.logged("\"reloaded\"").await;
     let changed = &events(&daemon, "reloaded")[0]["changed"];
     assert_eq!(changed, "[consumer] future_max, [log] level, [reconcile] changed_cron");
-    // The schedule fires, the log filter lets more through, and an event from the nearer future is accepted.
+    // The new schedule fires, the log has more lines, and events can be less far in the future.
     daemon.logged("\"job-started\"").await;
     let publisher = world.publisher().await;
     let like = LikeEvent {
@@ -202,7 +202,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     world.publish(&publisher, &[body(&like)]).await;
     eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
     daemon.logged("\"batch-committed\"").await;
-    // Reported until it is fixed, and a setting that is changed back is accepted.
+    // Each reload reports the setting until it is fixed. Then a setting with its old value is accepted.
     let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
     assert_eq!(named["keys"], "[amqp] partitions");
     let back = reload(&world, &daemon, "", "reloaded").await;
@@ -242,7 +242,8 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // A code without numbers can get a new name once a configuration was without it. The other one's code is not free.
+    // A code without counters can get a new name after a configuration without the old name. The code of the other
+    // metric can't, because it has counters.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no numbers"));
@@ -261,7 +262,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     let world = World::new("reload_codes", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
-    // Numbers from before the registry: it accepts the configured codes.
+    // These counters are from before MySQL had codes, so any configured codes are accepted.
     let insert = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
                   VALUES (1, 42, 2, 0, 5, '2026-11-21'), (1, 42, 3, 0, 6, '2026-11-21')";
     sqlx::query(insert).execute(&world.pool).await.unwrap();
@@ -302,7 +303,7 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     proxy.hold();
     let daemon = world.daemon_with(&through_proxy);
     daemon.logged("\"mysql-away\"").await;
-    // Settings that need MySQL can't be applied now. The others can.
+    // The daemon can't apply settings that need MySQL. The others can.
     let refused = reload(&world, &daemon, "[metrics]\nlike = 1\nview = 2\nclap = 3\n", "reload-refused").await;
     assert!(
         refused["problems"].as_str().unwrap().contains("the meaning of codes could not be read from MySQL"),
@@ -329,7 +330,7 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     proxy.cut();
     let daemon = world.daemon_with(&through_proxy);
     daemon.logged("\"mysql-away\"").await;
-    assert!(daemon.stop().success(), "it can be stopped while it waits");
+    assert!(daemon.stop().success(), "the daemon can be stopped while it waits");
     world.close().await;
 }
 

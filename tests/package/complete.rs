@@ -1,4 +1,4 @@
-//! Completions and manual pages, as the shells and groff read them.
+//! Completions as the shells read them, and manual pages as groff reads them.
 
 use std::fs;
 use std::path::Path;
@@ -53,7 +53,7 @@ fn bash_completes_a_command_and_its_options() {
     assert_eq!(complete("tallyd board top --ranking comp"), "competition");
 }
 
-/// The words of a page as a terminal shows them. Fails on any warning.
+/// Returns the words of a page as a terminal shows them. Fails on any warning of groff.
 fn rendered(page: &Path) -> String {
     let output = run("groff", &["-man", "-Tascii", "-P-c", "-P-u", "-P-b", "-ww", page.to_str().unwrap()]);
     assert!(output.status.success() && stderr(&output).is_empty(), "{}: {}", page.display(), stderr(&output));
@@ -76,7 +76,7 @@ fn the_manual_has_a_page_for_each_command() {
         assert!(text.contains("EXIT STATUS 0 done"), "{text}");
         names.push(name);
     }
-    // The pages are exactly the commands in the help.
+    // There must be exactly one page for each command in the help.
     let help = stdout(&tallyd(&["--help"]));
     let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
     let commands =

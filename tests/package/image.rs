@@ -1,4 +1,4 @@
-//! The image and compose.yaml, checked without a container engine. dev/release.check runs them.
+//! The image and compose.yaml, checked without a container engine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,16 +21,16 @@ fn compose() -> Value {
     serde_saphyr::from_str(&read("compose.yaml")).unwrap()
 }
 
-/// The instructions of that Dockerfile, each on one line.
+/// Returns the instructions with this name in the Dockerfile, each on one line.
 fn instructions(name: &str) -> Vec<String> {
     let text = read("Dockerfile").replace("\\\n", " ");
     text.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.trim().to_owned())).collect()
 }
 
-/// The files of the sources that the build can read.
+/// Returns the files of the sources that the build of the image can read.
 fn context() -> Vec<String> {
     let text = read(".dockerignore");
-    assert!(text.lines().any(|line| line == "*"), "everything but the following paths is excluded");
+    assert!(text.lines().any(|line| line == "*"), "the file must first exclude everything");
     text.lines().filter_map(|line| Some(line.strip_prefix('!')?.to_owned())).collect()
 }
 
@@ -41,7 +41,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         let copied = Command::new("cp").arg("-r").arg(root().join(&path)).arg(folder.path()).status().unwrap();
         assert!(copied.success(), "{path}");
     }
-    // Cargo needs every target of Cargo.toml, and the versions in Cargo.lock.
+    // Cargo needs the files of all targets in Cargo.toml, and the versions in Cargo.lock.
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"])
         .current_dir(&folder)
@@ -52,7 +52,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         let source = copied.split(' ').find(|word| !word.starts_with("--")).unwrap();
         assert!(source == "." || context().iter().any(|path| path == source), "{source} is not in the context");
     }
-    // Everything that is compiled in.
+    // The folders whose files are compiled into the program.
     for included in ["crates", "lua", "migrations", "ops", "src"] {
         assert!(context().iter().any(|path| path == included), "{included}");
     }
@@ -68,13 +68,13 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     assert_eq!(instructions("CMD"), [r#"["run"]"#]);
     let health = &instructions("HEALTHCHECK")[0];
     let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
-    // Liveness, not readiness, because an orchestrator restarts an unhealthy container.
+    // The check tests liveness, not readiness, because an orchestrator restarts an unhealthy container.
     assert_eq!(command, ["/usr/bin/tallyd", "healthcheck", "--live"]);
     let known = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(&command[1..]).arg("--help").output().unwrap();
     assert!(known.status.success(), "{command:?}");
 }
 
-/// Debian's slim image has the C library and libgcc, and little more.
+/// Debian's slim image has only the C library, libgcc and little more.
 #[test]
 fn the_program_needs_no_library_that_the_image_lacks() {
     let output = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tallyd")).output().unwrap();
@@ -92,7 +92,9 @@ fn services_of_compose_wait_for_what_there_is() {
     let services = compose["services"].as_object().unwrap();
     for (name, service) in services {
         for (other, wait) in service["depends_on"].as_object().into_iter().flatten() {
-            let other = services.get(other).unwrap_or_else(|| panic!("{name} waits for {other}, which there isn't"));
+            let other = services
+                .get(other)
+                .unwrap_or_else(|| panic!("{name} waits for {other}, but compose.yaml has no such service"));
             match wait["condition"].as_str().unwrap() {
                 "service_healthy" => assert!(other["healthcheck"]["test"].is_array(), "{name}"),
                 "service_completed_successfully" => assert_eq!(other["restart"], "no", "{name}"),
@@ -110,7 +112,7 @@ fn services_of_compose_wait_for_what_there_is() {
     }
 }
 
-/// The environment of a service, with the image's variables.
+/// Returns the environment of a service, including the image's variables.
 fn environment(service: &str) -> BTreeMap<String, String> {
     let mut environment: BTreeMap<String, String> = instructions("ENV")
         .iter()
@@ -189,7 +191,7 @@ fn a_release_is_checked_with_the_images_that_are_named() {
     let services = compose["services"].as_object().unwrap().values();
     let named = services.map(|service| service["image"].as_str().unwrap().to_owned());
     let based = instructions("FROM").into_iter().map(|from| from.split(' ').next().unwrap().to_owned());
-    // Debian has no Grafana that could replace its image.
+    // The Grafana image is left out, because Debian has no Grafana that could replace it.
     for image in named.chain(based).filter(|image| image != "tallyd" && !image.starts_with("grafana/")) {
         let path = if image.contains('/') { image } else { format!("library/{image}") };
         assert!(known.contains(&format!("[docker.io/{path}]=")), "{path}");
@@ -222,7 +224,7 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     assert!(read("docs/operations/containers.md").contains(&call));
 }
 
-/// As the manual says for containers: files that everyone can read are rejected there, too.
+/// In a container the program also rejects password files that everyone can read, as the manual says.
 #[test]
 fn a_password_file_is_taken_if_not_everybody_can_read_it() {
     let folder = tempfile::tempdir().unwrap();

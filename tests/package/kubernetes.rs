@@ -1,4 +1,4 @@
-//! packaging/kubernetes, checked without a cluster. dev/release.check compares it with the published schemas.
+//! packaging/kubernetes, checked without a cluster. dev/release.check compares the files with the published schemas.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ fn the_daemon_accepts_its_configuration_and_secrets_in_a_pod() {
     let secrets = tempfile::tempdir().unwrap();
     let deployment = yaml("packaging/kubernetes/deployment.yaml");
     let pod = &deployment["spec"]["template"]["spec"];
-    // Octal in YAML 1.1, which Kubernetes reads, and not in YAML 1.2.
+    // The number is octal in YAML 1.1, which Kubernetes reads, but not in YAML 1.2.
     for file in ["deployment.yaml", "migrate.yaml"] {
         assert!(read(&format!("packaging/kubernetes/{file}")).contains("defaultMode: 0440\n"), "{file}");
     }

@@ -1,12 +1,13 @@
-//! A separate machine to install on: it has the files of this one, and all changes are dropped in the end.
+//! A separate machine for installations. It begins with the files of this machine, and all its changes are dropped in
+//! the end.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::{fs, io};
 
-/// The mounts, in a namespace that ends with the process. A folder in memory over `/` takes all changes. `/run` is
-/// empty, so this machine's systemd is not found. The network is this machine's. The package may be installed here
-/// already.
+/// Mounts everything in a namespace that ends with the process. A folder in memory lies over `/` and receives all
+/// changes. `/run` is empty, so programs don't find this machine's systemd. The network is the network of this machine.
+/// This machine can already have the package.
 const MOUNT: &str = r#"
 set -e
 top=$1
@@ -28,7 +29,7 @@ exec cat
 
 pub struct Machine {
     holder: Child,
-    /// The process that holds the namespace. With sudo it is not the child itself.
+    /// The process that holds the namespace. With sudo this process is not the child itself.
     pid: String,
     root: String,
 }
@@ -48,7 +49,7 @@ impl Machine {
         io::BufRead::read_line(&mut io::BufReader::new(holder.stdout.take().unwrap()), &mut line).unwrap();
         let pid = line
             .strip_prefix("ready ")
-            .expect("as root, or with sudo that asks for no password, it must be allowed to mount");
+            .expect("the test needs the right to mount: run it as root, or allow sudo without a password");
         Self { holder, pid: pid.trim_end().to_owned(), root: top.join("root").to_str().unwrap().to_owned() }
     }
 
@@ -76,7 +77,7 @@ impl Machine {
         assert!(writer.wait().unwrap().success(), "write {path}");
     }
 
-    /// Installs a package. Returns the output of dpkg and the package.
+    /// Installs a package. Returns the output of dpkg and of the package's scripts.
     pub fn install(&self, package: &Path) -> String {
         let bytes = fs::read(package).unwrap();
         let mut writer = self.command("cat >/tmp/package.deb").stdin(Stdio::piped()).spawn().unwrap();
@@ -85,11 +86,12 @@ impl Machine {
         self.run("dpkg --force-unsafe-io --force-confold --install /tmp/package.deb 2>&1")
     }
 
-    /// Files that were not there when the machine was made, without the own files of dpkg and the accounts.
+    /// Returns the files that were added since the machine was made, except files of dpkg and of the accounts.
     pub fn left(&self) -> String {
         let mut command = as_root("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
-        // The folder of changes. A character device means a deleted file, so it is not counted.
+        // The script searches the folder of changes. A character device there means a deleted file, so the script skips
+        // it.
         let script = "cd \"$1/../changed\" && find . -newer begun '(' -type f -o -type l ')' \
             ! -path './var/lib/dpkg/*' ! -path './var/log/*' ! -path './var/cache/*' ! -name begun \
             ! -regex './etc/\\(passwd\\|group\\|shadow\\|gshadow\\|subuid\\|subgid\\)-?' ! -name .pwd.lock";

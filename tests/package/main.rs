@@ -1,4 +1,4 @@
-//! The Debian package of this build, made by dev/package: installed, upgraded, removed and purged on a separate
+//! The Debian package of this build, made by dev/package. It is installed, upgraded, removed and purged on a separate
 //! machine.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
@@ -35,7 +35,7 @@ impl Package {
         Self { folder, file: PathBuf::from(said.trim_end()) }
     }
 
-    /// A later version, whose configuration has one more comment.
+    /// Makes a package of a later version, whose configuration has one more comment.
     fn next(&self) -> PathBuf {
         let (whole, file) = (self.folder.path().join("next"), self.folder.path().join("next.deb"));
         let script = "set -e
@@ -50,7 +50,7 @@ impl Package {
     }
 }
 
-/// Mode, owner and group of a file.
+/// Returns mode, owner and group of a file.
 fn stat(machine: &Machine, path: &str) -> String {
     machine.run(&format!("stat -c '%a %U:%G' '{path}'")).trim_end().to_owned()
 }
@@ -98,7 +98,7 @@ fn an_upgrade_takes_the_new_configuration_or_keeps_one_that_was_changed() {
     machine.install(&next);
     assert!(machine.run("cat /etc/tallyd/config.toml").contains("that is new"));
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
-    // An administrator replaced it by a copy that the daemon could not read, or chose a group.
+    // An administrator replaced the configuration by a copy that the daemon could not read, or chose another group.
     for (given, kept) in [("root", "640 root:tallyd"), ("adm", "640 root:adm")] {
         machine.run(&format!("chgrp {given} /etc/tallyd/config.toml"));
         machine.install(&next);
@@ -134,9 +134,9 @@ fn a_removed_package_leaves_its_configuration_and_a_purged_one_nothing() {
     machine.run("! test -e /etc/tallyd && ! test -e /usr/share/doc/tallyd && ! test -e /usr/share/tallyd");
 }
 
-/// Every link of a document in the package leads to a file of the package.
+/// Checks that each link of a document in the package leads to a file of the package.
 fn documents_lead_somewhere(machine: &Machine) {
-    // Except links to sources, licences and the changelog, which are elsewhere on Debian.
+    // Links to sources, licences and the changelog are left out, because Debian has these files elsewhere.
     let left_out = [
         "CHANGELOG.md",
         "LICENSE-",

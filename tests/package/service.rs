@@ -1,4 +1,4 @@
-//! The daemon as the package's systemd unit runs it.
+//! The daemon as systemd runs it with the package's unit.
 
 use std::process::{Child, Command, Stdio};
 
@@ -6,8 +6,8 @@ use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
-/// Replaces systemd, because a second systemd can't run here. It reports the daemon as running with its process id, and
-/// records its commands. It can't start a daemon while `/tmp/broken` exists.
+/// This script replaces systemctl, because a second systemd can't run here. It reports that the daemon is running with
+/// its process id, and records its commands. It fails to restart a daemon while `/tmp/broken` exists.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
     case $* in *is-active*gateway*) exit 3 ;; show*) cat /tmp/pid ;; restart*) ! test -e /tmp/broken ;; esac\n";
 
@@ -19,12 +19,13 @@ fn stand_for_systemd(machine: &Machine) {
     machine.run("mkdir -p /run/systemd/system");
 }
 
-/// The commands to systemd since the last call.
+/// Returns the commands to systemd since the last call.
 fn told(machine: &Machine) -> String {
     machine.run("touch /tmp/told && cat /tmp/told && rm /tmp/told")
 }
 
-/// Installs the package as in the manual: the configuration names servers, the passwords are credentials.
+/// Installs the package as in the manual: the configuration has the servers' addresses, and the passwords are
+/// credentials.
 fn configure(machine: &Machine, world: &World) {
     let mut config: toml::Table = std::fs::read_to_string(world.config_path()).unwrap().parse().unwrap();
     machine.run("install -d -m 700 /etc/credstore");
@@ -38,7 +39,7 @@ fn configure(machine: &Machine, world: &World) {
         settings.insert("password_file".to_owned(), file.into());
     }
     let text = toml::to_string(&config).unwrap();
-    // Into the existing file, so that it keeps its owner.
+    // Writes to the existing file, which keeps its owner.
     machine.write("/etc/tallyd/config.toml", &text);
 }
 
@@ -46,14 +47,14 @@ fn setting(machine: &Machine, name: &str) -> String {
     machine.run(&format!("sed -n 's/^{name}=-\\?//p' /usr/lib/systemd/system/tallyd.service")).trim_end().to_owned()
 }
 
-/// Passes the passwords as systemd does, in a folder that only the daemon can read.
+/// Passes the passwords as systemd does: in a folder that only the daemon can read.
 fn pass_credentials(machine: &Machine) {
     machine.run(
         "mkdir /run/credentials && cp /etc/credstore/tallyd.* /run/credentials && chown -R tallyd: /run/credentials",
     );
 }
 
-/// A command of the unit as systemd runs it. `/tmp/pid` has its process id.
+/// Builds a command that runs as the unit's commands do. `/tmp/pid` then has its process id.
 fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     let user = setting(machine, "User");
     machine.command(&format!(
@@ -62,7 +63,7 @@ fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     ))
 }
 
-/// Starts the daemon, and returns when it consumes.
+/// Starts the daemon, and waits until it consumes.
 async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
     let daemon = as_unit(machine, environment, command).stdin(Stdio::null()).spawn().unwrap();
     eventually("it listens to the queue", || async {
@@ -72,7 +73,7 @@ async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
     daemon
 }
 
-/// Stops only that daemon. The machine may have others.
+/// Stops only that daemon. The machine can run other daemons.
 fn stop(machine: &Machine, mut daemon: Child) {
     machine.run("kill -TERM $(cat /tmp/pid)");
     assert!(daemon.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
@@ -93,7 +94,7 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     world.close().await;
 }
 
-/// The migrations without their last one, as if a new version had added it.
+/// Deletes the note about the last migration, as if a new version had added this migration.
 async fn lack_a_migration(world: &World) {
     sqlx::query("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").execute(&world.pool).await.unwrap();
 }
@@ -112,7 +113,7 @@ fn what_the_first_installation_prints_leads_to_a_configuration() {
     // The daemon's user can read the written files.
     let check = "exec setpriv --reuid tallyd --regid tallyd --init-groups tallyd config check --offline";
     machine.run(check);
-    // So can the gateway's user. systemd passes it a file that only root can read.
+    // The gateway's user can read its file, too.
     machine.run(&format!("set -a && . /etc/tallyd/gateway.env && {check}"));
     assert_eq!(machine.run("stat --format '%U %a' /etc/tallyd/gateway.env").trim(), "root 600");
 }
@@ -126,7 +127,8 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     machine.install(&package.file);
     configure(&machine, &world);
     pass_credentials(&machine);
-    // As in a drop-in: another file, one password in the environment, the other one where root's shell doesn't find it.
+    // The unit looks as if a drop-in changed it. It has another configuration file and one password in the environment.
+    // The other password is where root's shell doesn't find it.
     let config = "/etc/tallyd/other.toml";
     machine
         .run(&format!("mv /etc/tallyd/config.toml {config} && cp -p /usr/share/doc/tallyd/config.toml /etc/tallyd/"));

@@ -1,4 +1,5 @@
-//! The tests' own servers, with more than one node or with certificates: RabbitMQ, Redis and MySQL during failovers.
+//! Tests with their own servers, which have more than one node or use certificates: RabbitMQ, Redis and MySQL during
+//! failovers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -14,12 +14,12 @@ const TESTS: &str = "ops/prometheus/tallyd.rules.test.yml";
 const RUNBOOKS: &str = "docs/operations/alerts";
 const MANUAL: &str = "docs/operations/alerts/README.md";
 
-/// All rules, alerts and records.
+/// Returns all rules: alerts and recording rules.
 pub fn rules() -> Vec<Value> {
     list(&yaml(RULES), "groups").iter().flat_map(|group| list(group, "rules").to_vec()).collect()
 }
 
-/// The names that rules record.
+/// Returns the names of the metrics that recording rules make.
 pub fn recorded() -> BTreeSet<String> {
     rules().iter().filter_map(|rule| Some(rule["record"].as_str()?.to_owned())).collect()
 }
@@ -80,7 +80,7 @@ fn every_alert_links_to_its_runbook_below_one_address() {
     }
 }
 
-/// The pages of the manual that are runbooks, by their alerts.
+/// Returns each page of the manual that is a runbook, with its alert.
 fn runbooks() -> Vec<(String, String)> {
     let files =
         std::fs::read_dir(path(RUNBOOKS)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

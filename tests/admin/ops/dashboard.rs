@@ -1,4 +1,4 @@
-//! The dashboard: Grafana can load it, and each panel explains itself.
+//! The dashboard: Grafana can load it, and each panel has a description.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,12 +26,12 @@ fn dashboard() -> Value {
     serde_json::from_str(&read("ops/grafana/tallyd.json")).unwrap()
 }
 
-/// All panels but the rows' titles.
+/// Returns all panels except the titles of rows.
 fn panels() -> Vec<Value> {
     list(&dashboard(), "panels").iter().filter(|panel| text(panel, "type") != "row").cloned().collect()
 }
 
-/// Expressions with their panel's title, as Prometheus gets them.
+/// Returns each expression as Prometheus gets it, with the title of its panel.
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = text(panel, "title").to_owned();
@@ -61,7 +61,7 @@ fn every_panel_has_a_description_a_unit_a_legend_and_the_chosen_data_source() {
         for target in list(&panel, "targets") {
             assert_eq!(target["datasource"], chosen, "{title}");
             let legend = text(target, "legendFormat");
-            assert!(!legend.is_empty() || text(&panel, "type") == "stat", "{title}: a line without a name");
+            assert!(!legend.is_empty() || text(&panel, "type") == "stat", "{title}: a curve without a name");
         }
     }
 }
@@ -96,7 +96,7 @@ fn every_panel_asks_the_chosen_daemons() {
     }
 }
 
-/// promtool reads expressions only in rules, so each becomes a rule.
+/// promtool reads expressions only in rules, so the test makes a rule of each expression.
 #[test]
 fn prometheus_takes_every_expression_of_the_dashboard() {
     let rule = |(number, (_, expression)): (usize, (String, String))| json!({"record": format!("panel:{number}"), "expr": expression});
@@ -108,7 +108,7 @@ fn prometheus_takes_every_expression_of_the_dashboard() {
     promtool(&["check", "rules"], &file).unwrap();
 }
 
-/// A metric on no panel need not be measured.
+/// The daemon does not have to measure a metric that no panel shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_dashboard_asks_for_all_that_the_daemon_says_and_for_nothing_else() {
     let (metrics, recorded) = (metrics("ops_dashboard").await, recorded());

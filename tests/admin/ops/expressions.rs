@@ -21,18 +21,18 @@ const WORDS: [&str; 14] = [
     "nan",
 ];
 
-/// Words with labels in their parentheses.
+/// Keywords with a list of labels in parentheses after them.
 const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
 #[derive(Default)]
 pub struct Asked {
     pub metrics: BTreeSet<String>,
     pub labels: BTreeSet<String>,
-    /// Selectors: metric, label, and the value if only one is allowed.
+    /// Selectors: the metric, the label, and the label's value if only one value is allowed.
     pub selected: BTreeSet<(String, String, Option<String>)>,
 }
 
-/// The metrics and labels of an expression.
+/// Finds the metrics and labels of an expression.
 pub fn asked(expression: &str) -> Asked {
     let mut asked = Asked::default();
     let (mut rest, texts) = without_texts(expression);
@@ -56,7 +56,7 @@ pub fn asked(expression: &str) -> Asked {
             || is_call(next)
             || word.starts_with(|first: char| first.is_ascii_digit())
         {
-            // A function, an operator or a number.
+            // The word is a function, an operator or a number.
         } else {
             if let Some((labels, after)) = next.strip_prefix('{').and_then(|inside| inside.split_once('}')) {
                 for selector in labels.split(',').map(str::trim) {
@@ -75,12 +75,12 @@ pub fn asked(expression: &str) -> Asked {
     asked
 }
 
-/// Whether the word before it is a function or an aggregation.
+/// Tells whether the word before `next` is a function or an aggregation.
 fn is_call(next: &str) -> bool {
     ["(", "by (", "without ("].iter().any(|opening| next.starts_with(opening))
 }
 
-/// The expression with a number for every quoted text, and the texts.
+/// Replaces each quoted text by a number. Returns the new expression and the texts.
 fn without_texts(expression: &str) -> (String, Vec<String>) {
     let parts: Vec<&str> = expression.split('"').collect();
     let texts: Vec<String> = parts.iter().skip(1).step_by(2).map(|&text| text.to_owned()).collect();
@@ -91,7 +91,8 @@ fn without_texts(expression: &str) -> (String, Vec<String>) {
     (outside.collect(), texts)
 }
 
-/// The metrics and labels of the expression that the daemon doesn't export. `recorded` are names that rules record.
+/// Returns the metrics and labels of the expression that the daemon doesn't export. `recorded` are the metrics that
+/// recording rules make.
 pub fn unknown(expression: &str, metrics: &Metrics, recorded: &BTreeSet<String>) -> Vec<String> {
     let asked = asked(expression);
     let known = |metric: &String| metric == "up" || metrics.contains_key(metric) || recorded.contains(metric);

@@ -8,13 +8,13 @@ use tokio::net::TcpStream;
 
 use crate::common::{World, eventually};
 
-/// Metrics by name, with the values of its own labels.
+/// Metrics by name. Each has its own labels with their values.
 pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Prometheus adds these labels to each metric, so no metric can have one with such a name.
+/// Prometheus adds these labels to each metric, so no metric can have a label with such a name.
 pub const ADDED: [&str; 2] = ["job", "instance"];
 
-/// The metrics of a daemon that has seen its servers and done everything that has a metric.
+/// Returns the metrics of a daemon that has connected to its servers and has a value for every metric.
 pub async fn metrics(name: &str) -> Metrics {
     let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
     let world = World::new(name, settings).await;
@@ -23,7 +23,7 @@ pub async fn metrics(name: &str) -> Metrics {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
     let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
-    // The daemon learns these last: the states of its jobs, boards, queues and dead letters.
+    // The daemon learns these states last: jobs, boards, queues and dead letters.
     let last = ["tallyd_job_running", "tallyd_board_members", "tallyd_queue_messages", "tallyd_dead_letters_open"];
     let said = || async { read(&ask(&address).await) };
     eventually("the daemon has seen everything", || async {
@@ -37,7 +37,7 @@ pub async fn metrics(name: &str) -> Metrics {
     metrics
 }
 
-/// Adds the labels of gauges that have no sample before a run has ended.
+/// Adds the labels of gauges that have no sample before the first run has ended.
 fn with_absent(mut metrics: Metrics) -> Metrics {
     let [jobs, verdicts] = ["tallyd_job_running", "tallyd_reconcile_targets_total"].map(|of| metrics[of].clone());
     let kinds = BTreeMap::from([("kind".to_owned(), BTreeSet::from(["video".to_owned()]))]);
@@ -64,7 +64,7 @@ async fn ask(address: &str) -> String {
 }
 
 fn read(text: &str) -> Metrics {
-    // A gauge without a sample has a description, too.
+    // A gauge without a sample still has a description.
     let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let mut metrics: Metrics = described.map(|name| (name.to_owned(), BTreeMap::new())).collect();
     for sample in text.lines().filter(|line| !line.starts_with('#')) {

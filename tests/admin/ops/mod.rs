@@ -1,5 +1,5 @@
-//! The rules for Prometheus and the dashboard for Grafana, and their manual. Every alert is tested on numbers, has its
-//! section, and uses only metrics that the daemon exports.
+//! The rules for Prometheus, the dashboard for Grafana, and their manual. Every alert is tested with sample values, has
+//! a section in the manual, and uses only metrics that the daemon exports.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -38,7 +38,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no text {key} in {value}"))
 }
 
-/// Runs promtool. Returns its output if it finds a problem.
+/// Runs promtool. Returns promtool's output if promtool finds a problem.
 fn promtool(arguments: &[&str], file: &Path) -> Result<(), String> {
     let fetched = path("target/tools/promtool");
     let output = Command::new(if fetched.exists() { fetched } else { PathBuf::from("promtool") })

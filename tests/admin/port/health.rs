@@ -9,7 +9,7 @@ use super::common::proxy::Proxy;
 use super::common::{World, eventually};
 use super::{ANY, address, get, like};
 
-/// The status of one server.
+/// Returns the status of one server.
 fn server(told: &Value, name: &str) -> Value {
     let servers = told["servers"].as_array().unwrap();
     servers.iter().find(|server| server["server"] == name).cloned().unwrap_or(Value::Null)
@@ -32,7 +32,7 @@ async fn ready_says_which_server_is_away_and_why() {
     assert_eq!((&told["ready"], &told["state"], &told["reasons"]), (&json!(true), &json!("running"), &json!([])));
     assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
 
-    // Events are written without Redis, too.
+    // Without Redis the daemon still writes events.
     redis.hold();
     eventually("Redis is reported as unreachable", || async {
         server(&get(&address, "/readyz").await.json(), "redis")["up"] == false
@@ -114,7 +114,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     eventually("the dead letter is reported", || async { told().await["dead_letters"]["malformed-json"] == 1 }).await;
     eventually("the board is reported", || async { told().await["boards"][0]["state"] == "open" }).await;
 
-    // A run of a command is reported, too.
+    // A run that a command started is reported, too.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(report["ended"], "done");
     eventually("the run is reported", || async {
@@ -138,7 +138,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     .await;
     proxy.release();
     eventually("it is over", || async { told().await["waits"] == json!([]) }).await;
-    eventually("the last hour has a point with the two events", || async {
+    eventually("the last hour has a point with both events", || async {
         let points = get(&address, "/v1/history").await.json();
         let of = |point: &Value| point["events_s"].as_f64().unwrap();
         points.as_array().unwrap().iter().any(|point| (0.05..=0.4).contains(&of(point)) && point["lag_p50_s"].is_f64())

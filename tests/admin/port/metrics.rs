@@ -8,7 +8,7 @@ use tallyd_core::event::Reason;
 use super::common::{World, eventually};
 use super::{ANY, address, get, like, send};
 
-/// Samples by their names with labels.
+/// Returns the samples by name and labels.
 pub fn samples(text: &str) -> BTreeMap<String, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -70,7 +70,7 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     let batches = now["tallyd_batch_events_count"];
     assert!((1.0..=3.0).contains(&batches), "{batches} batches");
     assert_eq!(now["tallyd_batch_write_duration_seconds_count{step=\"commit\"}"], batches);
-    eventually("the servers were seen", || async {
+    eventually("the servers are up", || async {
         let now = told().await;
         let is = |of: &str, value: f64| now.get(of) == Some(&value);
         is("tallyd_ready", 1.0)
@@ -105,7 +105,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     let new = ask("Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await;
     assert!(new.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", new.head);
     assert!(new.body.contains("# TYPE tallyd_events_committed counter\n") && new.body.ends_with("# EOF\n"));
-    // Between two answers a partition or a queue can be seen for the first time.
+    // A partition or a queue can appear between the two requests.
     eventually("both have the same samples", || async {
         let (old, new) = (ask("").await, ask("Accept: application/openmetrics-text;version=1.0.0\r\n").await);
         samples(&old.body).keys().eq(samples(&new.body).keys())
@@ -115,7 +115,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     world.close().await;
 }
 
-/// The description of each metric: its type, its meaning, and its labels without `le`.
+/// Returns each metric's type, meaning, and labels without `le`.
 fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
     let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
     for line in text.lines() {
@@ -134,7 +134,7 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
     all
 }
 
-/// The page with the type and the help text of each metric as the daemon has them.
+/// Returns the page with the type and the help text that the daemon exports for each metric.
 fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<String>)>) -> String {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -144,7 +144,7 @@ fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<Strin
     page.lines().map(|line| row(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
 }
 
-/// With `TALLYD_UPDATE_SNAPSHOT=1` it first writes types and help texts into the page.
+/// With `TALLYD_UPDATE_SNAPSHOT=1` the test first writes types and help texts into the page.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_metrics_are_those_that_are_told() {
     let settings = "[reconcile]\nwatch_every = \"1s\"\n[archive]\ncron = \"0 0 1 1 *\"\n\

@@ -1,4 +1,4 @@
-//! The admin port: a target's numbers, who has access, and unreachable servers.
+//! The admin port: the counters of a target, who has access, and unreachable servers.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -21,10 +21,10 @@ use tallyd_core::model::UserId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Any free port, which the log names.
+/// Any free port. The daemon's log names it.
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\nhosts = [\"tallyd.example.com\"]\n";
 
-/// The address of the daemon's admin port.
+/// Returns the address of the daemon's admin port.
 async fn address(daemon: &Daemon) -> String {
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();
@@ -155,7 +155,7 @@ async fn servers_that_are_away_are_told_in_time_and_slow_nothing_else() {
     assert!(answers.iter().all(|answer| answer.status == 503 && answer.head.contains("retry-after: 1")));
     let many = answers.iter().filter(|answer| answer.error() == "too many requests in flight: retry").count();
     let late = answers.iter().filter(|answer| answer.error().contains("did not answer within 5 s")).count();
-    assert!(many + late == 40 && (1..=24).contains(&many), "{many} refused, {late} late");
+    assert!(many + late == 40 && (1..=24).contains(&many), "{many} rejected, {late} timed out");
     mysql.release();
     mysql.cut();
     let publisher = world.publisher().await;
@@ -194,7 +194,7 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
     let address = address(&daemon).await;
     daemon.logged("\"started\"").await;
     let silent = TcpStream::connect(&address).await.unwrap();
-    // A request can be slow to arrive.
+    // A request that is still incomplete.
     let mut slow = TcpStream::connect(&address).await.unwrap();
     slow.write_all(b"GET /v1/counters/video/42 HTTP/1.1\r\nHost: ").await.unwrap();
     proxy.hold();
@@ -203,7 +203,7 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
         let address = address.clone();
         asked.spawn(async move { get(&address, "/v1/counters/video/42").await });
     }
-    // So sixteen requests are in flight.
+    // So the limit of sixteen requests in flight is reached.
     assert_eq!(asked.join_next().await.unwrap().unwrap().error(), "too many requests in flight: retry");
     daemon.signal("TERM");
     daemon.logged("\"stop-asked\"").await;

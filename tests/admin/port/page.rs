@@ -25,7 +25,7 @@ fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Whether the page shows that many committed events.
+/// Tells whether the page shows this count of committed events.
 async fn committed(browser: &Browser, events: u32) -> bool {
     browser.text("#tile-events .note").await == format!("{events} since the start")
 }
@@ -34,12 +34,12 @@ pub(super) async fn shows(browser: &Browser, selector: &str, text: &str) {
     eventually(&format!("{selector} shows {text}"), || async { browser.text(selector).await.contains(text) }).await;
 }
 
-/// Unfolds all sections, as a click on each does.
+/// Unfolds all sections, as a click on each section does.
 pub(super) async fn unfold(browser: &Browser) {
     browser.value("document.querySelectorAll('details').forEach((section) => (section.open = true))").await;
 }
 
-/// Fails if the console has any message but a failed request.
+/// Fails if the browser's console has a message other than a failed request.
 async fn assert_quiet(browser: &Browser, may_fail: bool) {
     let said = browser.console().await;
     let is_expected = |line: &String| may_fail && line.contains("net::ERR_");
@@ -47,7 +47,7 @@ async fn assert_quiet(browser: &Browser, may_fail: bool) {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// How far a page of that width can be scrolled sideways.
+/// Returns how many pixels the page is wider than a window of this width.
 async fn too_wide(browser: &Browser, width: u32, scheme: &str) -> i64 {
     browser.show_as(width, 900, scheme).await;
     let beyond = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
@@ -92,7 +92,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     assert_quiet(&browser, false).await;
     let requests = browser.requests().await;
     assert!(requests.iter().any(|url| *url == format!("{base}v1/status")), "{requests:?}");
-    // Chromium's own pages were shown before.
+    // Chromium showed its own pages first.
     for url in requests
         .iter()
         .filter(|url| !url.starts_with("chrome:") && !url.starts_with("chrome-untrusted:") && !url.starts_with("data:"))
@@ -153,7 +153,7 @@ async fn a_server_that_is_away_stands_out_until_it_is_back() {
     shows(&browser, "#servers", "✕ down").await;
     assert!(browser.value("document.title").await.as_str().unwrap().starts_with("✕ Not ready"));
     let first = browser.value("document.querySelector('#troubles li').getBoundingClientRect().bottom").await;
-    assert!(first.as_f64().unwrap() < 400.0, "it must be visible without scrolling: {first}");
+    assert!(first.as_f64().unwrap() < 400.0, "the problem must be visible without scrolling: {first}");
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-away.png")).await;
     proxy.release();
@@ -184,23 +184,23 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     shows(&browser, "#state", "The daemon does not answer").await;
     shows(&browser, "#since", "The values below are from").await;
     assert_eq!(browser.value("document.querySelectorAll('.known.stale').length").await, 2, "head and tables are grey");
-    assert!(committed(&browser, 2).await, "the last known values stay");
+    assert!(committed(&browser, 2).await, "the last known data stay");
     assert!(browser.text("#owner").await.ends_with(&former));
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-gone.png")).await;
 
     let daemon = world.daemon();
     let next = format!(":{}", daemon.child.id());
-    eventually("the next process is shown", || async { browser.text("#owner").await.ends_with(&next) }).await;
+    eventually("the restarted daemon is shown", || async { browser.text("#owner").await.ends_with(&next) }).await;
     shows(&browser, "#state", "Ready: events are written").await;
     assert_eq!(browser.value("document.querySelectorAll('.stale').length").await, 0);
-    assert!(committed(&browser, 0).await, "the next process's values are shown");
-    eventually("the plot marks the start of the next process", || async {
+    assert!(committed(&browser, 0).await, "the restarted daemon's data are shown");
+    eventually("the plot marks the start of the restarted daemon", || async {
         browser.value("document.querySelectorAll('#plot-events .started').length").await == 2
     })
     .await;
     let points = browser.value(plot).await;
-    assert!(points.as_str().unwrap().contains('M'), "the former process's values are still plotted: {points}");
+    assert!(points.as_str().unwrap().contains('M'), "the data from before the restart are still plotted: {points}");
     assert_quiet(&browser, true).await;
     browser.close().await;
     assert!(daemon.stop().success());
@@ -241,7 +241,8 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
     assert_eq!(lines, 2, "rows with the same name are not rebuilt");
 
-    // The daemon has run for a short time, so the page shows the shortest range, and more when there are more values.
+    // The daemon has run for a short time, so the page shows the shortest range. It shows a longer range when it has
+    // older points.
     assert_eq!(browser.text("#reach").await, "The last 10 minutes");
     for (minutes, words) in [(12, "The last 30 minutes"), (31, "The last hour")] {
         let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");
@@ -255,10 +256,10 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     world.close().await;
 }
 
-/// How long likes arrive for the screenshots.
+/// How long the users click for the screenshots.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
-/// Likes as API servers count them, at a changing rate.
+/// Sends likes at a changing rate, as API servers count them.
 async fn traffic(world: &World, until: Instant) {
     let client = world.client();
     let (mut dice, began) = (Dice::new(7), Instant::now());
@@ -291,7 +292,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", redis_url.as_str())]);
     let address = address(&daemon).await;
     daemon.logged("\"consuming\"").await;
-    // The daemon's own runs hold the lock now and then.
+    // The daemon's own runs sometimes hold the lock.
     let reconciled = || async { world.tallyd(&["reconcile"]).status.success() };
     eventually("a run is done", reconciled).await;
     let browser = Browser::start().await;

@@ -11,14 +11,14 @@ use super::common::{World, eventually};
 use super::page::{shows, unfold};
 use super::{ANY, address};
 
-/// Violations of axe-core's rules, each with its elements.
+/// Returns the violations of axe-core's rules, each with its elements.
 async fn violations(browser: &Browser) -> Value {
     let check = r"axe.run().then(({ violations }) => violations.map(({ id, nodes }) =>
         [id, nodes.map((node) => [node.html, node.failureSummary])]))";
     browser.value(check).await
 }
 
-/// Fails if a rule is violated, in light and dark, with sections as they are and all unfolded.
+/// Fails if the page violates a rule: in light and dark, with sections as they are and with all sections unfolded.
 async fn assert_no_violations(browser: &Browser, state: &str) {
     for scheme in ["light", "dark"] {
         browser.show_as(1_200, 900, scheme).await;
@@ -80,7 +80,7 @@ async fn sections_are_open_and_have_a_runbook_while_they_have_a_problem() {
     assert_eq!(runbook, concat!(env!("CARGO_PKG_HOMEPAGE"), "/blob/main/docs/operations/alerts/TallydServerDown.md"));
     redis.release();
     shows(&browser, "#tile-problems", "none").await;
-    assert_eq!(browser.value(open).await, Value::Array(Vec::new()), "all is well again");
+    assert_eq!(browser.value(open).await, Value::Array(Vec::new()), "no problem is left");
     browser.close().await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -99,7 +99,7 @@ async fn arrow_keys_read_out_the_points_of_every_plot() {
     shows(&browser, "#state", "Ready: events are written").await;
     shows(&browser, "#plot-drift", "in 2 runs").await;
     let skip = "(document.querySelector('.skip').click(), document.activeElement.id)";
-    assert_eq!(browser.value(skip).await, "wrong", "the first link must lead to the problems");
+    assert_eq!(browser.value(skip).await, "wrong", "the first link must jump to the problems");
     let points = "document.querySelector('#plot-events [role=slider]').ariaValueMax > 0";
     eventually("the plots have two points", || async { browser.value(points).await == true }).await;
     let press = async |plot: &str, key: &str| {

@@ -18,7 +18,7 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let told = asked(&["status", "--format", "json", "--url", &url]);
     assert!(stdout(&told).contains("\"partitions\""), "{}{}", stdout(&told), stderr(&told));
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-    assert_eq!(mode & 0o002, 0, "the umask of the tests must not let others write: {mode:o}");
+    assert_eq!(mode & 0o002, 0, "the umask of the tests must forbid others to write: {mode:o}");
 
     let second = world.daemon();
     second.logged(&format!("[admin] listen = \\\"{url}\\\": another process listens there")).await;
@@ -26,7 +26,7 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     assert!(path.exists(), "the socket of the first daemon must stay");
 
     daemon.kill();
-    assert!(path.exists(), "a killed daemon leaves its socket");
+    assert!(path.exists(), "the socket of a killed daemon must stay");
     let none = asked(&["healthcheck"]);
     assert_eq!(none.status.code(), Some(75));
     assert!(stderr(&none).contains(&format!("no daemon answers at {url}: Connection refused")), "{}", stderr(&none));

@@ -1,4 +1,4 @@
-//! systemd's watchdog distinguishes a loop that hangs from one that waits.
+//! systemd's watchdog kills a daemon that hangs, but not a daemon that waits.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,13 +17,13 @@ impl Told {
         self.0.lock().unwrap().clone()
     }
 
-    /// How often the watchdog was fed.
+    /// Returns how often the daemon has fed the watchdog.
     fn fed(&self) -> usize {
         self.lines().iter().filter(|line| line.starts_with("WATCHDOG=1")).count()
     }
 }
 
-/// Starts a daemon that notifies systemd. Returns its messages, too.
+/// Starts a daemon that notifies systemd. Also returns the messages to systemd.
 fn watched(world: &World, more: (&str, &str)) -> (Told, Daemon) {
     let path = world.folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

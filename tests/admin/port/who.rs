@@ -1,4 +1,4 @@
-//! Access to the admin port, invalid requests, and that no part of a request is logged unescaped.
+//! Access to the admin port, and invalid requests. The log shows no part of a request unescaped.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const TOKEN: &str = "0123456789-of-a-test";
 
-/// The port of a daemon that listens on all addresses, with an address of this machine.
+/// Returns an address of this machine for the port of a daemon that listens on all addresses.
 async fn reached(daemon: &Daemon) -> String {
     address(daemon).await.replace("0.0.0.0", "127.0.0.1")
 }
@@ -85,7 +85,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
         );
         assert_eq!(asked("evil.example", path, "").await.status, 403, "a page on the Web must be rejected");
     }
-    assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "no other path is a probe");
+    assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "other paths must need the token");
     let url = format!("http://{port}");
     assert_eq!(world.tallyd(&["healthcheck", "--live", "--url", &url]).status.code(), Some(0));
     let ready = world.tallyd(&["healthcheck", "--url", &url]);
@@ -114,7 +114,8 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             );
         }
     }
-    // Line ends, a terminal's escapes and invalid UTF-8, in the path, the query, a header and the Host header.
+    // Line ends, escape sequences of a terminal, and invalid UTF-8. They are in the path, the query, a header and the
+    // Host header.
     for request in [
         "GET /%0aforged%0d%1b[2J%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /v1/counters/%0aforged%1b[2J/42?q=%0aforged HTTP/1.1\r\nHost: localhost\r\nX-Forged: \u{9b}2J forged\r\n\r\n",
@@ -133,11 +134,12 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             "{answer}"
         );
     }
-    // A head that is too large, and one too large line of it.
+    // A request head that is too large, and a head with one line that is too large.
     let large = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Large: {}\r\n\r\n", "x".repeat(20_000));
     assert_eq!(send(&port, &large).await.status, 431);
 
-    // A client that sends nothing, or a few bytes from time to time, is disconnected, and others get answers.
+    // The daemon disconnects a client that sends nothing or sends a few bytes from time to time. Other clients get
+    // answers.
     let began = Instant::now();
     let mut idle = Vec::new();
     for _ in 0..70 {

@@ -1,4 +1,4 @@
-//! The packages' reads and the samples, through a real gateway.
+//! The packages' reads and the documented samples, through a real gateway.
 
 use std::process::Command;
 
@@ -51,7 +51,7 @@ async fn samples_and_packages_agree_with_the_gateway() {
         assert_eq!(site.done("counts", json!(["video", [42], "view"])).await, json!([[42, 0]]));
         assert_eq!(site.done("liked", json!(["video", [42, 43], 8])).await, json!([[42, true], [43, false]]));
         let board = site.call("board", json!(["clicked"]), json!({"around": 42})).await.unwrap();
-        // A Python dict arrives as pairs.
+        // Python's driver sends a dict as a list of pairs.
         let members = board.get("members").unwrap_or_else(|| &board[2][1]);
         assert_eq!(members[0], json!({"rank": 1, "member": "42", "score": 3}), "{board}");
         let unknown = site.fails("counts", json!(["song", [1]])).await;

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::common::{stderr, stdout};
 use super::example::Example;
 
-/// A package, and how it is used.
+/// A package, and the way in which a program uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
     Threads,
@@ -32,16 +32,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Runs it and fails if it fails.
+/// Runs the command. Fails if the command fails.
 fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{command:?}: {}{}", stdout(&output), stderr(&output));
     stdout(&output)
 }
 
-/// Builds Python's wheel and installs it. Everything else comes from Debian.
+/// Builds Python's wheel and installs it. Its dependencies come from Debian.
 fn install_python(folder: &Path) {
-    // The build writes into the sources.
+    // pip writes into the folder of the sources, so it gets a copy.
     let sources = folder.join("sources");
     run(Command::new("cp").args(["-r", "clients/python"]).arg(&sources).current_dir(root()));
     let pip = |arguments: &[&str]| {
@@ -71,7 +71,7 @@ fn install_node(folder: &Path) {
 }
 
 impl Package {
-    /// The part of the world's name.
+    /// The package's part in the names of worlds.
     fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -80,7 +80,7 @@ impl Package {
         }
     }
 
-    /// A new user's folder with the installed package.
+    /// Makes a new user's folder with the installed package.
     fn install(self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         match self {
@@ -100,7 +100,7 @@ impl Package {
                 python
             }
             Self::Node => {
-                // Node searches modules from the program's folder.
+                // Node searches for modules in the program's folder.
                 let program = folder.join("driver.mjs");
                 fs::copy(drivers.join("driver.mjs"), &program).unwrap();
                 let mut node = Command::new("node");
@@ -114,14 +114,14 @@ impl Package {
 
 type Answers = Arc<Mutex<HashMap<u64, oneshot::Sender<Value>>>>;
 
-/// A program that uses the package and reads commands line by line.
+/// A running program that uses the package and reads commands line by line.
 pub struct Driver {
     child: Child,
     orders: tokio::sync::Mutex<(ChildStdin, u64)>,
     answers: Answers,
 }
 
-/// An error of the package, with its event, or with the events of a list that must be published again.
+/// An error of the package. It has the event, or the events of a list that must be published again.
 #[derive(Debug)]
 pub struct Failure {
     pub class: String,
@@ -145,7 +145,7 @@ impl Driver {
                 let asked = waiting.lock().unwrap().remove(&answer["id"].as_u64().unwrap()).unwrap();
                 let _ = asked.send(answer);
             }
-            // When the program has ended, no call can wait for it.
+            // When the program has ended, all waiting calls fail.
             waiting.lock().unwrap().clear();
         });
         Self { child, orders, answers }
@@ -170,14 +170,14 @@ impl Driver {
         Ok(answer["value"].take())
     }
 
-    /// The same, but the call must succeed.
+    /// Makes a call that must succeed.
     pub async fn done(&self, method: &str, with: Value) -> Value {
         self.call(method, with.clone(), json!({}))
             .await
             .unwrap_or_else(|failure| panic!("{method} {with}: {failure:?}"))
     }
 
-    /// The same, but the call must fail.
+    /// Makes a call that must fail.
     pub async fn fails(&self, method: &str, with: Value) -> Failure {
         let called = self.call(method, with.clone(), json!({})).await;
         called.expect_err(&format!("{method} {with} did not fail"))

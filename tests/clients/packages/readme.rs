@@ -5,7 +5,7 @@ use std::fs;
 use super::{Example, Package, root, run};
 use crate::common::{World, stdout, target};
 
-/// The Python block of README.md, with this world's names.
+/// Returns the Python block of README.md, with this world's names.
 fn first_event(world: &World) -> String {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let block = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
@@ -37,7 +37,7 @@ async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
     fs::write(&program, first_event(&world)).unwrap();
     let mut python = Example::Python.interpreter();
     let said = run(python.arg(&program).env("PYTHONPATH", folder.path().join("installed")));
-    assert_eq!(said, "{42: 1}\n", "it must work on the very first run");
+    assert_eq!(said, "{42: 1}\n", "the example must work on the very first run");
     let shown = stdout(&world.tallyd(&["show", "video:42"]));
     assert!(shown.split_whitespace().collect::<Vec<_>>().ends_with(&["like", "1", "1", "1"]), "{shown}");
     assert_eq!(world.counters().await[&target(42)], 1);

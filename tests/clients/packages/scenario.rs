@@ -1,5 +1,5 @@
-//! One scenario for all packages, with real servers that stall, crash and reject, and the real daemon. In the end rows,
-//! counters and Redis have each click once.
+//! One scenario for all packages, with real servers that stall, crash and reject, and the real daemon. In the end
+//! MySQL's rows, MySQL's counters and Redis have each click once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -18,15 +18,16 @@ use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
 use crate::stalling::{Stall, Stalling};
 
-/// For calls that must succeed, on a loaded machine too. A stalled broker is detected within half of it.
+/// The deadline of calls that must succeed, also on a loaded machine. The client detects a stalled broker within half
+/// of this time.
 const DEADLINE_S: u64 = 8;
-/// For calls that must fail.
+/// The deadline of calls that must fail.
 const SHORT_S: u64 = 1;
-/// A loaded machine can need this much more.
+/// Extra time for a loaded machine.
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// A package on a world, and which users like which targets in the end.
+/// A package with its world, and the likes that must exist in the end.
 struct Site {
     world: World,
     driver: Driver,
@@ -100,7 +101,7 @@ async fn from_the_first_event_to_the_last(package: Package) {
     let daemon = site.world.daemon();
     daemon.logged("\"consuming\"").await;
     assert!(site.world.tallyd(&["reconcile"]).status.success());
-    // Rejected events are published again, unchanged.
+    // The client publishes the rejected events again, unchanged.
     for failure in &rejected {
         let method = if failure.event.is_array() { "publish_many" } else { "publish" };
         site.driver.done(method, json!([failure.event])).await;
@@ -134,7 +135,7 @@ async fn refused_logins(site: &Site) -> Vec<Failure> {
     vec![like, list]
 }
 
-/// No exchange, no queue, and a full queue.
+/// Publishes without an exchange, without a queue, and to a full queue.
 async fn rejected(site: &Site) -> Vec<Failure> {
     let like = || site.driver.fails("like", json!(["video", 1, 1]));
     let link = site.world.broker.connect("test").await.unwrap();
@@ -164,18 +165,18 @@ async fn rejected(site: &Site) -> Vec<Failure> {
     vec![none, returned, nacked, list]
 }
 
-/// A list of these users' likes.
+/// Returns a list of likes by these users.
 fn likes(target: i64, users: RangeInclusive<i64>) -> Vec<Value> {
     let like = |user: i64| json!({"type": "like", "kind": "video", "target_id": target, "user_id": user.to_string()});
     users.map(like).collect()
 }
 
-/// Double clicks, changed minds, duplicate counts, and rejected calls.
+/// Sends double clicks, unlikes, duplicate counts, and calls that are rejected.
 async fn clicks(site: &mut Site) {
     for user in 1..=30 {
         site.likes.insert((42, user));
     }
-    // Each of them twice, all at the same time.
+    // Each user likes twice, all at the same time.
     let clicks = (0..60).map(|click| site.driver.done("like", json!(["video", 42, click % 30 + 1])));
     join_all(clicks).await;
     site.unlike(42, 7).await;
@@ -196,14 +197,14 @@ async fn clicks(site: &mut Site) {
     }
 }
 
-/// Lists whose confirms arrive, are lost, and never arrive.
+/// Publishes lists whose confirms arrive, are lost once, or never arrive.
 async fn lists(site: &mut Site) {
     let mut list = likes(48, 1..=1_500);
     list.push(json!({"type": "count", "kind": "video", "target_id": 48, "metric": "view", "delta": 2}));
     let published = site.driver.done("publish_many", json!([list])).await;
     let users = published.as_array().unwrap().iter().map(|event| event["user_id"].as_str());
     assert!(users.eq(list.iter().map(|event| event["user_id"].as_str())), "{published}");
-    // All of it again, unchanged.
+    // The whole list again, unchanged.
     assert_eq!(site.driver.done("publish_many", json!([published])).await, published);
 
     let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
@@ -221,7 +222,7 @@ async fn lists(site: &mut Site) {
     assert_is(&site.driver.fails("publish_many", json!([[{"type": "flip"}]])).await, "RefusedError", "event 0");
 }
 
-/// A broker accepts an event, but its confirm never arrives.
+/// The broker accepts an event, but its confirm never arrives.
 async fn lost_confirms(site: &mut Site) {
     let began = Instant::now();
     let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
@@ -229,7 +230,7 @@ async fn lost_confirms(site: &mut Site) {
     site.like(44, 1).await;
     let count = site.driver.call("count", json!(["video", 44, "view"]), json!({})).await.unwrap();
     assert_eq!(count["delta"], 1);
-    assert_eq!((once.stalled(), once.callers()), (1, 2), "a connection that works is kept");
+    assert_eq!((once.stalled(), once.callers()), (1, 2), "the client keeps a connection that works");
     assert!(began.elapsed() < Duration::from_secs(DEADLINE_S) + SLACK);
 
     let always = Stalling::before(site.amqp(), Stall { after: "target_id", callers: ALL }).await;
@@ -268,7 +269,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     };
     tokio::join!(join_all(under_way), dies);
     site.likes.extend((3..=40).map(|user| (46, user)));
-    // Its connections close again and again.
+    // The client's connections break again and again.
     for user in 41..=45 {
         proxy.cut();
         site.like(46, user).await;
@@ -287,7 +288,7 @@ async fn dead_and_silent_brokers(site: &mut Site) {
     site.likes.insert((46, 46));
 }
 
-/// Unknown is not zero, and a failing Redis gives no number.
+/// An unknown count is not zero, and without Redis a read fails.
 async fn reading(site: &mut Site) {
     let views = [42, 43, 44, 45];
     let (proxy, url) = Proxy::before(site.redis()).await;
@@ -327,11 +328,11 @@ async fn reading(site: &mut Site) {
     proxy.silence();
     assert_is(&site.driver.fails("counts", json!(["video", [42], "view"])).await, "ReadError", "unknown");
     proxy.clear();
-    // A late answer must not be taken for another call's.
+    // The client must not return a late answer to another call.
     assert_eq!(site.numbers(&[44, 42], "view").await, [json!(1), json!(15)]);
 }
 
-/// Rows, counters and Redis.
+/// Checks the rows and counters in MySQL, and the counters in Redis.
 async fn end(site: &Site, package: Package) {
     let world = &site.world;
     world.drained(&world.publisher().await).await;

@@ -1,5 +1,5 @@
-//! The packages follow the writer of a number: they use the gateway if API servers count it, and RabbitMQ if no gateway
-//! answers.
+//! The packages choose the path by the writer of a metric. They use the gateway if API servers count the metric, and
+//! RabbitMQ if no gateway answers.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::stalling::{Stall, Stalling};
 const SETTINGS: &str = "[metrics]\nlike = 1\nview = 2\nshare = 3\n[gateway]\nlisten = \"127.0.0.1:0\"\n\
      [[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[[rule]]\nmetric = \"share\"\nwriter = \"api\"\n";
 
-/// A package's client, and the target that it counts on.
+/// A client of one package, and the target of its clicks.
 struct Site<'a> {
     world: &'a World,
     driver: Driver,
@@ -30,7 +30,7 @@ impl Site<'_> {
         self.driver.call("open", json!([]), options).await.unwrap();
     }
 
-    /// All servers, with this address of the gateway.
+    /// Returns the addresses of all servers, with this address of the gateway.
     fn servers(&self, gateway: Option<&str>) -> Value {
         let api = &self.world.api;
         let mut servers = json!({"amqp_url": api.amqp.url.expose(), "redis_url": api.redis.url.expose()});
@@ -92,7 +92,7 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     world.drained(&world.publisher().await).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 3 * 7);
-    // A reconcile repairs numbers that were not counted. Then all agree.
+    // A reconcile adds the events that were not counted. Then all agree.
     world.reconcile("--full").await;
     let report = world.report(&["reconcile", "--dry-run"]);
     assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
@@ -103,16 +103,16 @@ async fn packages_count_by_the_gateway_where_api_servers_count() {
     world.close().await;
 }
 
-/// The answer to a publish arrives after the count.
+/// The gateway counts before it answers the publish.
 async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.open(site.servers(Some(gateway)), 8).await;
-    // Each of them twice, all at the same time.
+    // Each user likes twice, all at the same time.
     join_all((0..20).map(|click| site.like(click % 10 + 1))).await;
     assert_eq!(site.number("like").await, 10);
     site.driver.done("unlike", json!(["video", site.target, 1])).await;
     assert_eq!(site.number("like").await, 9);
     let liked = site.like(2).await;
-    assert_eq!(&site.driver.done("publish", json!([liked])).await["at"], &liked["at"], "it is the same click");
+    assert_eq!(&site.driver.done("publish", json!([liked])).await["at"], &liked["at"], "it must be the same click");
 
     let event = |metric: &str| json!({"type": "count", "kind": "video", "target_id": site.target, "metric": metric, "delta": 2});
     let mut list = vec![event("share"), event("view")];
@@ -128,7 +128,7 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.written(19).await;
 }
 
-/// Half of the deadline passes, then RabbitMQ gets the event.
+/// The client waits for half of the deadline, then it publishes to RabbitMQ.
 async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     let (proxy, url) = Proxy::before(gateway).await;
     site.open(site.servers(Some(&url)), 4).await;
@@ -138,7 +138,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     proxy.lead(behind(&proxy.address.to_string()));
     assert_eq!(site.number("like").await, 19, "only a reconcile counts it");
 
-    // The gateway counts a share, and its answer is lost.
+    // The gateway counts a share, but its answer is lost.
     let stalling = Stalling::before(gateway, Stall { after: "share", callers: 1 }).await;
     site.open(site.servers(Some(&stalling.url)), 4).await;
     let share = site.driver.done("count", json!(["video", site.target, "share", 5])).await;
@@ -146,7 +146,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     assert_eq!(site.number("share").await, 7, "it counts once");
 }
 
-/// The event is published anyway.
+/// Without a gateway the client publishes to RabbitMQ.
 async fn without_gateway(site: &Site<'_>) {
     site.open(site.servers(None), 8).await;
     site.like(22).await;

@@ -1,11 +1,11 @@
-//! docs/ is a book in mdBook's format: its table of contents, and how long it is.
+//! docs/ is a book in mdBook's format. Checks its table of contents and its length.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{documents, read};
 
-/// The pages of the book without the records of decisions, by their paths below docs/.
+/// Returns the paths below docs/ of the book's pages, without the decision records.
 fn pages() -> Vec<String> {
     let paths = documents().into_iter().filter_map(|path| Some(path.strip_prefix("docs").ok()?.to_owned()));
     let names = paths.map(|path| path.to_str().unwrap().to_owned());
@@ -36,7 +36,7 @@ fn the_table_of_contents_names_each_page_of_the_book_once() {
 fn every_page_of_the_book_begins_with_its_only_title() {
     for page in pages() {
         let text = read(Path::new("docs").join(&page));
-        assert!(text.starts_with("# "), "docs/{page} begins with no title");
+        assert!(text.starts_with("# "), "docs/{page} does not begin with a title");
         let titles = prose(&text).filter(|(_, line)| line.starts_with("# ")).count();
         assert_eq!(titles, 1, "docs/{page}");
     }

@@ -1,4 +1,4 @@
-//! The decision records, held against their form and their index.
+//! Checks the form of the decision records and their index.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::{read, root};
 
 const FOLDER: &str = "docs/decisions";
 
-/// The longest record, in words: one page.
+/// The maximum length of a record, in words: about one page.
 const WORDS_MAX: usize = 260;
 
 /// The names of the records' files, sorted.

@@ -1,4 +1,4 @@
-//! The documents, held against the code.
+//! Checks that the documents agree with the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ fn the_documents_list_every_reason_of_refusal() {
     assert_eq!(first_column(&table("docs/events.md", "Refused events")), codes);
 }
 
-/// The events that the sources log, with their levels.
+/// Returns the events that the sources log, with their levels.
 fn logged_events() -> BTreeMap<String, String> {
     let mut events = BTreeMap::new();
     for (path, text) in ["src", "crates"].into_iter().flat_map(sources) {
@@ -43,7 +43,7 @@ fn the_documents_list_every_log_event_with_its_level() {
     assert_eq!(listed, logged_events());
 }
 
-/// The numbers of a report, held against the table under the heading.
+/// Fails unless the table under the heading explains exactly the numbers of the report.
 fn explained(document: &str, heading: &str, report: &Value) {
     let rows = table(document, heading);
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
@@ -122,7 +122,7 @@ fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
     for (language, files) in examples {
         let example: String = files.iter().map(read).collect();
         for document in documents() {
-            // A test of the packages runs the blocks that import them.
+            // Another test runs the blocks that import the packages.
             let of_packages = |block: &String| block.contains("from tallyd import");
             for block in blocks(document.to_str().unwrap(), language).into_iter().filter(|it| !of_packages(it)) {
                 assert!(example.contains(block.trim()), "{}: not in {files:?}:\n{block}", document.display());
@@ -162,7 +162,7 @@ fn nothing_is_unsafe() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
     for folder in ["src", "crates", "tests", "benches", "torture", "examples"] {
         for (path, text) in sources(folder) {
-            // This line names it, too.
+            // A line of the test itself names the lint, too.
             let named = text
                 .lines()
                 .filter(|line| line.contains("unsafe_code") && !line.contains("forbid") && !line.contains("named"));
@@ -194,7 +194,7 @@ fn links_lead_somewhere() {
     }
 }
 
-/// A heading's anchor, as GitHub and others make it.
+/// Makes a heading's anchor as GitHub and other renderers do.
 fn slug(line: &str) -> String {
     let Some(title) = line.strip_prefix('#') else { return String::new() };
     let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
@@ -208,13 +208,13 @@ fn every_test_that_the_documents_name_exists() {
     let mut named = 0;
     for document in documents() {
         let text = read(&document);
-        // A test's name is a statement: three words at least, joined.
+        // A test's name is a sentence: at least three words, joined by `_`.
         let spans = text.split('`').skip(1).step_by(2);
         let is_name = |span: &&str| {
             let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             span.matches('_').count() >= 3 && span.chars().all(is_letter)
         };
-        // Names of other programs' settings and plugins, and of metrics and figures, that look like it.
+        // These names are not tests: settings and plugins of other programs, metrics and figures.
         let others =
             ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
         let is_metric = |name: &&str| ["tallyd_", "process_", "p99_"].iter().any(|it| name.starts_with(it));
@@ -230,7 +230,7 @@ fn every_test_that_the_documents_name_exists() {
     assert!(named > 20, "{named} names");
 }
 
-/// The rows of the first table after a line.
+/// Returns the rows of the first table after a line.
 fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
     let (_, after) = text.split_once(line).unwrap_or_else(|| panic!("there is no {line}"));
     let section = after.split("\n#").next().unwrap();
@@ -256,7 +256,7 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     ] {
         let attacks = rows_after(&security, &format!("### {role}\n"));
         assert!(!attacks.is_empty(), "{role}");
-        // tallyd has no defence against some attacks, and their rows say so.
+        // The rows of some attacks say that tallyd has no defence against them.
         rows.extend(attacks.into_iter().filter(|row| !row.contains("nothing in tallyd")));
     }
     for row in rows {
@@ -267,7 +267,7 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
-/// Documents for those who change the code: they name its files.
+/// Returns the documents for developers, which name files of the code.
 fn for_developers() -> Vec<PathBuf> {
     let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];
     documents()
@@ -282,11 +282,11 @@ fn every_file_that_the_documents_for_developers_name_exists() {
     for document in for_developers() {
         let text = read(&document);
         for span in text.split('`').skip(1).step_by(2) {
-            // The program of a command.
+            // In a command, the program comes first.
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
-            // This names many files, or a file to be made.
+            // The path is a pattern for many files, or for a file that the reader makes.
             let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
             assert!(
                 !is_named || is_pattern || root().join(path).exists(),

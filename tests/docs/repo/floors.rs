@@ -1,10 +1,12 @@
-//! The floors inside the daemon: imports point down, and tasks never call each other. Between crates Cargo holds them.
+//! The layers inside the daemon: a module imports only lower layers, and tasks never call each other. Between crates
+//! Cargo ensures the same.
 
 use std::collections::BTreeSet;
 
 use super::{root, sources};
 
-/// The rooms of `src/`, the highest floor first. Rooms of one floor may know each other, except for the tasks.
+/// The modules of `src/`, from the highest layer down. Modules of one layer can import each other, except for the
+/// tasks.
 const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
     &["admin", "cli", "gateway"],
@@ -17,12 +19,12 @@ const FLOORS: [&[&str]; 6] = [
 /// Each stands alone.
 const TASKS: [&str; 4] = ["consumer", "dead_letters", "jobs", "outbox"];
 
-/// The room of a file: `consumer` of `src/consumer/mod.rs`, `boards` of `src/boards.rs`.
+/// Returns the top module of a file: `consumer` of `src/consumer/mod.rs`, `boards` of `src/boards.rs`.
 fn room(path: &str) -> &str {
     path.split('/').next().unwrap().trim_end_matches(".rs")
 }
 
-/// The names that directly follow `crate::` in the text, comments left out.
+/// Returns the names that directly follow `crate::` in the text, without those in comments.
 fn imported(text: &str) -> BTreeSet<String> {
     let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let word = |rest: &str| -> String {
@@ -33,7 +35,7 @@ fn imported(text: &str) -> BTreeSet<String> {
         match rest.strip_prefix('{') {
             None => drop(found.insert(word(rest))),
             Some(list) => {
-                // Only what stands at the list's own depth.
+                // Keeps the names at the list's own depth, without those in nested lists.
                 let mut depth = 0;
                 let own: String = list
                     .chars()
@@ -74,16 +76,16 @@ fn imports_point_down_and_tasks_never_call_each_other() {
         if from == "lib" {
             continue;
         }
-        assert!(floor(from).is_some(), "src/{path}: the room {from} has no floor in tests/docs/repo/floors.rs");
+        assert!(floor(from).is_some(), "src/{path}: the module {from} has no layer in tests/docs/repo/floors.rs");
         for to in imported(&text) {
             let is_known = floor(&to).is_some();
-            assert!(is_known, "src/{path}: the room {to} has no floor in tests/docs/repo/floors.rs");
+            assert!(is_known, "src/{path}: the module {to} has no layer in tests/docs/repo/floors.rs");
             if !is_allowed(from, &to) {
                 wrong.insert((from.to_owned(), to));
             }
         }
     }
-    assert!(wrong.is_empty(), "these imports point up, or from task to task: {wrong:?}");
+    assert!(wrong.is_empty(), "these imports go to a higher layer, or from one task to another: {wrong:?}");
 }
 
 /// The gateway is an API server. The daemon itself must not count or publish as one.

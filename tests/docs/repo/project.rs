@@ -1,8 +1,8 @@
-//! Addresses of the project: Cargo.toml has them, and what repeats them agrees.
+//! Addresses of the project: Other files repeat the addresses of Cargo.toml exactly.
 
 use super::read;
 
-/// A string of Cargo.toml, by its path.
+/// Returns a string of Cargo.toml, by its path.
 fn setting(path: &[&str]) -> String {
     let manifest: toml::Value = toml::from_str(&read("Cargo.toml")).unwrap();
     path.iter().fold(&manifest, |value, key| &value[key]).as_str().unwrap().to_owned()

@@ -15,7 +15,7 @@ Every section and key of config.toml, generated from the [JSON Schema](config.sc
 can be repeated. Keys without values take text. [Configuration](configuration.md) explains where settings come from, durations and schedules.
 ";
 
-/// A value in backticks; long ones and lists are JSON, as in TOML.
+/// Writes a value in backticks. Lists and long values are JSON, which is also valid TOML.
 fn code(value: &Value) -> String {
     match value {
         Value::String(text) => format!("`\"{text}\"`"),
@@ -24,7 +24,7 @@ fn code(value: &Value) -> String {
     }
 }
 
-/// The values that a key takes: an enum's words with their meanings, or a range.
+/// Describes the values that a key accepts: an enum's words with their meanings, or a range.
 fn allowed(key: &Value) -> String {
     if let Some(words) = key["enum"].as_array() {
         let meanings = key["x-taplo"]["docs"]["enumValues"].as_array();
@@ -63,7 +63,7 @@ fn page() -> String {
         for (key, of_key) in keys {
             let allowed = allowed(of_key);
             let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
-            // config.toml has the range in the text; here it has a column.
+            // config.toml has the range in its text. In this table the range has a column.
             let meaning = meaning.replace(&format!(" ({allowed})"), "");
             writeln!(page, "| `{key}` | {} | {allowed} | {meaning} |", code(&of_key["default"])).unwrap();
         }
@@ -78,5 +78,5 @@ fn the_configuration_reference_is_what_the_schema_says() {
     if std::env::var_os("TALLYD_UPDATE_SNAPSHOT").is_some() {
         fs::write(root().join(PAGE), &page).unwrap();
     }
-    assert!(read(PAGE) == page, "{PAGE} is old: run this test with TALLYD_UPDATE_SNAPSHOT=1");
+    assert!(read(PAGE) == page, "{PAGE} is outdated: run this test with TALLYD_UPDATE_SNAPSHOT=1");
 }

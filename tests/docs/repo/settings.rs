@@ -1,4 +1,4 @@
-//! config.toml and the samples in the documents, held against the configuration that there is.
+//! Checks config.toml and the samples in the documents against the configuration that the code accepts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use tallyd::config::{self, Config};
 
 use super::{blocks, documents, parsed, read, with_examples};
 
-/// The keys that the type behind a section has, as its own complaint of an unknown one lists them.
+/// Returns the keys of a section. The section's error message for an unknown key lists them.
 fn keys_of(section: &str) -> Vec<String> {
     let error = parsed(&format!("{section}\nnothing_is_called_so = 1")).unwrap_err();
     let (_, list) = error.split_once(": known are ").unwrap_or_else(|| panic!("{error}"));
@@ -31,7 +31,7 @@ fn clients_name_keys_by_the_default_of_the_daemon() {
         ("examples/python/like.py", "\"KEY_PREFIX\", \"", "\")"),
         ("examples/python/board.py", "key_prefix=\"", "\")"),
     ] {
-        assert!(read(path).contains(&format!("{before}{prefix}{after}")), "{path} has another prefix than {prefix}");
+        assert!(read(path).contains(&format!("{before}{prefix}{after}")), "{path} has a prefix other than {prefix}");
     }
 }
 
@@ -47,7 +47,7 @@ fn the_default_grace_is_as_long_as_clients_publish() {
     ] {
         assert!(read(path).contains(part), "{path} lacks {part}: derive publish_grace again");
     }
-    // Each attempt can connect first.
+    // Each of the three attempts can connect before it publishes.
     let longest = Duration::from_secs(3 * (5 + 5));
     let Config { amqp, reconcile, .. } = Config::default();
     assert_eq!(reconcile.publish_grace.0, longest);
@@ -121,7 +121,7 @@ fn the_map_in_the_page_on_moving_is_a_configuration_as_it_is() {
     assert_eq!(config::load(file.path()).unwrap().maps[0].partition(), 60_001);
 }
 
-/// Loads the sample with one value changed; what is said of that key.
+/// Loads the sample with one value changed. Returns the error message about that key.
 pub fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), read("config.toml").replace(line, &format!("{key} = {value}"))).unwrap();
@@ -152,7 +152,8 @@ fn the_bounds_in_config_toml_are_the_bounds() {
     }
 }
 
-/// "(1 to 3600)", but not of the codes in [kinds] and [metrics], which have no key of their own.
+/// Reads the range in a comment, such as "(1 to 3600)". Skips the codes in [kinds] and [metrics], because their keys
+/// are names.
 fn bounds(comment: &str) -> Option<(u64, u64)> {
     if comment.contains("codes") {
         return None;

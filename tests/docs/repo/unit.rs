@@ -21,7 +21,7 @@ fn settings_of(unit: &str, name: &str) -> Vec<String> {
     unit.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned())).collect()
 }
 
-/// The unit with the program where this build has it, under its own name.
+/// Copies the unit and the built program into the folder. The unit keeps its name and starts that program.
 fn built_unit(name: &str, folder: &Path) -> PathBuf {
     let program = folder.join("tallyd");
     fs::copy(env!("CARGO_BIN_EXE_tallyd"), &program).unwrap();
@@ -54,7 +54,7 @@ fn the_unit_file_is_valid() {
 fn the_unit_may_do_no_more_than_it_needs() {
     for unit in UNITS {
         let folder = tempfile::tempdir().unwrap();
-        // In tenths: at most 1.2, as Redis' own unit.
+        // systemd's score in tenths: at most 1.2, like the unit of Redis.
         let arguments = ["security", "--offline=yes", "--no-pager", "--threshold=12"];
         let (narrow, said) = systemd_analyze(&arguments, &built_unit(unit, folder.path()));
         assert!(narrow, "{said}");
@@ -82,7 +82,7 @@ fn the_unit_waits_longer_than_the_drain_takes() {
     let drain = Config::default().daemon.drain_max_s;
     let too_long = seconds("TimeoutStopSec") - 9;
     assert!(complaint("drain_max_s", &format!("drain_max_s = {drain}"), too_long).is_some(), "{too_long} s is allowed");
-    // The watchdog is fed every third of its time, and no more while what is open is written.
+    // The daemon feeds the watchdog every third of its time. It stops feeding it while it writes the last batches.
     assert!(seconds("WatchdogSec") * 2 / 3 > drain);
 }
 
@@ -117,7 +117,8 @@ fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
     assert_eq!(names.collect::<Vec<_>>(), settings("LoadCredential").into_iter().chain(own).collect::<Vec<_>>());
 }
 
-/// 256 MiB for one partition, 128 for each further one (tests/it/limits), and 48 for the stack of each that had the deepest headers.
+/// 256 MiB for one partition, 128 MiB for each further partition (tests/it/limits), and 48 MiB per partition for a
+/// stack that parses the deepest headers.
 #[test]
 fn the_unit_has_memory_for_four_partitions() {
     let gib: u64 = settings("MemoryMax")[0].strip_suffix('G').unwrap().parse().unwrap();
@@ -126,7 +127,7 @@ fn the_unit_has_memory_for_four_partitions() {
 
 #[test]
 fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
-    // systemd 252 knows only the first of them.
+    // systemd 252 supports this type, but not `notify-reload`.
     assert_eq!(settings("Type"), ["notify"]);
     assert_eq!(settings("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
 }

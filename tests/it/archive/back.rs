@@ -11,12 +11,12 @@ use super::restored::since;
 use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 
 impl Stage {
-    /// Everything that Redis has now.
+    /// Returns a copy of all data in Redis.
     pub async fn remember(&mut self) -> Stored {
         self.everything().await.0
     }
 
-    /// Redis has exactly the data of `then`.
+    /// Gives Redis exactly the data of `then`.
     pub async fn go_back(&mut self, then: &Stored) {
         let now: Vec<String> = self.remember().await.into_keys().collect();
         self.redis.del::<_, ()>(now).await.unwrap();
@@ -27,7 +27,7 @@ impl Stage {
         }
     }
 
-    /// A week before, so that there was a run.
+    /// Archives an earlier week, so that Redis has the note of an earlier run.
     async fn archive_another(&mut self) {
         let at = week("2026-W44");
         self.write(&at, &board(5)).await;
@@ -35,7 +35,7 @@ impl Stage {
     }
 }
 
-/// The larger of both numbers.
+/// Takes the higher score of each member.
 fn raised(one: &Board, other: &Board) -> Board {
     let mut raised = one.clone();
     for (member, score) in other {
@@ -54,7 +54,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let mut whole = board(2_500);
         stage.write(&at, &whole).await;
         let then = stage.remember().await;
-        // The replica never gets this.
+        // The replica never gets these writes.
         let last = late(&mut whole);
         stage.write(&at, &last).await;
         stage.archive(NOW).await;
@@ -71,7 +71,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
-        // Later writes are late again, and are added.
+        // Later writes are late again, and the run adds them.
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
@@ -92,7 +92,7 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     let then = stage.remember().await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    // The merge is undone, and is done again.
+    // The loss undoes the merge, and the next run repeats it.
     stage.go_back(&then).await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
@@ -111,7 +111,7 @@ async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
     stage.close().await;
 }
 
-/// It is reported, waits for a person, and is merged.
+/// Fails unless late writes are reported, wait for an operator, and are then merged.
 async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
     let late = late(whole);
     stage.write(at, &late).await;
@@ -133,7 +133,7 @@ async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
     let last = late(&mut whole);
     stage.write(&at, &last).await;
     stage.save_all(false).await;
-    // A run that crashes before it has copied anything.
+    // A run crashes before it has copied anything.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let generation = stage.claim(run).await;
@@ -181,7 +181,7 @@ async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() 
     stage.write(&at, &whole).await;
     stage.archive(NOW).await;
     stage.go_back(&then).await;
-    // Any other run notices the missing board.
+    // The next run notices that the board is missing.
     stage.archive(NOW).await;
     late_is_added(&mut stage, &at, &mut whole).await;
     stage.close().await;
@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // The note is first of another data set, then of this one with its old live zset, then without the zset, then of an
-    // earlier restore.
+    // The note first belongs to another data set. Then it belongs to this data set: first with its old live zset, then
+    // without the zset, then after an earlier restore.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

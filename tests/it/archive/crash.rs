@@ -34,15 +34,15 @@ fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
     dies(stage, &["archive", "--period", &at.period], fault_point)
 }
 
-/// One closed week for each fault point.
+/// Returns one closed week for each fault point.
 fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
     let last: Period = "2026-W46".parse().unwrap();
     let weeks = iter::successors(Some(last), |week| week.previous());
     FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).zip(weeks.map(|period| week(&period.to_string())))
 }
 
-/// Archives a week with a crash at each fault point, from a start that `prepare` makes, then once without a crash.
-/// Returns the fault points that were reached.
+/// Archives one week per fault point and crashes there, each time from the state that `prepare` makes. At last archives
+/// a week without a crash. Returns the fault points that the runs reached.
 async fn survive(
     stage: &mut Stage,
     writes_late: bool,
@@ -65,7 +65,7 @@ async fn survive(
         stage.holds(&at, &whole).await;
         let sql = format!("SELECT COUNT(*) FROM leaderboard_archive WHERE period = '{}'", at.period);
         let rows: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&stage.world.pool).await.unwrap();
-        assert_eq!(rows, whole.len() as i64, "{fault_point}: one copy is left");
+        assert_eq!(rows, whole.len() as i64, "{fault_point}: only one copy must be left");
         let live = stage.live(&at);
         assert!(!stage.exists(&live).await, "{fault_point}");
         let frozen = stage.frozen(&at);
@@ -114,13 +114,13 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     stage.close().await;
 }
 
-/// Several pages to raise, few to copy.
+/// Has several pages of members to raise, and few pages to copy.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
     let mut stage = Stage::new("archive_crash_4", LARGE).await;
-    // The notes are begun.
+    // The first run only begins Redis' notes.
     assert!(!dies(&stage, &["archive"], "none"));
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         let then = stage.remember().await;

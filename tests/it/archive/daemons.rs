@@ -1,4 +1,5 @@
-//! Daemons without commands: they save boards, report losses, and archive a board once, however many daemons run.
+//! Daemons without commands: they save boards and report losses. They archive a board once, also if several daemons
+//! run.
 
 use std::process::Stdio;
 
@@ -27,7 +28,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     stage.lose(&at).await;
     stage.write(&at, &added).await;
     daemon.logged("\"board-lost\"").await;
-    // The daemon may be making a snapshot, which ends.
+    // The daemon can be making a snapshot, so the test retries.
     let restored = || async {
         let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
         assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));
@@ -38,7 +39,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     add(&mut whole, &added);
     add(&mut whole, &added);
     assert_eq!(stage.in_redis(&at).await, whole);
-    eventually("it is saved again", async || stage.saved(&at).await == whole).await;
+    eventually("the board is saved again", async || stage.saved(&at).await == whole).await;
     let told = daemon.log().matches("\"board-lost\"").count();
     assert_eq!(told, 1, "{}", daemon.log());
     assert!(daemon.stop().success());
@@ -52,13 +53,13 @@ async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
     stage.write(&week("total"), &board(9)).await;
     let daemon = stage.world.daemon();
     daemon.logged("\"board-saved\"").await;
-    // Another run holds the lock that a snapshot needs.
+    // Another run holds the lock, so no snapshot can begin.
     let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
     eventually("the lock is free", taken).await;
     daemon.logged("\"snapshots-late\"").await;
     // The daemon checks every second, and does not warn again.
     let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
-    eventually("the snapshot is older still", async || stage.world.count(old).await == 1).await;
+    eventually("the snapshot gets older", async || stage.world.count(old).await == 1).await;
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
     assert!(daemon.stop().success());
     stage.close().await;
@@ -107,7 +108,8 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     like("a first", 3).await.unwrap();
     assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
     stage.lose(&at).await;
-    // Steps of an all-time board are minutes, so the times are equal. Then the greater member wins.
+    // An all-time board counts time in minutes, so both members have the same time. Between equal scores the greater
+    // member wins.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());

@@ -1,4 +1,5 @@
-//! A board that can't be archived stays where it is, is reported with its reason, and blocks no other board.
+//! The archiver leaves a board that it can't archive in its place, and reports it with the reason. Other boards
+//! continue.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
@@ -23,7 +24,7 @@ async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
     stage.write(&bad, &marked).await;
     stage.write(&good, &board(30)).await;
     stage.write(&other, &board(30)).await;
-    // A rival changes the copied rows at the latest possible moment.
+    // A rival changes the copied rows as late as possible.
     stage
         .execute(
             "CREATE TRIGGER tamper BEFORE INSERT ON leaderboard_archive FOR EACH ROW \
@@ -66,7 +67,7 @@ async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
     assert_eq!(stage.ranked(&frozen).await.len(), 30);
     assert_eq!(stage.ttl_s(&frozen).await, -1);
 
-    // The remedy that the report names.
+    // The fix that the report recommends.
     stage.execute("DELETE FROM leaderboard_period").await;
     assert!(stage.archive(NOW).await.is_done());
     stage.holds(&at, &board(30)).await;
@@ -79,7 +80,7 @@ async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_cam
     let at = week("2026-W46");
     stage.write(&at, &board(30)).await;
     stage.archive(NOW).await;
-    // Redis is flushed while late writes are archived. Then more writes arrive.
+    // Redis is flushed while late writes are archived. More writes arrive after the flush.
     stage.execute("UPDATE leaderboard_period SET state = 'frozen'").await;
     let frozen = stage.frozen(&at);
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
@@ -138,13 +139,13 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
         archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
-    eventually("the run copies again", async || stage.world.count(copied).await > 0).await;
+    eventually("the run copies the board again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;
     let report = running.await.unwrap().unwrap();
     assert!(reason(&report, "2026-W46").contains("disappeared while it was read"), "{report:#}");
     stage.holds(&at, &first).await;
 
-    // A later write is added to its board again.
+    // A later write is added to the restored board.
     stage.end_lease().await;
     stage.write(&at, &late).await;
     let report = stage.archive(NOW).await;
@@ -155,7 +156,7 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     add(&mut whole, &late);
     stage.holds(&at, &whole).await;
     let rows = "SELECT COUNT(*) FROM leaderboard_archive";
-    assert_eq!(stage.world.count(rows).await, whole.len() as i64, "one copy is left");
+    assert_eq!(stage.world.count(rows).await, whole.len() as i64, "only one copy must be left");
     stage.close().await;
 }
 
@@ -171,7 +172,7 @@ async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
     stage.holds(&at, &board(30)).await;
-    // A write that is late after that is reported.
+    // A late write that arrives after that is reported.
     stage.write(&at, &board(1)).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
     stage.close().await;

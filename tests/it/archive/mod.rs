@@ -1,5 +1,5 @@
-//! The archiver with real servers. Despite any failure, every member is in MySQL once in the end, and no zset
-//! is removed from Redis before.
+//! The archiver with real servers. Despite any failure, MySQL has every member exactly once in the end. Until then no
+//! zset is removed from Redis.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -54,7 +54,7 @@ const ENDED_AT_ONCE: &str =
 /// Members with their scores.
 type Board = BTreeMap<Vec<u8>, f64>;
 
-/// Many of its scores are equal, so Redis' own order decides.
+/// Makes a board in which many scores are equal, so Redis' own order decides.
 fn board(members: usize) -> Board {
     (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
 }
@@ -63,7 +63,7 @@ fn week(period: &str) -> BoardPeriod {
     BoardPeriod { board: "likes".to_owned(), period: period.to_owned() }
 }
 
-/// A key with its value and its expiry.
+/// The data of a key: its value and its expiry.
 type Stored = BTreeMap<String, (Vec<u8>, i64)>;
 
 /// A world with its actors: writers of boards, an operator, archivers.
@@ -86,7 +86,7 @@ impl Stage {
         self.world.close().await;
     }
 
-    /// Runs one statement as a rival that ignores tallyd.
+    /// Runs a statement, as a rival of tallyd does that ignores tallyd's locks.
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();
     }
@@ -119,12 +119,12 @@ impl Stage {
         self.redis.ttl(key).await.unwrap()
     }
 
-    /// A zset by rank, highest score first.
+    /// Returns the members of a zset by rank, highest score first.
     async fn ranked(&mut self, key: &str) -> Vec<(Vec<u8>, f64)> {
         self.redis.zrevrange_withscores(key, 0, -1).await.unwrap()
     }
 
-    /// The archive in order of place. It checks the places, too.
+    /// Returns the archive in the order of its places. Fails if the places are wrong.
     async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
         let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \
                 (SELECT copy FROM leaderboard_period AS p WHERE p.board = a.board AND p.period = a.period), 0) ORDER BY place";
@@ -134,7 +134,7 @@ impl Stage {
         rows.iter().map(|row| (row.get(1), row.get(2))).collect()
     }
 
-    /// The archive must hold these members, each once.
+    /// Fails unless the archive has exactly these members, each once.
     async fn holds(&self, at: &BoardPeriod, expected: &Board) {
         let archived = self.archived(at).await;
         assert_eq!(archived.len(), expected.len(), "{at}");
@@ -146,7 +146,7 @@ impl Stage {
         sqlx::query_scalar(sql).bind(&at.board).bind(&at.period).fetch_optional(&self.world.pool).await.unwrap()
     }
 
-    /// Ends a lease without waiting for it.
+    /// Ends the current lease immediately.
     async fn end_lease(&self) {
         self.execute("UPDATE job_lock SET lease_until = NOW(6)").await;
     }
@@ -158,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// The generation of Redis' data, as that run sees it.
+    /// Returns the generation of Redis' data that this run claims.
     async fn claim(&self, run: u64) -> u64 {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
@@ -171,13 +171,13 @@ impl Stage {
         Snapshots::new(&self.world.config, self.store.clone(), self.world.cache.clone())
     }
 
-    /// An archiver with separate connections.
+    /// Makes an archiver with separate connections.
     fn rival(&self) -> Archiver {
         let (store, cache) = self.own_connections();
         Archiver::new(&self.world.config, store, cache)
     }
 
-    /// The same for snapshots.
+    /// Makes a job for snapshots with separate connections.
     fn rival_snapshots(&self) -> Snapshots {
         let (store, cache) = self.own_connections();
         Snapshots::new(&self.world.config, store, cache)
@@ -197,7 +197,7 @@ impl Stage {
         run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await.map_err(JobError::into_error)
     }
 
-    /// A whole run, as a daemon does it.
+    /// Does a whole run, as a daemon does it.
     async fn archive(&self, now: Micros) -> Report {
         match self.run_once(&Scope::default(), now).await.unwrap() {
             Ran::Ended(report) => report,
@@ -205,7 +205,7 @@ impl Stage {
         }
     }
 
-    /// Everything that the archiver could change: keys and tables.
+    /// Returns everything that the archiver can change: keys and tables.
     async fn everything(&mut self) -> (Stored, Vec<Option<i64>>) {
         let pattern = format!("{}:*", self.world.name);
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut self.redis).await.unwrap();

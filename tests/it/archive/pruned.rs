@@ -17,7 +17,7 @@ async fn only_the_best_places_are_archived_where_that_is_set() {
     assert!(said.starts_with("likes 2026-W46: archived, 10 members, 23 left out, in "), "{said}");
     assert_eq!(stage.archived(&at).await, best);
 
-    // Late writes change which members are among them.
+    // A late write changes which members are among the best ten.
     stage.write(&at, &[(b"member-32".to_vec(), 500.0)].into()).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
     let frozen = stage.frozen(&at);
@@ -70,7 +70,7 @@ async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
     stage.holds(&newer, &board(30)).await;
     assert_eq!(stage.archive(NOW.after(62 * DAY)).await.periods, []);
 
-    // It must not be archived again or restored.
+    // The pruned week must not be archived again or restored.
     stage.write(&old, &board(2)).await;
     let report = stage.archive(NOW.after(62 * DAY)).await;
     assert!(reason(&report, "2026-W45").contains("after its archive was pruned"), "{report:#}");
@@ -98,7 +98,7 @@ async fn one_archive_is_read_and_deleted_by_its_key_alone() {
         let (key, extra): (String, Option<String>) = (sqlx::Row::get(&plan, "key"), sqlx::Row::get(&plan, "Extra"));
         assert_eq!(key, "PRIMARY", "{sql}");
         assert!(!extra.unwrap_or_default().contains("filesort"), "{sql}");
-        // MariaDB returns text, MySQL a number.
+        // MariaDB returns the count as text, MySQL returns an integer.
         let number = || sqlx::Row::try_get_unchecked::<u64, _>(&plan, "rows");
         let rows = sqlx::Row::try_get::<String, _>(&plan, "rows").map(|rows| rows.parse().unwrap());
         let rows: u64 = rows.or_else(|_| number()).unwrap();
@@ -115,7 +115,7 @@ async fn weeks_are_pruned_whatever_days_there_are() {
     let at = week("2026-W45");
     stage.write(&at, &board(3)).await;
     stage.archive(NOW).await;
-    // Days that are kept forever and were archived before.
+    // These days were archived earlier, and their archives are kept forever.
     let days: Vec<String> = (0..300)
         .map(|day| {
             format!(

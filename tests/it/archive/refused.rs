@@ -14,7 +14,7 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     stage.save_all(false).await;
     let snapshot = stage.store.snapshot(&at).await.unwrap().unwrap();
     let tag = format!("s{}-{}", snapshot.number, NOW.0);
-    // A restore that filled the zset and was stopped. The board was not lost after all.
+    // A restore filled its zset and was then stopped. The board was still in Redis.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
     let to = tallyd_redis::snapshots::Restoring { at: &at, tag: &tag, run };

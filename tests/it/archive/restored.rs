@@ -41,7 +41,7 @@ impl Stage {
     }
 }
 
-/// Additions after a loss, to members that were there and to others.
+/// Returns additions after a loss, to old members and to a new one.
 pub fn since() -> Board {
     Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
 }
@@ -63,7 +63,7 @@ async fn a_lost_board_is_restored_with_what_was_added_since() {
     assert_eq!(report.periods[0].members, 2_501);
     assert!(reason(&report, "2026-W47").contains("from its snapshot of 2026-11-21T12:00:00Z"), "{report:#}");
     assert_eq!(stage.in_redis(&at).await, whole);
-    assert!(stage.save_all(false).await.is_done(), "it has its mark again");
+    assert!(stage.save_all(false).await.is_done(), "the board has its mark again");
     assert_eq!(stage.saved(&at).await, whole);
     stage.refuses("2026-W47", "Redis has 2501 members").await;
     assert_eq!(stage.in_redis(&at).await, whole);
@@ -115,7 +115,7 @@ async fn a_closed_board_that_redis_lost_is_not_archived_before_it_is_restored() 
     stage.save_all(false).await;
     stage.lose(&at).await;
     let report = stage.archive(later).await;
-    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)], "nothing in Redis tells that it was there");
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)], "Redis has no sign that the board existed");
     stage.write(&at, &since()).await;
     let report = stage.archive(later).await;
     assert!(reason(&report, "2026-W47").contains("`tallyd board restore`"), "{report:#}");
@@ -189,7 +189,7 @@ async fn an_archived_board_is_put_back_stays_and_ends_again() {
     assert_eq!(stage.ranked(&frozen).await, ranked);
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Waiting)]);
 
-    // A late write is added to its board again.
+    // A late write is added to the restored board.
     stage.write(&at, &since()).await;
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Archived)]);
@@ -232,7 +232,7 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
     stage.save_all(false).await;
     let mut saved = old;
     add(&mut saved, &later);
-    // Redis starts from the backup, and gets more.
+    // Redis restarts from the backup, and gets more writes.
     stage.lose(&at).await;
     for (key, dump) in [(&live, &backup.0), (&mark, &backup.1)] {
         redis::cmd("RESTORE").arg(key).arg(0).arg(dump).query_async::<()>(&mut stage.redis).await.unwrap();
@@ -249,7 +249,7 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
         let report = stage.restore("2026-W47", NOW).await.unwrap();
         assert!(reason(&report, "2026-W47").contains("raised to its snapshot"), "{report:#}");
         assert_eq!(stage.in_redis(&at).await, expected);
-        // Once more, as if the mark had been set back.
+        // The next pass simulates that the mark went back, too.
         stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     }
     stage.restore("2026-W47", NOW).await.unwrap();
@@ -298,7 +298,7 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // It is the same board: a mark that is lost alone is no flush.
+    // The board's data set is the same: if only its mark is lost, Redis was not flushed.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();
@@ -313,7 +313,7 @@ async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
     stage.write(&at, &Board::from([(b"a".to_vec(), 5.0), (b"b".to_vec(), 90.0)])).await;
     stage.save_all(false).await;
     stage.write(&at, &Board::from([(b"a".to_vec(), -1.0)])).await;
-    assert!(stage.save_all(false).await.is_done(), "an unlike is no loss");
+    assert!(stage.save_all(false).await.is_done(), "an unlike must not count as a loss");
     stage.write(&at, &Board::from([(b"b".to_vec(), -60.0)])).await;
     assert!(!stage.save_all(false).await.is_done());
     assert!(stage.world.tallyd(&["board", "restore", "likes", "2026-W47", "--dry-run"]).status.success());

@@ -1,5 +1,5 @@
-//! Two concurrent runs, one that is overtaken, one that resumes after it: the board is archived once, only by the run
-//! that holds the lock.
+//! Two concurrent runs: one takes over from the other, or one resumes after the other. The board is archived once, by
+//! the run that holds the lock.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -50,7 +50,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
         archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
-    // Each write of the first run extends its lease. The second run begins between two of them.
+    // Each write of the first run extends its lease. So the second run begins between two writes.
     let until = Instant::now() + DEADLINE;
     let report = loop {
         stage.end_lease().await;
@@ -101,8 +101,9 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     stage.write(&at, &late).await;
     let until = Instant::now() + DEADLINE;
     let report = loop {
-        // It can be stopped within a transaction that holds the lock's row, until the server disconnects it. The server
-        // can also run a page only now that was sent before the stop, which extends the lease.
+        // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
+        // until the server disconnects the process. The server can also run a page late that the process sent before
+        // the stop. This extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {
@@ -214,7 +215,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
     stage.close().await;
 }
 
-/// A failover of MySQL lost the first run's rows, so its number was used again.
+/// A failover of MySQL lost the first run's rows, so the second run got the same run id.
 #[tokio::test]
 async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
     let mut stage = Stage::new("archive_one_number", WEEKLY).await;
@@ -242,7 +243,7 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
-    // Without a frozen zset nothing is merged, because late writes alone are no board.
+    // Without a frozen zset no late writes are merged, because they are not the whole board.
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);

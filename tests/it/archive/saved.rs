@@ -1,4 +1,4 @@
-//! Snapshots follow their boards, and the rest of a lost board never replaces them.
+//! Snapshots follow their boards. The remains of a lost board never replace its snapshot.
 
 use redis::AsyncCommands;
 use sqlx::Row;
@@ -13,18 +13,18 @@ use tokio_util::sync::CancellationToken;
 use super::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 use crate::common::eventually;
 
-/// Week 47 is open at [`NOW`].
+/// The current week, which is open at [`NOW`].
 pub fn open() -> BoardPeriod {
     week("2026-W47")
 }
 
 impl Stage {
-    /// A run for due snapshots, as a daemon does it.
+    /// Saves the boards that are due, as a daemon does it.
     pub async fn save_due(&self, now: Micros) -> Report {
         self.save(None, false, now).await
     }
 
-    /// A run for all boards, as an operator does it.
+    /// Saves all boards, as an operator does it.
     pub async fn save_all(&self, force: bool) -> Report {
         self.save(Some(&Scope::default()), force, NOW).await
     }
@@ -44,7 +44,7 @@ impl Stage {
         }
     }
 
-    /// The rows of a snapshot.
+    /// Returns the rows of a snapshot.
     pub async fn saved(&self, at: &BoardPeriod) -> Board {
         let sql = "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ?";
         let rows = sqlx::query(sql).bind(&at.board).bind(&at.period).fetch_all(&self.world.pool).await.unwrap();
@@ -55,7 +55,7 @@ impl Stage {
         self.world.cache.keys.board_mark(&at.board, &at.period)
     }
 
-    /// Removes the board, as on an empty server.
+    /// Removes the board and its notes, as if the server were empty.
     pub async fn lose(&mut self, at: &BoardPeriod) {
         let (keys, board) = (&self.world.cache.keys, &at.board);
         let keys = [self.live(at), self.frozen(at), self.mark(at), keys.board_claim(board), keys.board_freezes(board)];
@@ -103,7 +103,7 @@ async fn a_snapshot_is_what_the_board_is() {
 async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
     let stage_settings = format!("{WEEKLY}snapshot_every = \"1h\"\n[[board]]\nname = \"posts\"\nperiod = \"total\"\n");
     let mut stage = Stage::new("saved_due", &stage_settings).await;
-    assert_eq!(stage.save_due(NOW).await.periods, [], "there is no board");
+    assert_eq!(stage.save_due(NOW).await.periods, [], "the board must be missing");
     stage.write(&open(), &board(3)).await;
     let total = BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() };
     stage.write(&total, &board(5)).await;
@@ -133,7 +133,7 @@ async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
     assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon doesn't try");
     assert_eq!(stage.saved(&at).await, board(30));
 
-    // An operator who knows that it is right.
+    // An operator confirms that the lower scores are right.
     let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
     assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(20));
@@ -150,7 +150,7 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
     let (live, mark) = (stage.live(&at), stage.mark(&at));
 
     stage.redis.del::<_, ()>(&live).await.unwrap();
-    // It has all of its members again, with lower scores.
+    // The board has all members again, but with lower scores.
     stage.write(&at, &board(30).into_keys().map(|member| (member, 1.0)).collect()).await;
     let report = stage.save_all(false).await;
     assert!(reason(&report, "2026-W47").contains("wholly or in part"), "{report:#}");
@@ -247,7 +247,7 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
         score = [\"like\", \"comment\"]\ntie = \"second\"\n";
     let mut stage = Stage::new("saved_index", settings).await;
     let at = week("total");
-    // Two numbers in each score, in another order than the members'.
+    // Each score packs two counts. Their order is not the order of the members.
     let score = |id: u64| ((id * 31 % 40) << 20) + id * 17 % 50;
     let whole: Board = (0..4_000).map(|id| (format!("m{id}").into_bytes(), score(id) as f64)).collect();
     stage.write(&at, &whole.into_iter().filter(|(_, score)| *score > 0.0).collect()).await;
@@ -281,7 +281,7 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     let run = stage.take().await;
     stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
-    // Redis has no mark of it: nothing was complete, so nothing is lost.
+    // Redis has no mark, so the board was never saved completely and is not lost.
     assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not immediately");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));

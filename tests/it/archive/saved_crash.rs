@@ -16,7 +16,7 @@ const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 
-/// Crashes at the point, then runs to the end. Returns whether the point was reached.
+/// Crashes at the fault point, then runs again to the end. Returns whether the first run reached the point.
 async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     if !dies(stage, arguments, fault_point) {
         return false;
@@ -93,7 +93,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     }
     let skipped = ["restore:raised-page", "restore:noted"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
-    // And if Redis has an older state.
+    // The same if Redis has older data.
     let mark = stage.mark(&at);
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);
@@ -116,7 +116,7 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
-            // Once the board is restored, nothing is left to do.
+            // Once the board is restored, a second restore finds nothing to do.
             let again = stage.world.tallyd(&restore).status.success();
             assert_eq!(again, fault_point != "restore:put", "{fault_point}");
         }

@@ -1,4 +1,4 @@
-//! `tallyd board`, by the real binary.
+//! `tallyd board` as a user runs it.
 
 use redis::AsyncCommands;
 use tallyd_core::period::{Calendar, Period, PeriodKind};
@@ -9,7 +9,7 @@ const BOARDS: &str = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_gr
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n\
     [[board]]\nname = \"users\"\nperiod = \"day\"\n";
 
-/// Fills a zset with members a, b, c. The last two have equal scores.
+/// Fills a zset with the members a, b and c. b and c have equal scores.
 async fn fill(world: &World, board: &str, period: &str) {
     let key = world.cache.keys.board(board, period);
     let mut redis = world.redis().await;
@@ -71,9 +71,9 @@ async fn boards_are_listed_and_shown_from_wherever_they_are() {
 async fn what_can_not_be_shown_is_said_and_is_a_mistake_of_usage() {
     let world = World::new("board_usage", BOARDS).await;
     for (arguments, said) in [
-        (vec!["top", "film"], "no board is called \"film\": the configuration has likes, users"),
-        (vec!["top", "likes"], "likes has boards by week, total: name a period"),
-        (vec!["top", "likes", "2026-11"], "likes has no board by month"),
+        (vec!["top", "film"], "no board is called \"film\"; configured boards: likes, users"),
+        (vec!["top", "likes"], "likes has periods of several lengths (week, total): name a period"),
+        (vec!["top", "likes", "2026-11"], "likes has no periods of the length month"),
         (vec!["top", "likes", "yesterday"], "is not a period"),
         (vec!["top", "users", "--count", "0"], "0 is not in 1..=100000"),
         (vec!["archive", "--period", "total"], "total never ends, and is not archived"),

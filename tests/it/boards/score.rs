@@ -1,4 +1,4 @@
-//! Scores of two columns, packed by lua/board.lua and by the Rust code.
+//! Scores that pack two columns, made by lua/board.lua and by the Rust code.
 
 use std::collections::BTreeMap;
 
@@ -98,13 +98,13 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let left = |score: String| Packing::new(20).unpack(score.parse().unwrap()).unwrap();
     let first = left(add(&mut redis, &key, (5, 0), ("earliest", 20), (now + 1_000, 1)).await.unwrap());
     assert!(first.primary == 5 && (990..=1_000).contains(&first.low), "{first:?}");
-    // Later the end is nearer.
+    // The later a score is reached, the less time is left until the end.
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());
-    assert_eq!(untouched, later, "a member without a gain keeps its time");
+    assert_eq!(untouched, later, "a member whose count doesn't grow keeps its time");
     let late = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now - 5, 1)).await.unwrap());
-    assert_eq!((late.primary, late.low), (7, 0), "after the end no time is left");
+    assert_eq!((late.primary, late.low), (7, 0), "after the end the time must be zero");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
     assert_eq!(far.low, (1 << 20) - 1, "the time must not exceed its bits");
     assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
@@ -126,7 +126,7 @@ async fn an_addition_that_does_not_fit_one_zset_changes_none() {
     let script = redis::Script::new(include_str!("../../../lua/board.lua"));
     let mut call = script.key(&keys[0]);
     call.key(&keys[1]).arg("m").arg(5).arg(300).arg("second");
-    // The second number has 20 bits in the first zset and 8 in the second one.
+    // The second column has 20 bits in the first zset and 8 bits in the second zset.
     call.arg(20).arg(0).arg(0).arg(8).arg(0).arg(0);
     let error = call.invoke_async::<Vec<String>>(&mut redis).await.unwrap_err().to_string();
     assert!(error.contains(&format!("the second number of m in {} no longer fits", keys[1])), "{error}");
@@ -159,7 +159,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let columns = |primary, low| Columns { primary, low };
     assert_eq!(merged(&mut redis, "2026-W01", Tie::Second).await, [columns(7, 1_000_000), columns(1, 7)]);
     assert_eq!(merged(&mut redis, "2026-W02", Tie::Earliest).await, [columns(7, 100_000), columns(1, 7)]);
-    // Plain scores, from before the board had a tie-breaker, must not be unpacked.
+    // Plain scores are from before the board had a tie-breaker. The merge must not unpack them.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W04"), world.cache.keys.frozen_board("likes", "2026-W04"));
     let () = redis.zadd(&frozen, "a", 500).await.unwrap();
@@ -167,7 +167,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let rule = Rule { tie: Tie::Earliest, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W04"), 1, 10, rule).await.unwrap_err();
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("was not made by the board's tie"));
-    // A score that doesn't fit stays unchanged, and the reason names it.
+    // The merge leaves a score that doesn't fit unchanged, and the reason names the score.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));
     let () = redis.zadd(&frozen, "a", pack(5, 1_000_000)).await.unwrap();

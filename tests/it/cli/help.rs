@@ -10,7 +10,7 @@ use crate::common::{World, stderr, stdout};
 /// Writes the snapshot instead of comparing it.
 const UPDATE: &str = "TALLYD_UPDATE_SNAPSHOT";
 
-/// The commands in the order of the help, each before its subcommands.
+/// Returns the commands in the order of the help, each before its subcommands.
 fn commands(alone: &Alone, above: &[String]) -> Vec<Vec<String>> {
     let help = help(alone, above);
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap_or_default();
@@ -37,7 +37,7 @@ fn the_help_and_manual_of_every_command_are_as_noted() {
     for command in commands(&alone, &[]) {
         let name = [&["tallyd".to_owned()], command.as_slice()].concat();
         let page = fs::read_to_string(pages.join(format!("{}.1", name.join("-")))).unwrap();
-        // Each section defines the apostrophe again.
+        // The manual page defines the apostrophe again in each section.
         let lines = page.lines().filter(|line| !line.starts_with(".ie") && !line.starts_with(".el"));
         let page = lines.collect::<Vec<_>>().join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION");
         text += &format!("$ {} --help\n{}\n$ man {}\n{page}\n", name.join(" "), help(&alone, &command), name.join("-"));

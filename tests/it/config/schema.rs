@@ -32,7 +32,7 @@ fn config_toml_names_its_schema() {
     assert_eq!(read(path), read("docs/config.schema.json"));
 }
 
-/// Each setting of config.toml, with its part of the schema.
+/// Returns each setting of config.toml, with its part of the schema.
 fn settings() -> Vec<(String, toml::Value, Value)> {
     let (schema, mut found) = (schema(), Vec::new());
     let written: toml::Table = read("config.toml").parse().unwrap();
@@ -81,7 +81,7 @@ fn everything_in_the_schema_is_described() {
     assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "it must not be in the file");
 }
 
-/// The maximum of a type, which no comment needs to mention, and the maximum of a repair.
+/// Limits that no comment has to mention: the maximum of an integer type, and the maximum of a repair.
 const NATURAL: [i64; 3] = [u16::MAX as i64, u32::MAX as i64, 1 << 62];
 
 #[test]
@@ -117,5 +117,5 @@ fn a_word_that_can_be_chosen_is_offered_with_what_it_means() {
     let format = &schema["properties"]["log"]["properties"]["format"];
     assert_eq!(format["enum"], serde_json::json!(["auto", "text", "json", "journald"]));
     let meanings = format["x-taplo"]["docs"]["enumValues"].as_array().unwrap();
-    assert_eq!(meanings[2], "One JSON object per fact.");
+    assert_eq!(meanings[2], "One JSON object per event.");
 }

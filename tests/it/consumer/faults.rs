@@ -18,7 +18,7 @@ async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
     for part in bodies.chunks(bodies.len().div_ceil(6)) {
         world.publish(&publisher, part).await;
         if part.len() == bodies.len().div_ceil(6) {
-            // A random moment, because the result must always be the same.
+            // The moment is random, because the result must be the same at any moment.
             tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
             daemon.kill();
             daemon = world.daemon();
@@ -77,7 +77,8 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.close().await;
 }
 
-/// RabbitMQ reports nothing to the consumer of such a queue. Its deliveries are lost, until the prefetch is reached.
+/// RabbitMQ reports nothing to the consumer of a queue that was deleted and made again. The queue's deliveries are
+/// lost, until the prefetch is reached.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
     let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
@@ -101,12 +102,13 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
     world.close().await;
 }
 
-/// A rival locks rows of the batches in the opposite order, again and again. The server rolls one of the two back.
+/// Another session locks rows of the batches in the opposite order, again and again. MySQL rolls back one of the two
+/// transactions.
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_in_a_row_are_no_outage_and_lose_nothing() {
     let world = World::new("deadlocks", "").await;
-    // The consumer tests its way of writing with three rows and meets seven deadlocks before. The batch meets eight.
-    // Rows of a MyISAM table survive a rollback.
+    // The consumer first writes three test rows, and meets seven deadlocks there. The batch meets eight deadlocks. Rows
+    // of a MyISAM table survive a rollback, so `tries` counts all attempts.
     sqlx::raw_sql("CREATE TABLE tries (number INT) ENGINE=MyISAM; INSERT INTO tries VALUES (0)")
         .execute(&world.pool)
         .await
@@ -215,7 +217,8 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.close().await;
 }
 
-/// Crashes redeliver messages in flight. Messages with many redeliveries are taken one by one, and later as usual.
+/// Each crash makes the broker redeliver the messages in flight. The consumer takes messages with many redeliveries one
+/// by one. Later it takes as many as usual.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {
@@ -230,14 +233,14 @@ async fn what_comes_back_often_is_taken_with_care() {
     let daemon = world.daemon();
     daemon.logged("to 1 messages").await;
     world.drained(&publisher).await;
-    // After enough messages without a redelivery, about as many as usual are taken again.
+    // After enough messages without a redelivery, the consumer takes about as many as usual again.
     let (calm, more, also_malformed) = traffic(3_000, 17);
     world.publish(&publisher, &calm).await;
     let prefetch = |line: &str| -> Option<u64> {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
         line["prefetch"].as_u64().filter(|_| line["event"] == "consuming")
     };
-    eventually("it takes as many as usual", || async {
+    eventually("the consumer takes as many as usual", || async {
         daemon.log().lines().filter_map(prefetch).next_back().is_some_and(|prefetch| prefetch >= 500)
     })
     .await;

@@ -1,4 +1,4 @@
-//! A fence guarantees that all events before it are in MySQL. No message of a publisher can break that.
+//! A fence guarantees that all events before it are in MySQL. No property of a publisher's messages can break that.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tallyd_mysql::jobs::{Lock, number_of};
 use super::common::proxy::Proxy;
 use super::common::{DEADLINE, Model, World, assert_redis_equals, body, drift, target};
 
-/// Publishes likes of one target through the exchange. Each has properties that depend on its user.
+/// Publishes likes of one target through the exchange. The properties of each message depend on its user.
 async fn publish_likes(
     world: &World,
     users: std::ops::RangeInclusive<u64>,
@@ -85,7 +85,7 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     world.close().await;
 }
 
-/// RabbitMQ sets the header on redeliveries. On a first delivery it is the publisher's.
+/// RabbitMQ sets this header on redeliveries. On a first delivery, the publisher has set the header.
 #[tokio::test(flavor = "multi_thread")]
 async fn returns_that_a_publisher_claims_slow_nothing_down() {
     let world = World::new("claimed", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50\n").await;
@@ -122,7 +122,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     };
     let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
     assert!(matches!(&errors[..], [error] if error.contains("tallyd alone")), "{errors:?}");
-    // The number is free: the run that has it was not overtaken.
+    // No later run has this run's number, so the fence passes.
     fences.pass(number_of(run, 1)).await.unwrap();
     assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
     store.close().await;

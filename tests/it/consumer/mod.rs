@@ -14,10 +14,10 @@ const TARGETS: u64 = 500;
 const USERS: u64 = 5_000;
 const NOW: i64 = 1_790_000_000_000_000;
 
-/// Bodies, their expected result, and the malformed ones among them.
+/// Bodies, their expected result, and the malformed bodies.
 type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 
-/// `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
+/// Makes `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
 fn traffic(count: usize, seed: u64) -> Traffic {
     let mut dice = Dice::new(seed);
     let (mut bodies, mut model, mut malformed) = (Vec::new(), Model::default(), Vec::new());
@@ -27,7 +27,7 @@ fn traffic(count: usize, seed: u64) -> Traffic {
         if dice.percent(1) {
             let text =
                 ["nonsense", "{\"type\":\"like\"}", "{\"type\":\"like\",\"kind\":\"film\",\"target_id\":1}", "[]"];
-            // The number makes each body unique, because equal bodies are one dead letter.
+            // The number makes each body unique, because equal bodies become one dead letter.
             let body = format!("{}\n{number}", text[dice.below(4) as usize]).into_bytes();
             malformed.push(body.clone());
             bodies.push((UserId(1 + dice.below(USERS)), body));
@@ -38,7 +38,7 @@ fn traffic(count: usize, seed: u64) -> Traffic {
         } else {
             let late = if dice.percent(5) { dice.below(10_000_000) as i64 } else { 0 };
             LikeEvent {
-                // Squared, so that few targets get most of the likes.
+                // The product of two random numbers gives few targets most of the likes.
                 target: target(1 + dice.below(TARGETS) * dice.below(TARGETS) / TARGETS),
                 user: UserId(1 + dice.below(USERS)),
                 at: Micros(NOW + number as i64 * 1_000 - late),
@@ -105,7 +105,7 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     let owner: Option<String> =
         sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
     assert_eq!(owner, None, "the partition must be released");
-    // Acknowledged events are in MySQL. Together with the rest of the queue they must be complete.
+    // Acknowledged events are in MySQL. Together with the queued events they must be complete.
     let written = world.count("SELECT COUNT(*) FROM like_record").await;
     let daemon = world.daemon();
     world.drained(&publisher).await;
@@ -116,7 +116,7 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.close().await;
 }
 
-/// The broker requeues unacknowledged messages a moment after the connection has ended.
+/// Waits until the broker has requeued the unacknowledged messages, a moment after the connection has ended.
 async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
     eventually("the consumer has stopped", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
@@ -154,7 +154,7 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// Like a server that assigns the version before the state: a trigger keeps the state of a tested row.
+/// A trigger keeps the state of a tested row. So MySQL looks like a server that assigns the version before the state.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;
@@ -178,8 +178,8 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     world.close().await;
 }
 
-/// After a restart the broker can route a user to another partition, so two partitions write the same rows. Here they
-/// always do, in both ways of writing.
+/// After a restart the broker can route a user to another partition, so two partitions write the same rows. In this
+/// test two partitions always write the same rows, with both ways of writing.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_writers_on_the_same_rows_stay_exact() {
     for reads_first in [false, true] {
@@ -218,8 +218,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     let world = World::new("lists", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 700").await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(30_000, 11);
-    // A list holds valid JSON. Invalid bodies are sent alone. The events of a list are of many users, so its routing
-    // key is random.
+    // A list must be valid JSON, so the test sends invalid bodies alone. The events of a list belong to many users, so
+    // its routing key is random.
     let (events, alone): (Vec<_>, Vec<_>) =
         bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
     let list = |part: &[(UserId, Vec<u8>)]| {
@@ -233,7 +233,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
-    // In a list, the number that made each malformed event unique was outside of the event. Equal ones are kept once.
+    // A list drops the number that made a malformed event unique, because the number is outside of the event. Equal
+    // malformed events become one dead letter.
     let mut expected: Vec<Vec<u8>> = malformed
         .iter()
         .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {
@@ -247,7 +248,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.close().await;
 }
 
-/// Over a million events wait, in lists of a thousand: some 100 MiB. The daemon holds only a few batches of them.
+/// Over a million events are queued, in lists of a thousand: some 100 MiB. The daemon holds only a few batches of these
+/// events in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     let world = World::new("backlog", "").await;
@@ -267,7 +269,7 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    // Without the program's own pages, which are many in a debug build.
+    // The test subtracts the pages of the program file, because a debug build has many.
     let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
     assert!(peak_mib < 50, "the daemon took up to {peak_mib} MiB besides its program");
     assert!(daemon.stop().success());

@@ -1,4 +1,4 @@
-//! Daemons crash, freeze and are cut off in turn, while users click and reconciles run.
+//! Daemons crash, freeze and lose their network in turn, while users click and reconciles run.
 
 use std::cell::OnceCell;
 
@@ -31,7 +31,7 @@ impl Host {
     }
 }
 
-/// Removes the daemon that holds the first partition, as soon as one does.
+/// Waits until a running daemon holds the first partition, and removes this daemon from `hosts`.
 async fn holder(world: &World, hosts: &mut Vec<Host>) -> Host {
     let found = OnceCell::new();
     eventually("a running daemon has the first partition", || async {
@@ -65,7 +65,8 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(frozen);
     site.clicked(200).await;
 
-    // First the broker loses it. Then MySQL does, so that its partitions are released.
+    // First the daemon loses its connection to the broker. Then it loses MySQL, so that another daemon gets its
+    // partitions.
     let networks: [fn(&Host) -> &Proxy; 2] = [|host| &host.rabbitmq, |host| &host.mysql];
     for network in networks {
         let silent = holder(&world, &mut hosts).await;

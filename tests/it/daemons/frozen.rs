@@ -8,7 +8,7 @@ use crate::common::{Dice, Model, World, body, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    // One partition: if two reached the point together, one stop would be lost.
+    // One partition: two partitions could stop the daemon at the same time, and one of the two stops would be missed.
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
@@ -26,7 +26,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &bodies).await;
-    // By the third one it has the partition.
+    // The partition is written before the third stop.
     for _ in 0..2 {
         eventually("it freezes", || async { frozen.is_stopped() }).await;
         frozen.signal("CONT");
@@ -47,7 +47,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     let again =
         || async { frozen.log().contains("\"outage-begun\"") || frozen.log().contains("\"partition-taken-over\"") };
     eventually("it notices", again).await;
-    assert_eq!((sums().await, taken()), before, "it must not take anything over again");
+    assert_eq!((sums().await, taken()), before, "the resumed daemon must not take any partition back");
     assert!(frozen.stop().success());
     assert_eq!(sums().await, before.0);
     assert!(other.stop().success());

@@ -1,4 +1,4 @@
-//! The number of partitions grows while users click, reconciles run, and daemons with the old and the new number run
+//! The partition count grows while users click, reconciles run, and daemons with the old and the new count run
 //! together.
 
 use tallyd_core::event::LikeEvent;
@@ -12,13 +12,13 @@ fn settings(partitions: u16) -> String {
     format!("[amqp]\npartitions = {partitions}\n[reconcile]\nfull_cron = \"* * * * * *\"\n")
 }
 
-/// From here on the configuration has this many.
+/// Changes the partition count of the configuration.
 fn set(world: &mut World, partitions: u16) {
     world.set(&settings(partitions));
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// Every event goes to exactly one queue. Only while no daemon runs.
+/// Checks that every event goes to exactly one queue. Works only while no daemon runs.
 async fn assert_bound_once(world: &World) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queued = || async {
@@ -54,7 +54,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
         let new = world.daemon();
         all_held(&world).await;
 
-        // A daemon that is restarted with the old number changes nothing, and leaves the jobs to others.
+        // A daemon that restarts with the old count changes nothing, and leaves the jobs to the other daemons.
         daemons.remove(0).kill();
         let old = world.daemon_with(&former);
         old.logged("\"partitions-behind\"").await;
@@ -85,11 +85,11 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
             .fetch_all(&world.pool)
             .await
             .unwrap();
-    assert_eq!(added, [(1, -2), (1, -2), (350, 1), (350, 1)], "these, and nothing else");
+    assert_eq!(added, [(1, -2), (1, -2), (350, 1), (350, 1)], "only the two drifts are repaired");
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
-    // And a last daemon with the first number changes nothing, either.
+    // A daemon with the first count starts last. It changes nothing, either.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     fewer.logged("\"consuming\"").await;
     assert!(fewer.stop().success());

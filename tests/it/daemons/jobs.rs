@@ -9,17 +9,17 @@ const SETTINGS: &str = "[amqp]\npartitions = 4\n\
     [archive]\ncron = \"* * * * * *\"\npage_members = 20\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\n";
 
-/// Ends the leases of a crashed process immediately. Normally they end after thirty seconds.
+/// Ends the leases of a crashed process immediately. Normally they end after 30 seconds.
 async fn end_leases(world: &World) {
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 }
 
-/// Starts a daemon, and kills it when one of its jobs reaches that point for the given time.
+/// Starts a daemon. Kills it when one of its jobs has reached this point `times` times.
 async fn die_at(world: &World, point: &str, times: usize) {
     let points = vec![point; times].join(",");
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
     for time in 1..=times {
-        eventually("the daemon reaches that point", || async { daemon.is_stopped() }).await;
+        eventually("the daemon reaches the point", || async { daemon.is_stopped() }).await;
         if time < times {
             daemon.signal("CONT");
         }
@@ -42,7 +42,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         drift(&world, target(id), by).await;
     }
 
-    // The first daemon crashes after two pages of the reconcile. The third is compared, but not repaired.
+    // The first daemon crashes after two pages of the reconcile. It has compared the third page, but not repaired it.
     die_at(&world, "reconcile:compared", 3).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome IS NULL AND checkpoint IS NOT NULL").await, 1);
     end_leases(&world).await;
@@ -52,7 +52,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         let _: f64 =
             redis::cmd("ZINCRBY").arg(&key).arg(member % 7 + 1).arg(member).query_async(&mut redis).await.unwrap();
     }
-    // The second one crashes within an archive. It or the third one resumes the reconcile.
+    // The second daemon crashes within an archive. The second or the third daemon resumes the reconcile.
     die_at(&world, "archive:copied-page", 1).await;
     end_leases(&world).await;
     let daemon = world.daemon();
@@ -63,7 +63,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
          WHERE ended.outcome = 'done' AND failed.outcome = 'failed'";
     eventually("the reconcile is resumed and ended", || async { world.count(resumed).await == 1 }).await;
     let failed = "SELECT COUNT(*) FROM job_run WHERE outcome = 'failed' AND report LIKE '%its process ended%'";
-    assert!(world.count(failed).await >= 2, "the runs of the crashed daemons are noted");
+    assert!(world.count(failed).await >= 2, "the crashed runs are noted as failed");
     assert!(daemon.stop().success());
 
     let repairs: Vec<(u64, i64)> =

@@ -1,5 +1,5 @@
-//! Several daemons share the partitions and the jobs. If one crashes, freezes or loses its servers, the others continue
-//! within seconds, and the result is the same.
+//! Several daemons share the partitions and the jobs. If one daemon crashes, freezes or loses its servers, the others
+//! continue within seconds. The result is the same.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

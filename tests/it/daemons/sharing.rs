@@ -1,4 +1,4 @@
-//! The owners of the partitions, and how all daemons report them.
+//! The owners of the partitions, and the reports of all daemons about them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// The URL of the daemon's admin port.
+/// Returns the URL of the daemon's admin port.
 async fn url(daemon: &Daemon) -> String {
     daemon.logged("\"admin-listening\"").await;
     let log = daemon.log();
@@ -40,11 +40,11 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
         });
         partitions.collect::<BTreeMap<_, _>>()
     };
-    eventually("the status has them", || async { held(&world).await == told() }).await;
+    eventually("the status has all owners", || async { held(&world).await == told() }).await;
     let text = stdout(&world.tallyd(&["status", "--url", &url]));
     assert!(text.contains("WRITTEN BY") && text.contains("EPOCH"), "{text}");
 
-    // A daemon with fewer partitions reports the others, too, and the mismatch.
+    // A daemon with fewer partitions also reports the other partitions, and the mismatch.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
     let url = self::url(&fewer).await;
     eventually("all are reported", || async {
@@ -59,7 +59,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     world.close().await;
 }
 
-/// Owner and epoch of each held partition.
+/// Returns the owner and the epoch of each held partition.
 async fn held(world: &World) -> BTreeMap<u64, (String, u64)> {
     let rows: Vec<(u16, Option<String>, u64)> =
         sqlx::query_as("SELECT `partition`, owner, epoch FROM partition_owner").fetch_all(&world.pool).await.unwrap();
@@ -72,8 +72,9 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
     status["partitions"].as_array().unwrap().iter().map(|one| one["standing"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A daemon begins each session with a small prefetch, and restarts it once it knows the size of messages. Another
-/// daemon gets the partition then. It must find all messages written, or both write the same.
+/// A daemon begins each session with a small prefetch. It restarts the session once it knows the size of messages.
+/// During the restart another daemon can get the partition. It must find all messages written. Otherwise both daemons
+/// would write the same messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;

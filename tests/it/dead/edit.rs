@@ -1,4 +1,4 @@
-//! A body that is corrected in an editor.
+//! Replays a body that an operator has corrected in an editor.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,8 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, put_bodies, take};
 use crate::common::{World, stderr, target};
 
-/// Replays letter 1 with a script as the editor and these answers on stdin. The script gets the file's name as `$1`.
+/// Replays letter 1 with this script as the editor, and with these answers on stdin. The script gets the file's name as
+/// `$1`.
 fn edit(world: &World, script: &str, answers: &str, more: &[&str]) -> Output {
     let path = world.folder.path().join("editor");
     fs::write(&path, format!("#!/bin/sh\nset -eu\n{script}\n")).unwrap();
@@ -45,7 +46,8 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     assert_exits(&edit(&world, "exit 3", "", &[]), 1, "the editor failed (exit status: 3)");
     assert_eq!(ids(&world).await, [(1, true)]);
 
-    // First it is invalid JSON, then it is right. The editor renames another file, as many editors do.
+    // The first edit is invalid JSON, the second one is valid. The script replaces the file by another file, as many
+    // editors do.
     let seen = world.folder.path().join("seen");
     let script = format!(
         "stat -c %a \"$1\" >> {seen}; cat \"$1\" >> {seen}\n\

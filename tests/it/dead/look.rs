@@ -1,4 +1,4 @@
-//! Lists, single letters, and invalid command lines.
+//! `tallyd dead list` and `tallyd dead show`, and invalid command lines.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tallyd_core::model::{Micros, UserId};
 use super::{METRICS, WITH_FILMS, assert_exits, film, letter, put, put_bodies, view};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// Clears the screen, in ASCII and as C1, and reverses the reading direction.
+/// Control characters: they clear the screen, in ASCII and as C1, and reverse the reading direction.
 const NASTY: &str = "{\"type\": \"\u{1b}[2J\u{9b}2J\u{202e}\u{7}";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,7 +22,7 @@ async fn dead_letters_are_listed_newest_first_and_do_nothing_to_a_terminal() {
     for (number, body) in (1..).zip(&bodies) {
         world.publish(&publisher, &[(UserId(7), body.clone())]).await;
         let count = "SELECT COUNT(*) FROM dead_letter";
-        eventually("it is dead-lettered", || async { world.count(count).await == number }).await;
+        eventually("the message is dead-lettered", || async { world.count(count).await == number }).await;
     }
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "malformed-json  open");
@@ -126,9 +126,9 @@ async fn a_letter_is_shown_whole_and_judged_by_todays_configuration() {
 
     world.set(WITH_FILMS);
     let shown = world.report(&["dead", "show", "1"]);
-    let now = json!({ "taken": 1, "refused": 0, "words": "would be taken", "routing_key": "7" });
+    let now = json!({ "taken": 1, "refused": 0, "words": "would be accepted", "routing_key": "7" });
     assert_eq!(shown[0]["now"], now);
-    assert_exits(&world.tallyd(&["dead", "show", "1"]), 0, "now         would be taken");
+    assert_exits(&world.tallyd(&["dead", "show", "1"]), 0, "now         would be accepted");
     world.close().await;
 }
 
@@ -200,7 +200,7 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
         publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
     }
     eventually("all are dead-lettered", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
-    // As if changed by hand.
+    // The row looks as if an operator had changed it.
     let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
     sqlx::query(changed).execute(&world.pool).await.unwrap();
     let listed = world.report(&["dead", "list"]);

@@ -28,7 +28,7 @@ fn film(id: u64, user: u64) -> Vec<u8> {
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()
 }
 
-/// The same with that kind, code 2.
+/// A configuration that has this kind, with the code 2.
 const WITH_FILMS: &str = "[kinds]\nvideo = 1\nfilm = 2\n";
 
 fn view(id: u64, event_id: &str, at: Micros) -> Vec<u8> {
@@ -46,7 +46,7 @@ fn letter(body: &[u8], reason: Reason, first_seen: Micros) -> DeadLetter {
     }
 }
 
-/// Puts letters into the table, as the consumer would.
+/// Puts letters into the table, as the consumer does.
 async fn put(world: &World, letters: &[DeadLetter]) {
     Store::new(&world.config.mysql, 1).unwrap().keep_dead_letters(letters).await.unwrap();
 }
@@ -58,7 +58,7 @@ async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     put(world, &letters).await;
 }
 
-/// The ids in the table, each with whether it is open.
+/// Returns the ids in the table, and for each whether the letter is open.
 async fn ids(world: &World) -> Vec<(u64, bool)> {
     sqlx::query("SELECT id, CAST(replayed_at IS NULL AS UNSIGNED) FROM dead_letter ORDER BY id")
         .fetch_all(&world.pool)
@@ -73,8 +73,8 @@ async fn open(world: &World) -> i64 {
     world.count("SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL").await
 }
 
-/// Takes this many messages from the partitions' queues, each with its partition. A single active consumer gets all, so
-/// `basic.get` does not work.
+/// Takes this many messages from the queues, and returns each with its partition. The single active consumer of a queue
+/// gets all messages, so `basic.get` does not work.
 async fn take(world: &World, messages: usize) -> Vec<(Delivery, u16)> {
     let link = world.broker.connect("test").await.unwrap();
     let mut queues = Vec::new();

@@ -1,4 +1,4 @@
-//! Letters that are deleted.
+//! Deletes dead letters.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use tallyd_core::event::Reason;
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};
 
-/// Letters 1 to `count`. Every second one was replayed, every fourth one has another reason, and the first half is old.
+/// Makes letters 1 to `count`. Every second letter was replayed, every fourth letter has another reason, and the first
+/// half is old.
 async fn fill(world: &World, count: u64) {
     let now = tallyd::runtime::clock::now();
     let letters: Vec<_> = (1..=count)
@@ -61,13 +62,13 @@ async fn a_purge_that_is_killed_is_gone_on_with() {
         .output()
         .unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-    assert_eq!(ids(&world).await.len(), 900, "one statement deletes a hundred");
+    assert_eq!(ids(&world).await.len(), 900, "one statement must delete a hundred letters");
     assert_exits(&world.tallyd(&["dead", "purge", "--replayed"]), 0, "400 dead letters deleted");
     assert_eq!((open(&world).await, ids(&world).await.len()), (500, 500));
     world.close().await;
 }
 
-/// Runs a command on a terminal, with these answers.
+/// Runs a command on a terminal, and types these answers.
 fn on_a_terminal(world: &World, arguments: &str, answers: &str) -> std::process::Output {
     let (program, config) = (env!("CARGO_BIN_EXE_tallyd"), world.config_path());
     let line = format!("{program} --config {} {arguments}", config.display());

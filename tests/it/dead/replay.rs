@@ -1,4 +1,4 @@
-//! Letters that are sent again.
+//! Replays dead letters.
 
 use std::process::{Child, Command, Stdio};
 
@@ -20,7 +20,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let now = tallyd::runtime::clock::now();
-    // Likes and counts of a kind that is not configured. Some are in lists with valid ones.
+    // Likes and counts of a kind that is not configured. Some of them are in lists with valid events.
     let (mut bodies, mut model) = (Vec::new(), Model::default());
     for number in 1..=150_u64 {
         let event = LikeEvent {
@@ -52,7 +52,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let killed =
         world.command().args(["dead", "replay", "--all"]).env("TALLYD_FAULT_POINT", "dead:confirmed").output().unwrap();
     assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-    assert_eq!(open(&world).await, 300, "a letter that was not marked is still there");
+    assert_eq!(open(&world).await, 300, "a letter that was not marked as replayed is still open");
     let report = world.report(&["dead", "replay", "--reason", "unknown-kind", "--limit", "100"]);
     assert_eq!(report["replayed"], 100);
     let daemon = world.daemon();
@@ -66,7 +66,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     assert_eq!(open(&world).await, 0);
     world.assert_equals(&model).await;
     assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 3").await, 150);
-    // Once more, whether it was replayed or not.
+    // Replays all letters again, including the replayed ones.
     let all: Vec<String> = ids(&world).await.iter().map(|(id, _)| id.to_string()).collect();
     let again: Vec<&str> = ["dead", "replay", "--force"].into_iter().chain(all.iter().map(String::as_str)).collect();
     assert_exits(&world.tallyd(&again), 0, "300 of 300");
@@ -122,14 +122,18 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     put_bodies(&world, Reason::ReturnedByBroker, &[b"nonsense".to_vec(), old, half, fence, good]).await;
     let limited = world.report(&["dead", "replay", "--all", "--limit", "1", "--dry-run"]);
-    assert_eq!((&limited["replayed"], &limited["left"]), (&1.into(), &4.into()), "it gets past those that are left");
+    assert_eq!(
+        (&limited["replayed"], &limited["left"]),
+        (&1.into(), &4.into()),
+        "a replay must skip letters that it can't send"
+    );
     let output = world.tallyd(&["dead", "replay", "1", "2", "3", "4", "5"]);
     assert_exits(&output, 1, "1 of 5 dead letters replayed");
     let text = stdout(&output);
     for said in [
         "1 was skipped: would be refused: malformed-json: ",
         "2 was skipped: would be refused: at-too-old: ",
-        "3 was skipped: 1 of 2 events would be taken; the first of the others: unknown-kind: ",
+        "3 was skipped: 1 of 2 events would be accepted; first refusal: unknown-kind: ",
         "4 was skipped: a fence",
     ] {
         assert!(text.contains(said), "{said} is not in {text}");
@@ -140,7 +144,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let forced = world.report(&["dead", "replay", "--all", "--force"]);
     assert_eq!((&forced["replayed"], &forced["left"]), (&3.into(), &1.into()), "{forced}");
     world.drained(&publisher).await;
-    // Two returned unchanged. One event of the list was written, the other one is a new letter.
+    // Two returned unchanged. One event of the list was written, the other event is a new letter.
     assert_eq!(ids(&world).await.len(), 6);
     let states: Vec<(u64, String, u32, bool)> =
         sqlx::query("SELECT id, reason, refusals, replayed_at IS NULL FROM dead_letter ORDER BY id")
@@ -161,7 +165,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     world.close().await;
 }
 
-/// Starts a command and waits until it has stopped after its first confirms.
+/// Starts a command. Waits until it has stopped itself after its first confirms.
 async fn paused(world: &World, arguments: &[&str]) -> Child {
     let mut command = world.command();
     command.args(arguments).env("TALLYD_PAUSE_POINT", "dead:confirmed").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -187,7 +191,7 @@ async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
     signal(&replay, "TERM");
     signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
-    assert_exits(&output, 1, "stopped: the others are unchanged");
+    assert_exits(&output, 1, "stopped: the remaining letters are unchanged");
     let sent = take(&world, 64).await.len();
     assert_eq!(open(&world).await, 150 - i64::try_from(sent).unwrap());
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "86 of 86");
@@ -205,7 +209,7 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     eventually("it is refused again", || async { world.count(refusals).await == 2 }).await;
     signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
-    assert_exits(&output, 1, "1 of those were immediately refused again");
+    assert_exits(&output, 1, "1 of the replayed letters were immediately refused again");
     assert_eq!(ids(&world).await, [(1, true)]);
     assert!(daemon.stop().success());
     world.close().await;
@@ -216,7 +220,7 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
     let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    // Each is a list of ten events that return as separate letters.
+    // Each letter is a list of ten events. Each event comes back as a separate letter.
     let list = |number: u64| {
         let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();
         [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat()

@@ -13,7 +13,7 @@ use tallyd_rabbitmq::Link;
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};
 
-/// Declares all queues, and puts messages into the queue of returned messages, as the broker does.
+/// Declares all queues, and publishes messages to the queue of returned messages, as the broker does.
 async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     let link = world.broker.connect("test").await.unwrap();
     world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();
@@ -34,7 +34,8 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     link
 }
 
-/// Waits until the queue of returned messages has this many. Messages of a killed process are requeued.
+/// Waits until the queue of returned messages has this count. It also waits for the broker to requeue the messages of a
+/// killed process.
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();
@@ -51,7 +52,7 @@ fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
 async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() {
     let world = World::new("dead_returned", "").await;
     let bodies: Vec<Vec<u8>> = likes(250).into_iter().map(|(_, body)| body).collect();
-    // Two equal ones are one. The fence of a finished run is no loss.
+    // Two equal messages become one letter. The fence of a finished run is dropped.
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     set_aside(&world, &[bodies.clone(), vec![bodies[0].clone(), fence]].concat()).await;
     for (point, rows) in [("dead:returned-before-commit", 0), ("dead:returned-after-commit", 100)] {
@@ -74,9 +75,9 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     assert!(newest["error"].as_str().unwrap().contains("delivery_limit"), "{newest}");
     let shown = world.report(&["dead", "show", &newest["id"].to_string()]);
     assert_eq!(shown[0]["headers"]["x-first-death-reason"], "delivery_limit");
-    assert_eq!(shown[0]["now"]["words"], "would be taken");
+    assert_eq!(shown[0]["now"]["words"], "would be accepted");
 
-    // A taken-in letter is replayed. If it is dead-lettered again, it is open again.
+    // Replays a letter that was taken in. If it is dead-lettered again, the letter is open again.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
@@ -95,7 +96,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     let publisher = world.publisher().await;
     world.publish(&publisher, &likes(1)).await;
     let queue = world.broker.queue(0);
-    // A consumer that disconnects with each delivery. (RabbitMQ 4.3 does not count a reject with requeue.)
+    // This consumer disconnects after each delivery. (RabbitMQ 4.3 does not count a reject with requeue.)
     let returning = async {
         loop {
             let channel = world.broker.connect("test").await.unwrap().channel;
@@ -108,7 +109,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = returning => {}
         () = waits(&world, 1) => {}
     }
-    // It must be gone, or the daemon would wait for messages behind it.
+    // The consumer must be gone, or the daemon would wait for messages behind it.
     eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");
@@ -141,7 +142,7 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
         let mut command = world.command();
         command.args(["dead", "list"]).args(more).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap()
     };
-    // It is never taken in, because each requeue counts.
+    // The command does not even fetch the message, because the broker counts each requeue.
     assert_exits(&list(&[]), 0, "could not be read: check that dead letters can be stored");
     assert!(!stdout(&list(&["--no-returned"])).contains("looked at"));
     let link = world.broker.connect("test").await.unwrap();

@@ -1,4 +1,5 @@
-//! Members of boards: they are removed from live zsets, and renamed in archives with the same place and score.
+//! Erasing the members of boards. Open zsets lose the members. Archives rename the members, and keep their places and
+//! scores.
 
 use redis::AsyncCommands;
 use serde_json::json;
@@ -10,20 +11,21 @@ use tallyd_core::tally::Tally;
 use super::{USER, erase, named, report};
 use crate::common::{World, stderr};
 
-/// A board of users that API servers feed. Archived weeks stay in Redis for `expire_after`.
+/// A board of users whose scores API servers write. Archived weeks stay in Redis for `expire_after`.
 fn settings(expire_after: &str) -> String {
     format!(
         "[[board]]\nname = \"people\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"{expire_after}\"\n"
     )
 }
 
-/// The current week and the last one.
+/// Returns the current week and the last week.
 fn weeks() -> [BoardPeriod; 2] {
     let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
 }
 
-/// Users with equal scores before and after the erased ones, so that a place among equals must be found.
+/// The users to erase have the same score as users before and after them. So the erase must find a place among equal
+/// scores.
 const SCORES: [(u64, f64); 8] = [
     (90_000_000_000, 5.0),
     (USER.0, 5.0),
@@ -45,7 +47,7 @@ async fn fill(world: &World, at: &BoardPeriod) {
     }
 }
 
-/// The archive in the order of its places. Checks that it is complete and matches its checksum.
+/// Returns the archive in the order of its places. Fails if the archive is incomplete or differs from its checksum.
 async fn archived(world: &World, at: &BoardPeriod) -> Vec<(String, f64)> {
     let sql = "SELECT a.place, a.member, a.score, p.members, p.checksum FROM leaderboard_archive AS a \
                JOIN leaderboard_period AS p USING (board, period) \
@@ -92,7 +94,7 @@ async fn an_archive_keeps_the_place_and_can_be_restored_and_ended() {
         assert_eq!(scores(&after), scores(&before), "every place must keep its score");
         assert!(after.contains(&(name.to_owned(), 5.0)), "{after:?}");
     }
-    // Each run of the archiver compares the zset with the rows before it ends it.
+    // Before the archiver removes a zset, it compares the zset with the archived rows.
     world.set(&settings("0s"));
     succeeds(&world, &["archive"]);
     let state = "SELECT COUNT(*) FROM leaderboard_period WHERE state = 'ended'";

@@ -1,4 +1,4 @@
-//! An erase that crashes between any two steps.
+//! An erase crashes between any two steps.
 
 use std::process::{Command, Stdio};
 
@@ -27,7 +27,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         likes.publish(&world, &publisher).await;
         let daemon = world.daemon();
         world.drained(&publisher).await;
-        // An archived day with the target among members with equal scores.
+        // An archived day: the target is among members with equal scores.
         let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
         let key = world.cache.keys.board("hot", &today.previous().unwrap().to_string());
         for member in [VIDEO, 7, 90_000_000_000] {
@@ -61,7 +61,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     let world = World::new("erase_resumed", BY_DAEMON).await;
     let publisher = world.publisher().await;
     let mut likes = Likes::new();
-    // More targets than one page has.
+    // The user likes more targets than one page holds.
     (1..=2_500).for_each(|id| likes.add(target(id), USER));
     likes.publish(&world, &publisher).await;
     let daemon = world.daemon();
@@ -73,7 +73,7 @@ async fn a_resumed_erase_goes_on_after_the_last_page() {
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 500, "one page is done");
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 
-    // Another user's checkpoint must not be used.
+    // The run must not use another user's checkpoint.
     let other = report(&erase(&world, &["--target", "video:2600", "--resume"]), 0);
     assert!(other["resumed_run"].is_null(), "{other}");
     let resumed = report(&erase(&world, &["--user", &user, "--resume"]), 0);
@@ -101,7 +101,7 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     };
-    eventually("it stays after its unlikes", stands).await;
+    eventually("the erase stops itself after it has published its unlikes", stands).await;
     likes.add(target(VIDEO), UserId(5));
     likes.publish(&world, &publisher).await;
     let go = Command::new("kill").args(["-CONT", &stopped.id().to_string()]).status().unwrap();

@@ -1,4 +1,4 @@
-//! Dead letters that name the erased user: alone, with others, and in a form that only a person can read.
+//! Dead letters that name the erased user: alone, with other users, and in a form that only a person can read.
 
 use serde_json::json;
 use sqlx::Row;
@@ -41,7 +41,7 @@ async fn a_dead_letter_loses_the_erased_events_and_keeps_the_others() {
         other.clone(),
         format!("[{mine},{other},{third}]"),
         format!("[{mine}, {mine}]"),
-        // Without the event it equals the letter before.
+        // Without the user's event, this letter equals the letter before.
         format!("[{other},{mine},{third}]"),
         third.clone(),
     ];

@@ -21,16 +21,16 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// Long enough to be unique among all ids and numbers.
+/// The id has so many digits that it differs from all other ids and numbers.
 const USER: UserId = UserId(70_070_070_007);
 
-/// Likewise.
+/// The same for a target.
 const VIDEO: u64 = 42_042_042_042;
 
-/// The daemon counts likes.
+/// The daemon counts likes, and API servers only publish.
 const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
 
-/// Likes from now on, each later than the one before.
+/// Collects likes and unlikes. Each is later than the one before.
 struct Likes {
     model: Model,
     events: Vec<LikeEvent>,
@@ -51,14 +51,14 @@ impl Likes {
         self.events.push(event);
     }
 
-    /// Publishes what was added since the last time.
+    /// Publishes the events that were added since the last call.
     async fn publish(&mut self, world: &World, publisher: &Publisher) {
         let bodies: Vec<_> = std::mem::take(&mut self.events).iter().map(body).collect();
         world.publish(publisher, &bodies).await;
     }
 }
 
-/// Checks the exit code and reads the report.
+/// Checks the exit code and returns the report.
 #[track_caller]
 fn report(output: &Output, code: i32) -> Value {
     assert_eq!(output.status.code(), Some(code), "{}{}", stdout(output), stderr(output));
@@ -69,7 +69,7 @@ fn erase(world: &World, arguments: &[&str]) -> Output {
     world.tallyd(&[&["erase"], arguments, &["--format", "json"]].concat())
 }
 
-/// Every column and key that contains the id.
+/// Returns every column and key that contains the id.
 async fn named(world: &World, id: u64) -> Vec<String> {
     let mut named = Vec::new();
     let columns = "SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()";
@@ -92,7 +92,7 @@ async fn named(world: &World, id: u64) -> Vec<String> {
             "zset" => redis.zrange(&key, 0, -1).await.unwrap(),
             "set" => redis.smembers(&key).await.unwrap(),
             "string" => vec![redis.get(&key).await.unwrap()],
-            // The daemon has deleted it by now.
+            // The daemon has deleted the key in the meantime.
             "none" => Vec::new(),
             other => panic!("{key} is a {other}"),
         };

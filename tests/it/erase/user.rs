@@ -1,4 +1,4 @@
-//! A user with likes on many targets, while other users continue to like.
+//! Erases a user with likes on many targets, while other users continue to like.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ const OTHERS: u64 = 50;
 
 const TARGETS: u64 = 2_500;
 
-/// The user likes every third target and has unliked some of them. Others like all of them.
+/// The user likes every third target and has unliked some of them. Other users like all of the targets.
 fn before() -> Likes {
     let (mut likes, mut dice) = (Likes::new(), Dice::new(7));
     for id in 1..=TARGETS {
@@ -130,7 +130,7 @@ async fn where_api_servers_count_a_reconcile_takes_the_unlikes_off() {
     world.assert_equals(&model).await;
     world.reconcile("--changed").await;
     assert_redis_equals(&world, &model).await;
-    // A user who returns begins again.
+    // The user returns and likes a target again.
     let clicked = client.like(target(1), USER, &[]).await.unwrap();
     assert!(clicked.counted().is_some());
     assert!(daemon.stop().success());
@@ -161,14 +161,14 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     world.close().await;
 }
 
-/// One run of the job that keeps filters, once no other run holds the lock.
+/// Runs the job that keeps filters once, when no other run holds the lock.
 async fn run_filters(world: &World) {
     let servers = Servers::new(&world.config).unwrap();
     let ran = runs::filters(&servers, &world.config, &CancellationToken::new()).await.unwrap();
     assert!(matches!(ran, Ran::Ended(_)), "another run holds the lock");
 }
 
-/// The filter's answer for the user. `None` if there is no filter.
+/// Returns the filter's answer for the user. `None` if there is no filter.
 async fn by_filter(world: &World) -> Option<Seen> {
     let kinds = KindNames::new(&world.config.kinds);
     let shape = world.cache.filter_states(&kinds, &[target(1)]).await.unwrap().pop()??.shape;

@@ -1,4 +1,5 @@
-//! Filters if the daemon counts likes: API servers only publish, and the outbox has the users and targets.
+//! Filters for likes that the daemon counts. API servers only publish, and the outbox has the users and targets of
+//! likes.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -25,7 +26,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
         };
         let (first, second) = (1_000 * round..1_000 * round + 200, 1_000 * round + 200..1_000 * round + 300);
         let bodies = likes(first.clone());
-        // The filter is built, kept and rebuilt while likes arrive.
+        // During these rounds the filter is built, kept and rebuilt while likes arrive.
         if round == 12 {
             world.cache.drop_filters(&KindNames::new(&world.config.kinds), &[target(1)]).await.unwrap();
         }

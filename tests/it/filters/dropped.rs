@@ -24,7 +24,7 @@ async fn all_filters_are_dropped_once_nobody_keeps_them() {
     let earlier = "UPDATE job_run SET finished_at = finished_at - INTERVAL 36 MINUTE WHERE job = 'filters'";
     sqlx::query(earlier).execute(&world.pool).await.unwrap();
 
-    // As `tallyd pause consumer` writes it.
+    // Adds the row that `tallyd pause consumer` writes.
     let pause = "INSERT INTO control (task, command, ordered_at, until_at, ordered_by, reason) \
                  VALUES ('consumer', 'pause', NOW(6), NOW(6) + INTERVAL 10 MINUTE, 'test', '')";
     sqlx::query(pause).execute(&world.pool).await.unwrap();

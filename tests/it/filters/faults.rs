@@ -1,4 +1,4 @@
-//! Filter jobs that are killed, flushed, frozen, or lose a part of their data.
+//! Filter jobs that are killed or frozen, or whose Redis loses all or a part of its data.
 
 use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
@@ -18,7 +18,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
         assert_eq!(daemon.wait().signal(), Some(6), "{point}");
-        // Before another run finishes it, likes continue.
+        // Users continue to like before another run finishes the job.
         client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
         assert_nobody_refused(&world, target(42), (1..=30).chain([1_000])).await;
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
@@ -42,7 +42,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
-    // Together, because each waits for the run after the failed one.
+    // Runs the three cases together, because each waits for the run after the failed one.
     let points = ["filters:begun", "filters:fenced", "filters:written"];
     futures_util::future::join_all(points.map(flushed_at)).await;
 }
@@ -57,7 +57,7 @@ async fn flushed_at(point: &str) {
     let mut redis = world.redis().await;
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
-    // Before its next step a user likes the target, and no filter is known.
+    // A user likes the target before the run's next step, while Redis has no filter.
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     daemon.signal("CONT");
@@ -73,7 +73,7 @@ async fn flushed_at(point: &str) {
     world.close().await;
 }
 
-/// Waits until a daemon has reached its pause point.
+/// Waits until a daemon has stopped itself at its pause point.
 async fn is_frozen(daemon: &Daemon) {
     let stopped = async || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
@@ -89,7 +89,7 @@ async fn a_run_that_was_frozen_and_wakes_up_after_another_one_changes_no_filter(
 }
 
 async fn overtaken_at(point: &str) {
-    // The broker gives the partition to the other daemon as soon as the frozen one is silent.
+    // As soon as the frozen daemon misses heartbeats, the broker gives its partition to the other daemon.
     let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
     let world = World::new(&format!("filters_frozen_{}", &point[8..]), settings).await;
     world.publisher().await;
@@ -102,7 +102,7 @@ async fn overtaken_at(point: &str) {
         let state = state(&world, target(42)).await;
         state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
     };
-    eventually(&format!("another one builds the filter after {point}"), built).await;
+    eventually(&format!("another run builds the filter after {point}"), built).await;
     let client = world.client();
     for user in 1_000..1_030 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -149,7 +149,7 @@ async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_an
         sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6)").execute(&world.pool).await.unwrap();
         let report = run(&world).await;
         assert_eq!((report.dropped, report.built), (dropped, 1), "{lost}");
-        // Recent counts are remembered, if they are not in MySQL yet.
+        // Redis remembers recent counts that are not in MySQL yet.
         assert_no_false_no(&world, target(42), (1..=30).chain([1_000, 1_001])).await;
         let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
         let () = redis.del(&recent).await.unwrap();

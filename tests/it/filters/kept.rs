@@ -1,4 +1,4 @@
-//! Filters are built, kept up to date, read and removed.
+//! Filters: how they are built, kept up to date, read and removed.
 
 use crate::common::{Dice, World, body, client_of, target};
 use redis::AsyncCommands;
@@ -27,7 +27,7 @@ async fn a_filter_is_what_redisson_reads() {
     let mut redis = world.redis().await;
     let fields = ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building"];
     let fields: Vec<Option<String>> = redis.hmget(&config, &fields).await.unwrap();
-    // Redisson's optimalNumOfBits(600, 1e-5) and optimalNumOfHashFunctions of that.
+    // Redisson's optimalNumOfBits(600, 1e-5), and its optimalNumOfHashFunctions for that.
     let expected = ["14377", "17", "600", "1.0E-5", "300"].map(|field| Some(field.to_owned()));
     assert_eq!(fields[..5], expected);
     assert_eq!(fields[5], None);
@@ -47,7 +47,7 @@ async fn a_filter_is_what_redisson_reads() {
     assert!(!redis.exists::<_, bool>(&[added, world.cache.keys.next_filter("video", target(42))]).await.unwrap());
     assert_eq!(state(&world, target(43)).await, None, "one like is missing");
     let report = run(&world).await;
-    assert_eq!((report.built, report.folded, report.dropped), (0, 0, 0), "it is right as it is");
+    assert_eq!((report.built, report.folded, report.dropped), (0, 0, 0), "an up-to-date filter must not change");
     world.close().await;
 }
 
@@ -58,7 +58,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     let client = alone(&world);
-    // Without MySQL, an unlike of an unknown user would count.
+    // While MySQL is unreachable, an unlike by an unknown user counts.
     assert!(matches!(client.unlike(target(43), UserId(1_000), &[]).await.unwrap(), Clicked::Counted(_)));
     assert!(matches!(client.unlike(target(42), UserId(1_000), &[]).await.unwrap(), Clicked::Same { .. }));
     client.like(target(42), UserId(1_001), &[]).await.unwrap().counted().unwrap();
@@ -67,7 +67,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     assert_no_false_no(&world, target(42), (1..=30).chain([1_001])).await;
     let [_, _, added] = keys(&world, target(42));
     assert!(!redis.exists::<_, bool>(added).await.unwrap(), "the bits must be sent");
-    // A page does not ask about users that the filter excludes, either. MySQL is asked about users who may like it.
+    // If the filter says no for a user, a read does not ask MySQL. It asks MySQL about users who may like the target.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
     let client = world.client();
@@ -88,7 +88,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     for user in 1_001..=1_250 {
         like_by_keys(&world, target(42), user, true).await;
     }
-    // A user whose like was undone is unknown. A user that was counted without a check is noted, too.
+    // A user whose click was counted without a check is noted, too.
     world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
@@ -96,7 +96,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     seed(&world, target(43), 1..=2).await;
     let state_before = state(&world, target(42)).await.unwrap();
     assert_eq!((state_before.inserted, state_before.expected), (281, 60));
-    // It has outgrown its size and is rebuilt. Noted users stay noted until they are in the bits.
+    // The filter has outgrown its size and is rebuilt. Noted users stay noted until the filter's bits include them.
     let report = run(&world).await;
     assert_eq!((report.built, report.folded, report.left), (1, 251, 0));
     assert_eq!(state(&world, target(42)).await.unwrap().expected, 562);
@@ -110,7 +110,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     world.close().await;
 }
 
-/// Shared by the tasks that click.
+/// The state that all tasks of users share.
 struct Load {
     world: World,
     client: Client,
@@ -118,7 +118,7 @@ struct Load {
     over: AtomicBool,
 }
 
-/// Likes and unlikes for these users only until the end, and reads the filters all the time.
+/// Likes and unlikes for these users until the end, and reads the filters all the time. No other task uses these users.
 async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
     let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
@@ -173,7 +173,8 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);
     let mut redis = world.redis().await;
     while began.elapsed() < Duration::from_secs(25) || builds < 12 {
-        // Another rate is another shape. Then a stale filter of the same shape, then the usual work.
+        // The rounds in turn: another error rate, which needs another shape; a normal run; a stale filter of the same
+        // shape.
         let report = match builds % 3 {
             0 => run_with(&other).await,
             1 => run(world).await,
@@ -213,7 +214,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     let first = state(&world, target(42)).await.unwrap();
     assert_eq!((first.expected, first.inserted), (200, 100));
     let client = world.client();
-    // Stale: half of the users like it no longer, and the shape stays.
+    // The filter is stale: half of its users no longer like the target, and the shape stays the same.
     for user in 1_001..=1_100 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -262,7 +263,7 @@ async fn without_filters_no_key_of_one_is_made() {
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
-    // Producers that pass the keys make no filter, nor if the daemon has not built any yet.
+    // Producers that pass the filter's keys make no filter, even if the daemon has not built one yet.
     like_by_keys(&world, target(42), 1_001, true).await;
     assert!(daemon.stop().success());
     let mut redis = world.redis().await;
@@ -312,7 +313,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     let [filter, config, added] = keys(&world, target(42));
     let _: () = redis.hset(&config, "size", 1).await.unwrap();
     let _: () = api_redis.persist(&added).await.unwrap();
-    // It looks lost now and is dropped, and a noted user is folded.
+    // The filter looks lost now, so the run drops it. The next run folds a noted user.
     assert_eq!(run_with(daemon).await.dropped, 1);
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);

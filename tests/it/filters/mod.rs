@@ -1,4 +1,5 @@
-//! Bloom filters: a "no" is certain, whatever is built, killed, lost and clicked meanwhile.
+//! Bloom filters: a "no" of a filter is always right. Neither builds, kills, lost data nor clicks at the same time
+//! change that.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -26,12 +27,12 @@ use tokio_util::sync::CancellationToken;
 use crate::common;
 use common::{World, client_of};
 
-/// Filters from twenty likes on. The test runs the job.
+/// Settings with filters for targets with 20 likes or more. The daemon does not run the job, the test does.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
 
 type Redis = redis::aio::MultiplexedConnection;
 
-/// One run of the job.
+/// Runs the job once.
 async fn run(world: &World) -> Report {
     run_with(&world.config).await
 }
@@ -44,7 +45,7 @@ async fn run_with(config: &Config) -> Report {
     }
 }
 
-/// Rows as if these users had liked the target long ago.
+/// Adds rows as if these users had liked the target long ago.
 async fn seed(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
     let rows: Vec<String> =
         users.clone().map(|user| format!("(1, {}, {user}, 0, UTC_TIMESTAMP(6))", target.id)).collect();
@@ -83,7 +84,8 @@ fn keys(world: &World, target: Target) -> [String; 3] {
     world.cache.keys.filter("video", target)
 }
 
-/// Whether the target's filter, or the notes beside it, say that the user does not like it. Ignores remembered clicks.
+/// Returns whether the target's filter, or the users noted beside it, say that the user does not like the target.
+/// Ignores remembered clicks.
 async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
     let [filter, config, added] = keys(world, target);
     loop {
@@ -96,20 +98,20 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }
-        // Otherwise another filter has replaced it meanwhile.
+        // If there is no integer, the filter was replaced in the meantime.
         if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
             return answer == 0;
         }
     }
 }
 
-/// There must be a filter that answers, or the test would prove nothing.
+/// Fails if one of these users gets a "no". Also fails without a filter, because the test would prove nothing.
 async fn assert_no_false_no(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     assert!(refused(world, target).await > 900, "no filter answers");
     assert_nobody_refused(world, target, users).await;
 }
 
-/// The same, but there may be no filter.
+/// Fails if one of these users gets a "no". The filter can be missing.
 async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
     let mut redis = world.redis().await;
     for user in users {
@@ -117,7 +119,7 @@ async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIt
     }
 }
 
-/// How many of a thousand users who never liked the target get a "no".
+/// Returns how many of a thousand users who never liked the target get a "no".
 async fn refused(world: &World, target: Target) -> usize {
     let mut redis = world.redis().await;
     let mut refused = 0;
@@ -127,15 +129,15 @@ async fn refused(world: &World, target: Target) -> usize {
     refused
 }
 
-/// A client that can't reach MySQL.
+/// Makes a client that can't reach MySQL.
 fn alone(world: &World) -> Client {
     let mut config = world.api.clone();
     config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
     client_of(&config)
 }
 
-/// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes
-/// something.
+/// Clicks by like.lua with the keys of the filter, but without bits, as the Python client does. The caller must know
+/// that the click changes something.
 async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
     let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
     let script = Script::new(include_str!("../../../lua/like.lua"));

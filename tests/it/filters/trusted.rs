@@ -1,4 +1,4 @@
-//! Cases in which a Bloom filter must not be trusted, because it could say a wrong "no".
+//! Cases in which a Bloom filter must not be trusted, because its "no" could be wrong.
 
 use redis::AsyncCommands;
 use tallyd_client::Clicked;
@@ -15,7 +15,7 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let client = world.client();
-    // In MySQL the user no longer likes it. This is undone, because the confirm was lost.
+    // In MySQL the user no longer likes the target. The client undoes the unlike, because it got no confirm.
     let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(run(&world).await.built, 1);
@@ -37,7 +37,7 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
-    // Like producers that don't pass its keys, or an import.
+    // These likes look like those of an import, or of producers that don't pass the filter's keys.
     seed(&world, target(42), 1_001..=1_030).await;
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
@@ -53,18 +53,19 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     run(&world).await;
     let never = UserId(2_000);
     let client = alone(&world);
-    // It learns the filter's shape, and asks MySQL, which is unreachable.
+    // The first call learns the filter's shape and asks MySQL, which is unreachable.
     client.liked(never, &[target(42)]).await.unwrap_err();
     assert_eq!(client.liked(never, &[target(42)]).await.unwrap(), [false]);
     let mut redis = world.redis().await;
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // As the next run sets it after a failover, before it reaches this target; and as after an hour without a run.
+    // First the epoch changes, as the next run sets it after a failover before it reaches this target. Then it looks as
+    // after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
         assert_eq!(refused(&world, target(42)).await, 0);
-        // The client asks MySQL, so a page fails, and a click counts without a check.
+        // The client asks MySQL, so a read fails, and a click counts without a check.
         let asks = || async { client.liked(never, &[target(42)]).await.is_err() };
         eventually("the filter is not trusted", asks).await;
         let unlike = client.unlike(target(42), never, &[]).await.unwrap();
@@ -74,7 +75,7 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
         let () = redis.del(&epoch).await.unwrap();
     }
     let report = run(&world).await;
-    assert_eq!((report.dropped, report.built), (0, 0), "the epoch is written again");
+    assert_eq!((report.dropped, report.built), (0, 0), "the run must write the epoch again");
     assert_eq!(refused(&world, target(42)).await, 1_000);
     world.close().await;
 }
@@ -86,15 +87,19 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
     let execute = async |sql: &'static str| sqlx::query(sql).execute(&world.pool).await.unwrap();
-    // It was killed after two hours, and was alive a moment ago.
+    // The last run was killed after two hours, and its last heartbeat was a moment ago.
     execute(
         "UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, outcome = NULL, report = NULL, \
          heartbeat_at = NOW(6)",
     )
     .await;
     let report = run(&world).await;
-    assert_eq!((report.dropped, report.built, report.looked_at), (0, 0, 1), "all is checked again, and trusted");
-    // Nothing ran for two hours.
+    assert_eq!(
+        (report.dropped, report.built, report.looked_at),
+        (0, 0, 1),
+        "the run checks all targets again and trusts the filter"
+    );
+    // No run was active for two hours.
     execute("UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, heartbeat_at = NULL")
         .await;
     let report = run(&world).await;
@@ -108,7 +113,7 @@ async fn a_mark_from_the_future_has_all_targets_looked_at() {
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
-    // As Redis leaves it if its clock was ahead by a day.
+    // Redis leaves this checkpoint if its clock was a day ahead.
     let ahead = "UPDATE job_run SET checkpoint = JSON_SET(checkpoint, '$.until', \
                  CAST(JSON_VALUE(checkpoint, '$.until') AS SIGNED) + 86400000000) WHERE job = 'filters'";
     assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
@@ -133,7 +138,10 @@ async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted()
     assert!(stderr(&refused).contains("likes_min is 0"), "{}", stderr(&refused));
     let daemon = world.daemon();
     let forgotten = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
-    eventually("a daemon without filters forgets them", || async { world.count(forgotten).await == 0 }).await;
+    eventually("a daemon without filters deletes the runs' checkpoints", || async {
+        world.count(forgotten).await == 0
+    })
+    .await;
     assert!(daemon.stop().success());
     world.set(BY_HAND);
     let report = run(&world).await;
@@ -154,7 +162,7 @@ async fn likes_that_are_counted_blindly_are_noted() {
         let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
         client.publish(&counted).await.unwrap();
     }
-    // A user of a target without a filter is not noted forever.
+    // The note about a user expires if the target has no filter.
     client.count(target(43), UserId(1), true, &[]).await.unwrap();
     let left: i64 =
         redis::cmd("TTL").arg(&keys(&world, target(43))[2]).query_async(&mut world.redis().await).await.unwrap();

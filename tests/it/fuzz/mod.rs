@@ -1,5 +1,5 @@
-//! Runs the fuzz targets on a stable compiler: their corpora, and mutations of them by a seed. `dev/fuzz` runs more of
-//! them, with libFuzzer if possible.
+//! Runs the fuzz targets on a stable compiler, with their corpora and with mutations of the corpora by a seed.
+//! `dev/fuzz` does more runs, with libFuzzer if it is installed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -19,13 +19,13 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// A number from the environment, to run more than the suite does.
+/// Reads a count from the environment. It allows more runs than the suite does.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text}, and must be a number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))
 }
 
-/// Runs the corpus and `runs` mutations of it. The environment can change the number.
+/// Runs the corpus and `runs` mutations of it. The environment can change the count of runs.
 fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder("fuzz/corpus").join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -48,7 +48,7 @@ fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
     println!("{name}: {done} inputs by seed {seed} in {:.1} s", began.elapsed().as_secs_f64());
 }
 
-/// Runs one input, and keeps it if the target panics.
+/// Runs one input, and saves the input if the target panics.
 fn tried(name: &str, input: &[u8], target: fn(&[u8])) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) else { return };
     let path = folder("fuzz/artifacts").join(name).join("found-by-the-suite");

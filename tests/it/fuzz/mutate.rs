@@ -1,4 +1,4 @@
-//! Mutations of a corpus, the same for the same seed.
+//! Mutations of a corpus. The same seed gives the same mutations.
 
 use crate::common::Dice;
 
@@ -68,7 +68,7 @@ impl<'a> Mutations<'a> {
         Self { corpus, dice, now: Vec::new() }
     }
 
-    /// The next one: a few steps from an input of the corpus.
+    /// Returns the next mutation: an input of the corpus after a few changes.
     pub fn next(&mut self) -> &[u8] {
         let from = self.below(self.corpus.len());
         self.now.clone_from(&self.corpus[from]);
@@ -89,14 +89,14 @@ impl<'a> Mutations<'a> {
                 self.now.drain(at..until);
             }
             3 => self.token(at),
-            // Replaces a number or word.
+            // Replaces a number or a word of the input.
             4 => {
                 let is_word = |byte: &u8| byte.is_ascii_alphanumeric();
                 let until = at + self.now[at..].iter().take_while(|byte| is_word(byte)).count();
                 self.now.drain(at..until);
                 self.token(at);
             }
-            // Repeats a piece of it, up to many times.
+            // Repeats a piece of the input, up to many times.
             5 => {
                 let until = (at + 1 + self.below(24)).min(self.now.len());
                 let piece = self.now[at..until].to_vec();

@@ -8,13 +8,13 @@ use serde_json::Value;
 use super::common::{World, eventually, root};
 use super::{PLAIN, get};
 
-/// The blocks in a language.
+/// Returns the blocks in a language.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     let opening = format!("```{language}\n");
     text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Without the fields that depend on who counts likes.
+/// Removes the fields that depend on which process counts likes.
 fn plain(mut told: Value) -> Value {
     for list in ["events", "likes"] {
         for entry in told[list].as_array_mut().into_iter().flatten() {

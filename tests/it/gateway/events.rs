@@ -1,4 +1,4 @@
-//! The results of posted events.
+//! The gateway's answers to posted events.
 
 use futures_util::StreamExt;
 use serde_json::json;
@@ -74,8 +74,8 @@ async fn an_api_counted_like_gives_its_number_and_counts_once() {
     let again = gateway.post(&like("like", 42, 7)).await;
     let told_again = &again.json()["events"][0];
     assert_eq!((&told_again["changed"], &told_again["count"]), (&json!(false), &json!(1)), "{told_again}");
-    assert_eq!(told["at"], told_again["at"], "the user's last event again");
-    // Two events of one user, in their order.
+    assert_eq!(told["at"], told_again["at"], "the second click returns the user's last event");
+    // Redis counts the events of a list in their order.
     let both = gateway.post(&format!("[{},{}]", like("unlike", 42, 7), like("like", 42, 8))).await;
     assert_eq!(both.verdicts(), ["confirmed", "confirmed"]);
     let list: Vec<String> = (0..20).map(|n| like(if n % 2 == 0 { "like" } else { "unlike" }, 9, 7)).collect();

@@ -1,4 +1,4 @@
-//! The gateway during server failures and its own stop.
+//! The gateway while servers fail, and while the gateway stops.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
     assert_eq!(gateway.get("/readyz").await.status, 200);
 
-    // The broker gets it, and its confirm is lost.
+    // The broker gets the event, but its confirm is lost.
     proxy.mute();
     let list = format!("[{},{},{{}}]", count(1, "a"), count(2, "b"));
     let lost = gateway.post(&list).await;
@@ -40,7 +40,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     assert!(ready.body.contains("RabbitMQ is unavailable"), "{}", ready.body);
     assert!(!ready.body.contains("127.0.0.1"), "an address was exposed: {}", ready.body);
 
-    // If a connection broke between two requests, no request fails.
+    // Even if a connection broke between two requests, the next request succeeds.
     let broker = url::Url::parse(world.config.amqp.url.expose()).unwrap();
     proxy.lead(format!("{}:{}", broker.host_str().unwrap(), broker.port().unwrap()));
     eventually("the broker is reached again", || async { gateway.post(&list).await.status == 400 }).await;
@@ -76,7 +76,7 @@ async fn a_refused_login_is_told_at_once_and_shows_no_password() {
         let guarded = world.gateway_with(&token).await;
         let ready = guarded.get("/readyz").await;
         assert!(ready.body.contains(&format!("{unavailable}it refuses the account")), "{ready:?}");
-        assert!(!ready.body.contains(words), "without the token nothing must be shown: {ready:?}");
+        assert!(!ready.body.contains(words), "without the token the answer must show no cause: {ready:?}");
         assert!(gateway.process.stop().success() && guarded.process.stop().success());
     }
     world.close().await;
@@ -95,7 +95,7 @@ async fn a_message_that_no_queue_takes_is_not_confirmed() {
     assert!(message.contains("no queue is bound"), "{message}");
     drop((publisher, link));
     drop(world.publisher().await);
-    assert_eq!(gateway.post(&count(1, "a")).await.status, 202, "the next one is");
+    assert_eq!(gateway.post(&count(1, "a")).await.status, 202, "the next request is accepted");
     assert!(gateway.process.stop().success());
     world.close().await;
 }
@@ -117,7 +117,7 @@ async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
     let ready = gateway.get("/readyz").await;
     assert_eq!((ready.status, ready.json()["state"].as_str()), (503, Some("draining")), "{ready:?}");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(TcpStream::connect(&gateway.address).await.is_err(), "it must accept no more connections");
+    assert!(TcpStream::connect(&gateway.address).await.is_err(), "a stopping gateway must accept no connections");
     proxy.release();
     assert_eq!(read(&mut flying).await.status, 202);
     assert!(gateway.process.wait().success());

@@ -116,19 +116,19 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let mut slow = Vec::new();
     for number in 0..9_500 {
         let Ok(mut stream) = TcpStream::connect(&gateway.address).await else { break };
-        // Nothing, a part of the head, or all but a part of the body.
+        // Sends nothing, a part of the head, or all but a part of the body.
         let sent = [0, 20, request.len() - 10][number % 3];
         stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
         slow.push(stream);
     }
-    // A machine can allow fewer files.
+    // The limit of open files can be lower on some machines.
     assert!(slow.len() >= 900, "{} connections", slow.len());
     let begun = Instant::now();
     for number in 0..20 {
         assert_eq!(gateway.post(&count(1, &format!("fast{number}"))).await.status, 202);
     }
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
-    // A body that is too slow is rejected, and a head that is too slow ends its connection.
+    // The gateway rejects a body that is too slow. If the head is too slow, the gateway closes the connection.
     let answer = read(&mut slow[2]).await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
     assert!(gateway.process.stop().success());
@@ -145,8 +145,8 @@ async fn more_requests_than_the_limit_are_told_to_come_again() {
     proxy.hold_from(b"slow");
     let mut slow = TcpStream::connect(&gateway.address).await.unwrap();
     slow.write_all(gateway.posted(&count(1, "slow")).as_bytes()).await.unwrap();
-    // No other request of this test can take its place before.
-    eventually("its event is in flight", || async { proxy.holds() }).await;
+    // The second request must not be the first to arrive.
+    eventually("the posted event is in flight", || async { proxy.holds() }).await;
     let refused = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!((refused.status, refused.code().as_str()), (503, "busy"), "{refused:?}");
     assert!(refused.head.contains("retry-after: 1"), "{refused:?}");

@@ -13,8 +13,8 @@ use crate::common::Daemon;
 use crate::common::Dice;
 use crate::fuzz::mutate::Mutations;
 
-/// The decoder's corpus, mutations of it, and messages that are too large or too deep. Each has properties of some
-/// kind.
+/// Returns the decoder's corpus, mutations of the corpus, and messages that are too large or nested too deep. Each
+/// message has properties of some type.
 pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut files: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/event"))
         .unwrap()
@@ -25,7 +25,8 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     let mut bodies = corpus.clone();
     let mut more = Mutations::of(&corpus, Dice::new(7));
     bodies.extend((0..mutations).map(|_| more.next().to_vec()));
-    // Fences of unknown runs are ignored. Fences that the daemon may know are left out.
+    // The daemon ignores fences of unknown runs. But a mutated fence can belong to a known run, so the test sends no
+    // fences.
     bodies.retain(|body| !body.windows(7).any(|part| part == b"\"fence\""));
     let padded = |length: usize| {
         let (head, tail) = (r#"{"type":"like","kind":"video","target_id":1,"user_id":9,"at":1,"x":""#, "\"}");
@@ -58,7 +59,7 @@ fn properties() -> Vec<BasicProperties> {
         BasicProperties::default().with_reply_to("nobody".into()).with_cluster_id("x".into()),
         header("x-delivery-count", AMQPValue::LongString("many".into())),
         header("x-death", AMQPValue::FieldTable(FieldTable::default())),
-        // RabbitMQ itself rejects values that are no numbers.
+        // RabbitMQ itself rejects NaN and infinity.
         header("", AMQPValue::Double(-1e308)),
         header("bytes", AMQPValue::ByteArray(vec![0xff; 300].into())),
         header("large", AMQPValue::LongString(vec![b'x'; 50_000].into())),
@@ -66,7 +67,7 @@ fn properties() -> Vec<BasicProperties> {
     ]
 }
 
-/// Sends the admin port invalid and odd requests.
+/// Sends invalid and unusual requests to the admin port.
 pub async fn ask(daemon: &Daemon, times: usize) {
     let log = daemon.log();
     let (_, after) = log.split_once("the admin port is ").expect("the admin port");
@@ -83,7 +84,7 @@ pub async fn ask(daemon: &Daemon, times: usize) {
     let mut mutations = Mutations::of(&requests, Dice::new(3));
     for _ in 0..times {
         let mut stream = TcpStream::connect(&address).await.unwrap();
-        // It can disconnect in the middle.
+        // The daemon can disconnect before the whole request is sent.
         let _ = stream.write_all(mutations.next()).await;
         let _ = stream.shutdown().await;
         let mut answer = Vec::new();

@@ -1,5 +1,5 @@
-//! Harmful messages and floods of them, on the real daemon. It keeps running, writes the valid events among them, and
-//! dead-letters the rest with its reason, up to a limit.
+//! The real daemon gets harmful messages, and very many of them. It keeps running, and writes the valid events among
+//! them. It dead-letters the other messages with a reason, up to a limit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -17,10 +17,10 @@ use sqlx::Row;
 use tallyd_core::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
 use tallyd_core::model::UserId;
 
-/// This much of a body is kept.
+/// The daemon keeps this many bytes of a rejected body.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// The expected results of the published messages, by the decoder's verdict.
+/// The expected results of the published messages, computed with the decoder.
 struct Expected {
     terms: Terms,
     model: Model,
@@ -54,7 +54,7 @@ impl Expected {
         });
     }
 
-    /// Fails unless exactly the rejected messages are kept, with their reasons.
+    /// Fails unless the dead letters are exactly the rejected messages, with their reasons.
     async fn assert_letters(&self, world: &World) {
         let rows = sqlx::query("SELECT body, reason FROM dead_letter").fetch_all(&world.pool).await.unwrap();
         assert_eq!(rows.len(), self.refused.len(), "dead letters");
@@ -65,7 +65,7 @@ impl Expected {
     }
 }
 
-/// A like that is valid beside any other message.
+/// A valid like, to send among other messages.
 fn good(number: u64) -> Vec<u8> {
     body(&LikeEvent {
         target: target(number % 50 + 1),
@@ -76,7 +76,7 @@ fn good(number: u64) -> Vec<u8> {
     .1
 }
 
-/// Publishes directly to a partition's queue, and waits until the broker has all.
+/// Publishes directly to a partition's queue, and waits until the broker has all messages.
 async fn publish(world: &World, partition: u16, messages: Vec<(Vec<u8>, BasicProperties)>) {
     let link = world.broker.connect("test").await.unwrap();
     link.channel.confirm_select(Default::default()).await.unwrap();
@@ -93,7 +93,7 @@ fn plain(bodies: impl IntoIterator<Item = Vec<u8>>) -> Vec<(Vec<u8>, BasicProper
     bodies.into_iter().map(|body| (body, BasicProperties::default())).collect()
 }
 
-/// Open dead letters by queue and reason.
+/// Counts open dead letters by queue and reason.
 async fn letters(world: &World) -> BTreeMap<(String, String), i64> {
     let sql = "SELECT queue, reason, COUNT(*) FROM dead_letter WHERE replayed_at IS NULL GROUP BY queue, reason";
     let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
@@ -130,7 +130,7 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
     world.close().await;
 }
 
-/// A recursive parser needs some megabytes of stack for them, and an overflow ends the process.
+/// A recursive parser needs some megabytes of stack for such headers. A stack overflow ends the process.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let world = World::new("nested", "").await;
@@ -151,30 +151,30 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     world.close().await;
 }
 
-/// RabbitMQ accepts headers that fill a frame's payload. The frame for the delivery is then larger than a client
-/// accepts, so the connection ends at each delivery.
+/// RabbitMQ accepts headers that fill a frame's payload. The frame of the delivery is then larger than a client
+/// accepts. So each delivery ends the connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neighbours_are_written() {
     let world = World::new("unframed", "").await;
     let publisher = world.publisher().await;
-    // Earlier dead letters are before it.
+    // Dead letters of two earlier messages are in the queue already.
     let aside = format!("{}.returned", world.name);
     for number in [1, 2] {
         publisher.publish("", &aside, &good(number)).await.unwrap();
     }
     let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
-    // It is the first message, so the return counts of those behind it are never read.
+    // The message is the first in the queue, so the daemon never reads the return counts of the messages behind it.
     raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }
-    // The broker delivers it to them in turn, so each sees only a part of its returns.
+    // The broker delivers the message to the daemons in turn, so each daemon sees only some of its deliveries.
     let daemons = [world.daemon(), world.daemon(), world.daemon()];
-    // Redeliveries have another order, so the last message proves nothing.
+    // Redelivered messages arrive in another order, so the test counts all rows.
     let written = || async { world.count("SELECT COUNT(*) FROM like_record").await };
-    eventually("its neighbours are written", || async { written().await == 100 }).await;
+    eventually("the other messages of the queue are written", || async { written().await == 100 }).await;
     let depth = async |count| publisher.depth(&aside).await.unwrap().messages == count;
-    eventually("it is dead-lettered", || depth(3)).await;
+    eventually("the message is dead-lettered", || depth(3)).await;
     for daemon in daemons {
         assert!(daemon.stop().success());
     }
@@ -182,7 +182,7 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 2, "{}", stderr(&listed));
     let said = format!("{}{}", stdout(&listed), stderr(&listed));
     assert!(said.contains("could not be read"), "{said}");
-    eventually("only it is left", || depth(1)).await;
+    eventually("only this message is left", || depth(1)).await;
     world.close().await;
 }
 
@@ -204,7 +204,11 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 10, "likes behind the junk are written");
+    assert_eq!(
+        world.count("SELECT COUNT(*) FROM like_record").await,
+        10,
+        "the daemon writes the likes behind the invalid messages"
+    );
     daemon.logged("dead-letters-dropped").await;
     daemon.logged("dead-letters-returned").await;
     let of = |reason: &str, count| [0, 1].map(|partition| ((world.broker.queue(partition), reason.to_owned()), count));
@@ -214,7 +218,11 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     let returned = world.broker.returned();
     eventually("the broker has dead-lettered them", async || publisher.depth(&returned).await.unwrap().messages == 400)
         .await;
-    assert_eq!(listed(&world.report(&["dead", "list"])), (0.into(), 400.into()), "there is no room yet");
+    assert_eq!(
+        listed(&world.report(&["dead", "list"])),
+        (0.into(), 400.into()),
+        "the quota for dead letters must be full"
+    );
     let purged = world.tallyd(&["dead", "purge", "--reason", "no-type", "--open", "--yes"]);
     assert!(purged.status.success(), "{}", stderr(&purged));
     assert_eq!(listed(&world.report(&["dead", "list"])), (400.into(), 0.into()));
@@ -230,7 +238,8 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     world.close().await;
 }
 
-/// The last resort: the queue of returned messages is full, too. The partition waits and reports it.
+/// Two limits are reached: the quota for dead letters and the queue of returned messages. The partition waits and
+/// reports this.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
     let world = World::new("bound_full", "[consumer]\ndead_letters_max = 1000\n").await;

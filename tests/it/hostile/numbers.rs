@@ -1,4 +1,4 @@
-//! Counts and sets at their limits, and SQL and Lua in place of a name or an id.
+//! Counts and sets at their limits, and SQL and Lua code in place of a name or an id.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::fuzz::mutate::Mutations;
 const SETTINGS: &str = "[kinds]\nvideo = 1\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                         [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
 
-/// Text that ends a statement, a script, a key or a line if it is not escaped.
+/// Text that ends a statement, a script, a key or a line unless it is escaped.
 const CODE: [&str; 10] = [
     "'; DROP TABLE counter; -- ",
     "1 OR 1=1",
@@ -30,10 +30,10 @@ const CODE: [&str; 10] = [
     "${jndi:ldap://a.example/}",
 ];
 
-/// By kind, target and metric.
+/// Counters by kind, target and metric.
 type Numbers = BTreeMap<(u8, u64, u8), i64>;
 
-/// Every field with code in it, and every number at its limits.
+/// Returns events with code in each field, and with each number at its limits.
 fn odd(now: i64) -> Vec<Vec<u8>> {
     let count = |number: i64| {
         json!({"type": "count", "kind": "video", "target_id": number % 5 + 1, "metric": "view", "delta": 1,
@@ -70,7 +70,7 @@ fn odd(now: i64) -> Vec<Vec<u8>> {
     all.iter().map(|event| event.to_string().into_bytes()).collect()
 }
 
-/// The expected numbers: each count once, and only after the newest set.
+/// Computes the expected counters: each count counts once, and only if it is newer than the newest set.
 fn model(counts: &[CountEvent], sets: &[SetEvent]) -> Numbers {
     let mut seen = HashSet::new();
     let once: Vec<&CountEvent> =
@@ -121,7 +121,7 @@ async fn numbers_at_their_edges_and_code_where_a_name_belongs_are_counted_or_ref
     world.assert_equals(&expected.model).await;
     assert_eq!(numbers(&world).await, model(&expected.counts, &expected.sets));
     expected.assert_letters(&world).await;
-    // The part that is in Redis can be compared and repaired.
+    // A reconcile can compare and repair the counters that are in Redis.
     let report = world.reconcile("--full").await;
     assert_eq!(report["ended"], "done", "{report}");
     assert!(daemon.stop().success());

@@ -11,21 +11,21 @@ const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const FRAME_END: u8 = 0xce;
 
-/// The largest frame before a smaller one is negotiated.
+/// The largest frame, unless client and server negotiate a smaller one.
 const FRAME_BYTES_MAX: u32 = 131_072;
 
-/// This many levels of lists fit into one frame, at five bytes each.
+/// A frame can hold this many levels of lists, at five bytes each.
 pub const LISTS_MAX: usize = 26_000;
 
-/// This many levels of tables fit, at six bytes each. Their fields have empty names.
+/// A frame can hold this many levels of tables, at six bytes each. The fields of the tables have empty names.
 pub const TABLES_MAX: usize = 21_700;
 
-/// Lists within lists: each has its type and length, the innermost is empty.
+/// Makes nested lists. Each has its type and its length, and the innermost list is empty.
 pub fn lists(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
 }
 
-/// The same with tables, each with one field.
+/// Makes nested tables. Each has one field.
 pub fn tables(levels: usize) -> Vec<u8> {
     let table = |within: usize| {
         let length = long(6 * u32::try_from(within).unwrap());
@@ -35,8 +35,8 @@ pub fn tables(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(table).collect()
 }
 
-/// A text that makes the headers fill the payload of the largest frame. With head and end, the frame is larger than a
-/// client accepts.
+/// Makes a text with which the headers fill the payload of the largest frame. With the head and the end byte, the frame
+/// is larger than a client accepts.
 pub fn too_large() -> Vec<u8> {
     let others = [2, 2, 8, 2, 4, "nested".len() + 1, 1, 4];
     let bytes = FRAME_BYTES_MAX as usize - others.iter().sum::<usize>();
@@ -51,7 +51,7 @@ pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     stream.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
     expect(&mut stream, (10, 10));
     let login = [b"\x00", url.username().as_bytes(), b"\x00", password.as_bytes()].concat();
-    // No properties of the client, the mechanism, its credentials, the language.
+    // The client's properties (empty), the mechanism, the credentials, and the language.
     method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text("PLAIN"), &long_text(&login), &short_text("en_US")]);
     expect(&mut stream, (10, 30));
     let (channels, no_heartbeat) = ([0, 1], [0, 0]);
@@ -93,7 +93,7 @@ fn method(stream: &mut TcpStream, channel: u16, (class, method): (u16, u16), arg
     frame(stream, METHOD, channel, &[&class.to_be_bytes()[..], &method.to_be_bytes(), &arguments.concat()].concat());
 }
 
-/// Reads one method, and fails if it is another one.
+/// Reads one method. Fails if it is another method.
 fn expect(stream: &mut TcpStream, (class, method): (u16, u16)) {
     let mut head = [0; 7];
     stream.read_exact(&mut head).unwrap();

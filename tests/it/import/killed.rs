@@ -1,4 +1,4 @@
-//! An import that crashes at any step, or loses its source, and resumes.
+//! An import that crashes at any step or loses its source, and is then resumed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -11,7 +11,8 @@ use crate::common::{World, stderr};
 
 const SIGABRT: i32 = 6;
 
-/// Runs the real program. Fails unless it crashes at the fault point. Then another run can begin immediately.
+/// Runs the real program. Fails unless the program crashes at the fault point. Ends the lease, so that another run can
+/// begin immediately.
 async fn die(world: &World, arguments: &[&str], point: &str) {
     let mut tallyd = world.command();
     let tallyd = tallyd.arg("import").args(arguments).env("TALLYD_FAULT_POINT", point);
@@ -36,7 +37,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
             die(&world, &["old", "--resume"], point).await;
         }
         let last = report(&world, 0, &["old", "--resume"]);
-        // Two of the crashes were after the first page and after the second one.
+        // Two of the crashes happened after the first page and after the second page.
         assert!(last["resumed_run"].is_u64() && last["rows"].as_u64().unwrap() < 90, "{last}");
         assert_brought_over(&world).await;
         for point in of_numbers {
@@ -94,7 +95,7 @@ async fn an_import_ends_in_its_time_and_goes_on_later() {
         "its run time was over: run it again"
     );
     assert_brought_over(&world).await;
-    // All rows have the start of the first run, so that the second pass finds them.
+    // All rows have the start time of the first run, so the second pass finds them.
     assert_eq!(world.count("SELECT COUNT(DISTINCT update_at) FROM like_record").await, 1);
     world.close().await;
 }

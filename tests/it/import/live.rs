@@ -1,4 +1,4 @@
-//! Users continue to like while the table is imported.
+//! Users continue to like while an import runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tallyd_core::model::Target;
 use super::{Schema, assert_brought_over, here, old_likes, on_site, paused_at, publish, report, resumed, run, world};
 use crate::common::{Dice, World, stderr, stdout};
 
-/// The site's own worker when a user unlikes.
+/// Unlikes as the site's own worker does.
 async fn old_unlike(world: &World, schema: Schema, post: u64, user: u64) {
     let change = match schema {
         Schema::SoftDelete => "UPDATE old_like SET deleted = 1, changed_at = NOW()",
@@ -24,7 +24,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
         let publisher = world.publisher().await;
         let daemon = world.daemon();
         old_likes(&world, (1..=100).map(|user| (user % 3 + 1, user))).await;
-        // The rows are read and not written yet.
+        // The import has read the rows, but not written them.
         let import = paused_at(&world, &[], "import:read").await;
         let mut events = Vec::new();
         for user in 1..=10 {
@@ -49,8 +49,8 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
     }
 }
 
-/// Users like and unlike on the site, by its own worker and by events, until the import and the steps after it are
-/// done.
+/// Users like and unlike on the site until the import and the steps after it are done. The site's worker writes some
+/// clicks, and events report others.
 async fn click(world: &World, schema: Schema, seconds: u64) {
     let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::new(5));
     let until = Instant::now() + Duration::from_secs(seconds);
@@ -84,14 +84,14 @@ async fn a_site_that_goes_on_liking_is_brought_over_and_loaded() {
         old_likes(&world, (0..20_000).map(|n| (n % 60 + 1, n / 60 + 1))).await;
         let (import, ()) = tokio::join!(
             async { tokio::task::block_in_place(|| report(&world, 0, &[])) },
-            // As soon as the import has begun, on other connections.
+            // The clicks begin as soon as the import has begun, on other connections.
             click(&world, schema, 1)
         );
         assert!(import["rows"].as_u64().unwrap() > 15_000, "{import}");
         report(&world, 0, &["--deletions", "--look-again", "2s"]);
         world.drained(&publisher).await;
         assert_brought_over(&world).await;
-        // Redis lacks the imported numbers. A reconcile takes that for a loss that a person must check.
+        // Redis lacks the imported likes. A reconcile treats this as a loss that an operator must check.
         let limited = world.tallyd(&["reconcile", "--full"]);
         assert_eq!(limited.status.code(), Some(1), "{}", stdout(&limited));
         // As in docs/moving-reference.md.
@@ -117,7 +117,7 @@ async fn verify_finds_nothing_while_both_sides_change() {
     report(&world, 0, &[]);
     let clicks = click(&world, schema, 8);
     let verified = async {
-        // The binary runs beside the clicks.
+        // The command runs while users click.
         let mut command = world.command();
         command.args(["import", "--verify"]);
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()

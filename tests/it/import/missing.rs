@@ -1,4 +1,4 @@
-//! Rows that the site deleted without an event are removed, and no others.
+//! The import removes only rows that the site deleted without an event.
 
 use super::{
     Schema, assert_brought_over, counters_equal_rows, here, old_likes, on_site, paused_at, publish, report, resumed,
@@ -16,7 +16,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         old_likes(&world, (1..=200).map(|user| (user % 7 + 1, user))).await;
         report(&world, 0, &[]);
         run(&world, "DELETE FROM old_like WHERE user_id <= 30").await;
-        // Events for rows that the import did not write, and for one that has changed since.
+        // Publishes events for rows that the import did not write, and for a row that has changed since the import.
         publish(&world, &publisher, [(3, 900, true), (1_000, 900, true), (2, 1, true)]).await;
         world.drained(&publisher).await;
         let before = here(&world).await;
@@ -29,7 +29,7 @@ async fn what_the_site_deleted_is_taken_out_and_nothing_else() {
         expected.extend([(3, 900), (1_000, 900), (2, 1)]);
         assert_eq!(here(&world).await, expected);
         counters_equal_rows(&world).await;
-        // Removed rows stay removed, also if the import runs again.
+        // Removed rows stay removed, even if the import runs again.
         report(&world, 0, &[]);
         assert_eq!(here(&world).await, expected);
         assert!(daemon.stop().success());

@@ -1,4 +1,4 @@
-//! A site's own table is imported while its users like and its own worker writes.
+//! Imports a site's own table while the site's users like and its own worker writes.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -22,14 +22,14 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{World, body, eventually, stderr, target};
 
-/// A site's table, one of the three kinds.
+/// The three kinds of tables that a site can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Schema {
-    /// Rows stay, with `deleted` and the time of the last change.
+    /// An unlike keeps the row. The row has `deleted` and the time of the last change.
     SoftDelete,
-    /// Rows are deleted, and have the time of their insert.
+    /// An unlike deletes the row. A row has the time of its insert.
     HardDelete,
-    /// Rows are deleted, and have no time.
+    /// An unlike deletes the row. A row has no time.
     Timeless,
 }
 
@@ -52,7 +52,7 @@ impl Schema {
         )
     }
 
-    /// The configuration with an import of the table. `more` is added to its block.
+    /// Returns the configuration with an import of the table. `more` is added to the import's block.
     fn settings(self, more: &str) -> String {
         let keeps_deleted = if self == Self::SoftDelete { "keeps_deleted = true\n" } else { "" };
         block(&self.query(), &format!("{keeps_deleted}{more}"))
@@ -81,7 +81,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// The site's own worker when users like.
+/// Likes as the site's own worker does.
 async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
     let rows: Vec<String> = pairs.into_iter().map(|(post, user)| format!("({post},{user})")).collect();
     for rows in rows.chunks(5_000) {
@@ -93,18 +93,18 @@ async fn old_likes(world: &World, pairs: impl IntoIterator<Item = (u64, u64)>) {
     }
 }
 
-/// Targets and users of a query's two columns.
+/// Returns the pairs of target and user that a query finds.
 async fn pairs(world: &World, sql: &'static str) -> BTreeSet<(u64, u64)> {
     let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// The likes on the site.
+/// Returns the likes on the site.
 async fn on_site(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT post_id, user_id FROM old_like WHERE deleted = 0").await
 }
 
-/// The likes in tallyd's tables.
+/// Returns the likes in tallyd's tables.
 async fn here(world: &World) -> BTreeSet<(u64, u64)> {
     pairs(world, "SELECT target_id, user_id FROM like_record WHERE kind = 1 AND is_del = 0").await
 }
@@ -114,7 +114,7 @@ async fn counters_equal_rows(world: &World) {
     let off = "SELECT COUNT(*) FROM (SELECT target_id, CAST(SUM(value) AS SIGNED) AS counted FROM counter WHERE metric = 1 GROUP BY target_id) AS c \
                LEFT JOIN (SELECT target_id, COUNT(*) AS likes FROM like_record WHERE is_del = 0 GROUP BY target_id) AS l USING (target_id) \
                WHERE counted <> COALESCE(likes, 0)";
-    assert_eq!(world.count(off).await, 0, "counters that differ from their rows");
+    assert_eq!(world.count(off).await, 0, "some counters differ from their rows");
     let sums = "SELECT (SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 1) - (SELECT COUNT(*) FROM like_record WHERE is_del = 0)";
     assert_eq!(world.count(sums).await, 0, "likes without a counter");
 }
@@ -125,14 +125,14 @@ async fn assert_brought_over(world: &World) {
     counters_equal_rows(world).await;
 }
 
-/// The report of an import with this exit code.
+/// Runs an import that must exit with this code, and returns its report.
 fn report(world: &World, code: i32, arguments: &[&str]) -> serde_json::Value {
     let output = world.tallyd(&[&["import"], arguments, &["--format", "json"]].concat());
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Publishes the users' current clicks.
+/// Publishes clicks with the current time.
 async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator<Item = (u64, u64, bool)>) {
     let event = |(post, user, liked): (u64, u64, bool)| {
         let at = Micros::from(SystemTime::now());
@@ -141,7 +141,7 @@ async fn publish(world: &World, publisher: &Publisher, events: impl IntoIterator
     world.publish(publisher, &events.into_iter().map(event).collect::<Vec<_>>()).await;
 }
 
-/// An import that has stopped at this point.
+/// Starts an import and waits until it has stopped itself at this point.
 async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     let mut import = world.command();
     import.arg("import").args(arguments).args(["--format", "json"]).env("TALLYD_PAUSE_POINT", point);
@@ -154,7 +154,7 @@ async fn paused_at(world: &World, arguments: &[&str], point: &str) -> Child {
     child
 }
 
-/// Resumes it to its end, and reads its report.
+/// Resumes the import, and returns its report at the end.
 fn resumed(child: Child) -> serde_json::Value {
     assert!(Command::new("kill").args(["-CONT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! Opening balances: numbers without rows.
+//! Opening balances: counts that have no rows of users.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -15,7 +15,7 @@ fn settings(what: &str) -> String {
     )
 }
 
-/// The numbers in `counter` that are not zero.
+/// Returns the views in `counter` that are not zero.
 async fn views(world: &World) -> Vec<(u64, i64)> {
     sqlx::query_as(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) AS views FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id \
@@ -31,7 +31,7 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     let world = world("import_column", &settings(&format!("query = \"{QUERY}\"\npage_rows = 2"))).await;
     run(&world, "CREATE TABLE old_post (id BIGINT NOT NULL PRIMARY KEY, views INT NOT NULL)").await;
     run(&world, "INSERT INTO old_post VALUES (1, 100), (2, 7), (5, 0), (9, 3000000)").await;
-    // Events have counted some already.
+    // Events have already counted some views.
     let counted = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 2, 2, 0, 5, NOW(6)), (1, 9, 2, 1, 4, NOW(6))";
     run(&world, counted).await;
     let first = report(&world, 0, &[]);
@@ -43,7 +43,7 @@ async fn numbers_of_a_column_are_levelled_again_and_again() {
     report(&world, 0, &["views"]);
     assert_eq!(views(&world).await, [(1, 110), (2, 17), (9, 3_000_000)]);
     assert_eq!(report(&world, 0, &["--verify"])["differing"], 0);
-    // They are part of MySQL's truth like all other numbers.
+    // A reconcile uses the imported counts like all other counters in MySQL.
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let reconciled = world.reconcile("--full").await;

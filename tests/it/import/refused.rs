@@ -39,17 +39,17 @@ async fn what_can_not_be_imported_is_refused_by_name() {
         (
             format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"),
             "",
-            "the row of target 2 and user 1 after that of target 3",
+            "the row of target 2 and user 1 after the row of target 3",
         ),
         (
             format!("SELECT {plain} FROM old_like WHERE :after_target + :after_user < 9 {ORDER}"),
             "page_rows = 2",
-            "the row of target 1 and user 1 after that of target 2",
+            "the row of target 1 and user 1 after the row of target 2",
         ),
         (
             format!("SELECT {plain} FROM old_like {KEYSET} OR :rows > 0 ORDER BY post_id, user_id"),
             "page_rows = 2",
-            "more than the 2 rows",
+            "more rows than :rows = 2",
         ),
         (format!("SELECT {plain} FROM nowhere {KEYSET} {ORDER}"), "", "nowhere"),
     ] {

@@ -15,7 +15,7 @@ async fn a_table_of_each_schema_is_brought_over_whole() {
         assert_eq!((&first["rows"], &first["added"], &first["kept"]), (&300.into(), &300.into(), &0.into()), "{first}");
         assert_eq!(first["warnings"].as_array().unwrap().len(), 0, "{first}");
         assert_brought_over(&world).await;
-        // Again: nothing is newer.
+        // The second import finds nothing newer.
         let again = report(&world, 0, &["old"]);
         assert_eq!(
             (&again["added"], &again["changed"], &again["kept"]),

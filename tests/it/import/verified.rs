@@ -1,4 +1,4 @@
-//! Each possible difference is found and reported.
+//! The verification finds and reports each possible difference.
 
 use super::{Schema, block, old_likes, report, run, world};
 use crate::common::{stderr, stdout};
@@ -14,8 +14,8 @@ async fn each_injected_difference_is_found_and_named() {
     let equal = report(&world, 0, &["--verify"]);
     assert_eq!((&equal["rows"], &equal["differing"]), (&equal["here"], &0.into()), "{equal}");
     assert_eq!((&equal["rows"], &equal["read"]), (&534.into(), &0.into()), "{equal}");
-    // Targets 2 and 3: a missing row, and a row with another value. 4: one row too many. 50: a target that the site
-    // lacks.
+    // Targets 2 and 3 get a missing row and a row with another state. Target 4 gets one row too many. Target 50 is
+    // unknown to the site.
     run(&world, "DELETE FROM like_record WHERE target_id = 2 AND user_id = 1").await;
     run(&world, "UPDATE like_record SET is_del = 1 - is_del WHERE target_id = 3 AND user_id IN (2, 22, 522)").await;
     run(
@@ -48,7 +48,8 @@ async fn each_injected_difference_is_found_and_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     let world = world("import_verify_swap", &Schema::Timeless.settings("")).await;
-    // CRC32 is linear: the XOR of these swaps is the same, and for some of them even the sum.
+    // CRC32 is linear: these swaps do not change the XOR of the checksums, and some of them do not change the sum
+    // either.
     let swaps: Vec<(u64, u64)> = (0..3_000).map(|n| (2 * n + 1, 10 * n + 1_000_000)).collect();
     old_likes(&world, swaps.iter().flat_map(|(target, user)| [(*target, *user), (target + 1, user + 1)])).await;
     run(
@@ -61,7 +62,7 @@ async fn a_checksum_tells_swapped_users_of_two_targets_apart() {
     assert_eq!(world.count(linear).await, 0);
     let swapped = report(&world, 2, &["--verify"]);
     assert_eq!(swapped["differing"], 6_000, "{}", swapped["differing"]);
-    // Each of them alone, with the same count.
+    // Now only targets 1 and 2 are left, with the same count on each side.
     run(&world, "DELETE FROM old_like WHERE post_id > 2; DELETE FROM like_record WHERE target_id > 2").await;
     let one = report(&world, 2, &["--verify"]);
     assert_eq!((&one["differing"], &one["rows"], &one["here"]), (&2.into(), &2.into(), &2.into()), "{one}");
@@ -163,12 +164,12 @@ async fn what_can_not_be_compared_ends_in_a_sentence() {
         (
             format!("SELECT {plain} FROM old_like {KEYSET} ORDER BY post_id DESC LIMIT :rows"),
             "page_rows = 2",
-            "the row of target 39 and user 1 after that of target 40",
+            "the row of target 39 and user 1 after the row of target 40",
         ),
         (
             format!("SELECT {plain} FROM old_like WHERE :after_target + :after_user >= 0 {order}"),
             "page_rows = 2",
-            "the row of target 1 and user 1 after that of target 8",
+            "the row of target 1 and user 1 after the row of target 8",
         ),
         (
             format!(

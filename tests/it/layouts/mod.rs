@@ -17,21 +17,22 @@ use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Targets that are clicked on.
+/// The count of targets that users click on.
 const TARGETS: u64 = 60;
 
-/// A world with a daemon whose counters are in Redis.
+/// Starts a world with a daemon, and loads Redis completely.
 async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    // The daemon itself may be running one.
+    // The daemon can be running a reconcile, so the test retries.
     eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     let publisher = world.publisher().await;
     (world, daemon, publisher)
 }
 
-/// Likes by new users of this crowd, and `unlikes` percent unlikes, until the stop. Returns the counted clicks.
+/// Starts users who like until the stop. `unlikes` percent of their clicks are unlikes. Each crowd has its own users.
+/// Returns the clicks that counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
     let client = Arc::new(world.client());
     let stop = stop.clone();
@@ -52,7 +53,7 @@ fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> 
     })
 }
 
-/// Fails unless MySQL equals the model, and a reader finds each of its numbers in Redis.
+/// Fails unless MySQL equals the model, and a client reads the same counts from Redis.
 async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
     world.drained(publisher).await;
     world.assert_equals(model).await;

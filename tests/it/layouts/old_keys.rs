@@ -1,5 +1,5 @@
-//! The daemon takes over `like:count:{id}` of an older site: values that exist already, and old servers that continue
-//! to count.
+//! The daemon takes over the keys `like:count:{id}` of an older site. The keys have counts already, and old servers
+//! continue to count.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tallyd_core::model::UserId;
 
 use crate::common::{Daemon, World, body, eventually, stderr, target};
 
-/// The keys of the site, which the daemon uses as its counters.
+/// The daemon uses the site's keys as its counters.
 const OLD_KEYS: &str = "[redis]\nlayout = \"string\"\ncounter_key = \"like:count:{id}\"\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n";
 
 /// Targets that old servers count without publishing.
@@ -19,7 +19,7 @@ fn key(world: &World, id: impl std::fmt::Display) -> String {
     format!("{}:like:count:{id}", world.name)
 }
 
-/// Rows and counters in MySQL: `likes` users for each target.
+/// Adds rows and counters to MySQL: `likes` users for each target.
 async fn imported(world: &World, likes: &[(u64, u64)]) {
     for (id, users) in likes {
         for user in 1..=*users {
@@ -48,8 +48,8 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     let world = World::new("old_values", OLD_KEYS).await;
     imported(&world, &[(1, 3), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1)]).await;
     let mut redis = world.redis().await;
-    // Right, too high, too low, missing (4), negative, with an expiry; unknown to MySQL; no number; no id; another
-    // type.
+    // Counts in Redis: right, too high, too low, missing (target 4), negative, and with an expiry. Other keys: a target
+    // that MySQL does not know, a value that is no number, a key without an id, and a key of another type.
     for (id, value) in [("1", "3"), ("2", "10"), ("3", "1"), ("5", "-4"), ("6", "7"), ("99", "8"), ("98", "many")] {
         let () = ask(&mut redis, &["SET", &key(&world, id), value]).await;
     }
@@ -82,7 +82,7 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     assert_eq!(ask::<String>(&mut redis, &["HGET", &key(&world, 97), "likes"]).await, "9");
     assert!(ask::<i64>(&mut redis, &["TTL", &key(&world, 6)]).await > 0, "its expiry stays");
 
-    // From now on the daemon counts there.
+    // From now on the daemon counts in these keys.
     let publisher = world.publisher().await;
     let at = tallyd::runtime::clock::now();
     world.publish(&publisher, &[body(&LikeEvent { target: target(2), user: UserId(77), at, liked: true })]).await;
@@ -129,7 +129,7 @@ async fn old_servers_that_still_count_are_named_in_the_third_run() {
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'braked'").await, 2);
     assert_eq!(world.count("SELECT COUNT(*) FROM repair WHERE outcome = 'held'").await, 300);
 
-    // The old servers have stopped. The changed run finds what the last one left.
+    // The old servers have stopped. The `changed` run finds the counts that the last run left.
     let report = world.reconcile("--changed").await;
     assert_eq!((&report["repaired"], &report["ended"]), (&STILL_COUNTED.into(), &"done".into()), "{report}");
     assert_eq!(value().await, 1);

@@ -1,4 +1,4 @@
-//! A key for each target, or for each number.
+//! Layouts with one key for each target, or for each metric of a target.
 
 use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Model, World, eventually, redis_likes, stderr, target};
 
-/// The report of a full run, as soon as the daemon runs none.
+/// Returns the report of a full run. Waits until the daemon runs no reconcile.
 async fn compared(world: &World) -> serde_json::Value {
     let report = std::cell::RefCell::new(Vec::new());
     eventually("no other run is active", || async {
@@ -62,14 +62,16 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
             command.arg(place.key).arg(place.part.strip_prefix("entity:")).arg(by);
             command
         };
-        eventually("there is something to drift", || async { world.count("SELECT COUNT(*) FROM counter").await > 40 })
-            .await;
+        eventually("there are some counters to change", || async {
+            world.count("SELECT COUNT(*) FROM counter").await > 40
+        })
+        .await;
         for (id, by) in [(1, 3), (2, 100), (3, 1), (1_000_001, 5), (1_000_002, -5)] {
             let _: i64 = add(id, by).query_async(&mut redis).await.unwrap();
         }
         let report = compared(&world).await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
-        // A recent first like is not in MySQL yet, either.
+        // A recent first like also has no row in MySQL yet.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
@@ -89,7 +91,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         stop.cancel();
         let model = crowd.await.unwrap();
         world.drained(&publisher).await;
-        // Likes that were counted before the flush and published after it.
+        // Some likes were counted before the flush and published after it, so the test retries.
         eventually("all is compared", || async {
             let report = compared(&world).await;
             report["drifted"].as_u64() == Some(0) && report["unknown"].as_u64() == Some(0)
@@ -117,7 +119,7 @@ async fn a_key_that_holds_something_else_is_left_alone_and_said() {
         .query_async(&mut redis)
         .await
         .unwrap();
-    assert_eq!(clicks, 0, "a click that was not counted is not remembered");
+    assert_eq!(clicks, 0, "Redis does not remember a click that was not counted");
     let report = world.tallyd(&["reconcile", "--full"]);
     assert!(report.status.success(), "{}", stderr(&report));
     let left: String = redis::cmd("GET").arg(&place.key).query_async(&mut redis).await.unwrap();

@@ -1,4 +1,4 @@
-//! The numbers of a page: all metrics, from the store that knows them.
+//! A read returns all metrics, from the store that knows them.
 
 use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};

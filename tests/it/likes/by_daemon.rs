@@ -1,4 +1,4 @@
-//! Likes that the daemon counts in Redis: an API server only publishes.
+//! Likes that the daemon counts in Redis, while API servers only publish.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, d
 /// The difference between the clocks of two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Clicks of some users on some targets, by two API servers. One has a clock that is an hour late.
+/// Clicks of some users on some targets, on two API servers. The clock of one API server is an hour behind.
 struct Clicks {
     dice: Dice,
     targets: u64,
@@ -49,7 +49,7 @@ impl Clicks {
     }
 }
 
-/// A site with a daemon, whose likes API servers only publish.
+/// Starts a site with a daemon that counts likes. API servers only publish them.
 async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
     let world = World::new(name, &format!("[[rule]]\nmetric = \"like\"\n{settings}")).await;
     let publisher = world.publisher().await;
@@ -64,7 +64,7 @@ async fn settle(world: &World, publisher: &Publisher) {
     world.outbox_added().await;
 }
 
-/// Fails unless both stores have the result of the clicks.
+/// Fails unless both stores agree with the clicks.
 async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Clicks) {
     settle(&world, publisher).await;
     world.assert_equals(&clicks.model).await;
@@ -82,7 +82,7 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
         world.publish(&publisher, &bodies).await;
         daemon.kill();
         daemon = world.daemon();
-        // Sent again, as after a lost confirm.
+        // The last events arrive again, as after a lost confirm.
         world.publish(&publisher, &bodies[1_500..]).await;
     }
     end(world, &publisher, daemon, &clicks).await;
@@ -145,7 +145,7 @@ async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
     assert!(daemon.stop().success());
     let first = world.report(&["reconcile", "--full"]);
     assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
-    // No daemon lets a fence pass, because these wait in the queues.
+    // The new events fill the queues, so the daemon does not reach a fence in time.
     world.publish(&publisher, &clicks.some(500)).await;
     drift(&world, target(7), 3).await;
     drift(&world, target(8), -2).await;
@@ -204,7 +204,8 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     world.publish(&publisher, &likes).await;
     settle(&world, &publisher).await;
     world.report(&["reconcile", "--full"]);
-    // Rows are deleted by hand, but `counter` and Redis still have them. And `counter` is changed while Redis is right.
+    // The test deletes rows by hand, but `counter` and Redis still count them. It also changes `counter` for a target
+    // that is right in Redis.
     for sql in [
         "DELETE FROM like_record WHERE target_id = 1 AND user_id > 2",
         "UPDATE counter SET value = value - 4 WHERE target_id = 2 LIMIT 1",

@@ -1,5 +1,5 @@
-//! Numbers that API servers count in Redis, in all layouts, and numbers that the daemon counts and API servers only
-//! publish.
+//! Counters that API servers increment in Redis, in all layouts. Counters that the daemon increments, while API servers
+//! only publish.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub fn settings(layout: &str) -> String {
     format!("{RULES}[redis]\nlayout = \"{layout}\"\n")
 }
 
-/// A world whose buckets are loaded.
+/// Starts a world, and loads all buckets.
 pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -35,14 +35,14 @@ pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
     (world, daemon)
 }
 
-/// A client that can't reach its broker.
+/// Makes a client that can't reach RabbitMQ.
 pub fn mute(world: &World) -> Client {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
     client_of(&config)
 }
 
-/// The metric's value in the target's key in that layout.
+/// Reads the count of the metric from the target's key in that layout.
 pub async fn held(world: &World, cache: &Cache, target: Target, metric: Metric) -> i64 {
     let place = cache.keys.place("video", target, metric);
     let mut redis = world.redis().await;
@@ -100,14 +100,14 @@ async fn a_number_is_set_whatever_it_was() {
         let client = world.client();
         client.add(target(42), BALANCE, 3, "a").await.unwrap();
         for value in [NUMBER_MAX, 0, -NUMBER_MAX, 17] {
-            // Two steps, because a step of more than 2^53 would not be exact.
+            // Sets the counter in two steps, because one step of more than 2^53 would not be exact.
             client.reset(target(42), BALANCE).await.unwrap().counted().unwrap();
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, 0, "{layout}");
             let changed = client.set(target(42), BALANCE, value).await.unwrap().counted().unwrap();
             assert_eq!(changed.count, None, "the bucket is not loaded");
             assert_eq!(held(&world, &world.cache, target(42), BALANCE).await, value, "{layout}");
         }
-        assert_eq!(held(&world, &world.cache, target(42), VIEW).await, 0, "its neighbour is left alone");
+        assert_eq!(held(&world, &world.cache, target(42), VIEW).await, 0, "the target's other counter must not change");
         world.close().await;
     }
 }
@@ -126,7 +126,7 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         world.drained(&publisher).await;
         assert_eq!(stored(&world, VIEW).await, 0);
         assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first one was not published");
-        // The number is unknown once the bucket is lost, so it counts.
+        // Once the bucket is lost, the counter is unknown. So the change counts, although it could lead below zero.
         crate::common::lose(&world).await;
         let bucket = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
         let () = world.redis().await.del(bucket).await.unwrap();
@@ -158,10 +158,11 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!((taken_back, both().await), (TakenBack::Yes, (4, 4)), "{layout}");
         let failed = mute.set(target(42), BALANCE, 100).await.unwrap_err();
         assert!(matches!(failed, CountError::NotPublished { taken_back: TakenBack::Unknown, .. }), "{failed:?}");
-        assert_eq!(both().await, (100, 100), "a set value stays, because it could have been set since");
+        assert_eq!(both().await, (100, 100), "a set counter stays, because another set could have been made since");
         client.set(target(42), BALANCE, 6).await.unwrap();
         assert_eq!(both().await, (6, 6));
-        // The error has the same event. It is older than the set, so it changes nothing.
+        // The error has the event that was not published. The event is older than the set, so a republish changes
+        // nothing.
         assert_eq!(changed.change, Change::Add { delta: -9, event_id: "b".to_owned() });
         client.republish(&changed, taken_back).await.unwrap();
         assert_eq!(both().await, (6, 6));

@@ -1,4 +1,4 @@
-//! Repeated clicks, from anywhere and by anyone, count once.
+//! Repeated clicks count once, on any API server and by any number of callers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::common::{Dice, Model, World, assert_redis_equals, client_of, eventually, target};
 
-/// A settled world whose buckets are loaded.
+/// Starts a world whose buckets are loaded and whose daemon has no work left.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
     let world = World::new(name, settings).await;
     let daemon = world.daemon();
@@ -67,8 +67,8 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = Arc::new(world.client());
     let mut tasks = tokio::task::JoinSet::new();
-    // If a thousand calls ask MySQL together, a slow machine takes longer than the client waits. The client would then
-    // count without a check.
+    // If a thousand calls ask MySQL at the same time, the answers on a slow machine take longer than the client's
+    // timeout. The client would then count without a check.
     let at_once = Arc::new(Semaphore::new(100));
     for task in 0..1_000_u64 {
         let (client, at_once) = (Arc::clone(&client), Arc::clone(&at_once));
@@ -76,7 +76,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
             let mut dice = Dice::new(task + 1);
             let mut events = Vec::new();
             for _ in 0..5 {
-                // Fifty users, each with twenty concurrent tasks.
+                // 50 users, and 20 concurrent tasks for each user.
                 let (target, user) = (target(1 + dice.below(10)), UserId(1 + task % 50));
                 let _turn = at_once.acquire().await.unwrap();
                 let clicked = match dice.percent(60) {
@@ -92,7 +92,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
     while let Some(done) = tasks.join_next().await {
         events.extend(done.unwrap());
     }
-    // Likes and unlikes of each user and target alternate: none counts twice.
+    // The likes and unlikes of each user and target must alternate, so no click has counted twice.
     let mut pairs: HashMap<(Target, UserId), Vec<(Micros, bool)>> = HashMap::new();
     let mut model = Model::default();
     for event in &events {
@@ -124,7 +124,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // Another user's clicks make the hashes rotate.
+    // Clicks of another user make the hashes rotate.
     let turned = async || {
         client.like(target(42), UserId(8), &[]).await.unwrap();
         client.unlike(target(42), UserId(8), &[]).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let ttl: i64 = redis.ttl(&recent).await.unwrap();
     assert!((1..=9).contains(&ttl), "{ttl}");
     let gone = async || world.redis().await.exists::<_, u64>(&[&recent, &former]).await.unwrap() == 0;
-    eventually("all of it is forgotten", gone).await;
+    eventually("Redis must have forgotten all clicks", gone).await;
     world.close().await;
 }
 
@@ -148,7 +148,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // As if the server's clock had been a day ahead when the hash began.
+    // The hash looks as if the server's clock had been a day ahead at its begin.
     let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
     client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
     assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes rotate");
@@ -163,7 +163,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
     world.publisher().await;
     let client = world.client();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // As if the server's clock had been an hour ahead when the user clicked.
+    // The click looks as if the server's clock had been an hour ahead.
     let ahead = first.event.at.0 + 3_600_000_000;
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
@@ -178,7 +178,8 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.client();
-    // Left by a server whose clock was two minutes ahead: users 7 and 8 like the target, user 9 no longer does.
+    // A server with a clock two minutes ahead left these rows. Users 7 and 8 like the target, user 9 no longer likes
+    // it.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
     let rows = format!(
         "INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})"
@@ -190,7 +191,7 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     assert!(world.tallyd(&["reconcile", "--full"]).status.success());
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(1));
     assert_eq!(client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap().count, Some(2));
-    // Nothing is counted, and the event that ensures it is newer, too.
+    // Nothing is counted. The client also publishes an event that is newer than the row.
     let Clicked::Same { at, .. } = client.like(target(42), UserId(8), &[]).await.unwrap() else { panic!("counted") };
     assert!(at.0 > tallyd::runtime::clock::now().0 + 60_000_000, "{at}");
     world.drained(&publisher).await;

@@ -1,4 +1,5 @@
-//! A count whose publish failed is republished. Then Redis and MySQL agree, whether its event had arrived or not.
+//! The client republishes a count whose first publish failed. Then Redis and MySQL agree, even if the first event had
+//! arrived.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, s
 use crate::common::proxy::Proxy;
 use crate::common::{World, client_of, eventually, target};
 
-/// The error's event, and whether it was undone.
+/// Returns the event of the error, and whether the count was undone.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
     match counting {
         Err(CountError::NotPublished { changed, taken_back, .. }) => (*changed, taken_back),
@@ -69,13 +70,13 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (100, 100));
-    // A set is not undone, and is only published again.
+    // The client does not undo a set, it only republishes it.
     let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
     assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (7, 7));
-    // A number that the daemon counts is only published.
+    // If the daemon counts the metric, the client only republishes.
     let (changed, taken_back) = unpublished(mute.add(target(42), SHARE, 3, "b").await);
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
@@ -91,7 +92,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.client();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
-        // The same one minute later, then Redis' clock was put back.
+        // The same set with a time one minute later, as if Redis' clock had then been put back.
         let place = world.cache.keys.place("video", target(42), BALANCE);
         let bucket = place.bucket.unwrap_or(place.key);
         let minute = set.at.after(Duration::from_secs(60));
@@ -105,7 +106,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         client.add(target(42), BALANCE, 1, "b").await.unwrap();
         world.drained(&publisher).await;
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
-        // The daemon rejects events that are hours ahead. Such a set blocks no count.
+        // The daemon rejects events whose time is hours ahead. A set that is hours ahead must not block counts.
         let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();

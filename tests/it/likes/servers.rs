@@ -24,13 +24,13 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let replica_of = async |arguments: [&str; 2]| {
         let () = redis::cmd("REPLICAOF").arg(&arguments).query_async(&mut server.connect().await).await.unwrap();
     };
-    // Its master does not exist, so it keeps its data and rejects writes.
+    // The master does not exist, so Redis keeps its data and rejects writes.
     replica_of(["127.0.0.1", "9"]).await;
     for user in [7, 8] {
         let failed = client.like(target(2), UserId(user), &[]).await;
         assert!(matches!(failed, Err(LikeError::NotCounted(_))), "{failed:?}");
     }
-    assert_eq!(redis_likes(&client, &[target(1), target(2)]).await, [Some(1), Some(0)], "it can be read from");
+    assert_eq!(redis_likes(&client, &[target(1), target(2)]).await, [Some(1), Some(0)], "Redis must answer reads");
     replica_of(["NO", "ONE"]).await;
     let first = client.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert_eq!(first.count, Some(1), "a rejected click must not be counted");
@@ -63,7 +63,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
             return clicked;
         }
     };
-    assert!(matches!(click().await, Clicked::Same { .. }), "MySQL knows the click that Redis has lost");
+    assert!(matches!(click().await, Clicked::Same { .. }), "MySQL has the click that Redis has lost");
     model.apply(&client.like(target(1), UserId(6), &[]).await.unwrap().counted().unwrap().event);
     eventually("all is loaded again", || async {
         let numbers = client.read(&[target(1)]).await.unwrap();

@@ -1,4 +1,4 @@
-//! A user's likes are known immediately and exactly.
+//! A client knows a user's likes immediately and exactly.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ async fn what_a_user_likes_is_known_whether_it_is_in_mysql_yet_or_not() {
     let keys: Vec<String> = redis.keys(format!("{}:recent:*", world.name)).await.unwrap();
     let () = redis.del(keys).await.unwrap();
     assert!(daemon.stop().success());
-    // They are not written to MySQL.
+    // These clicks are not in MySQL.
     click(&mut likes, 100).await;
     let liked = client.liked(user, &targets).await.unwrap();
     let expected: Vec<bool> = targets.iter().map(|target| likes.contains(target)).collect();

@@ -1,4 +1,4 @@
-//! A site changes the writer of its likes, in both directions, while its users continue to click.
+//! A site switches between the two writers of its likes, in both directions, while its users continue to click.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, eventually, 
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
 const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
 
-/// Users who click on two API servers in turn. The rule can differ between two clicks.
+/// Users who click on two API servers, at random. The two API servers can have different rules for a moment.
 struct Users {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,
@@ -65,21 +65,21 @@ impl Users {
     }
 }
 
-/// Reloads the daemon with these settings, and waits until it and both API servers use them.
+/// Reloads the daemon with these settings. Waits until the daemon and both API servers use them.
 async fn change(world: &mut World, daemon: &Daemon, servers: &[Arc<Client>; 2], (settings, writer): (&str, Writes)) {
     world.write(settings);
     daemon.signal("HUP");
     daemon.logged("\"reloaded\"").await;
     world.set(settings);
     let (kind, like) = (target(1).kind, world.config.metrics.named(LIKE).unwrap());
-    eventually("both API servers follow", || async {
+    eventually("both API servers use the new writer", || async {
         let (one, other) = tokio::join!(servers[0].writers(), servers[1].writers());
         [one, other].iter().all(|writers| writers.of(kind, like) == writer)
     })
     .await;
 }
 
-/// Fails unless a `changed` reconcile makes Redis exact.
+/// Fails unless Redis is exact after a `changed` reconcile.
 async fn exact(world: &World, model: &Model) {
     world.drained(&world.publisher().await).await;
     world.outbox_added().await;
@@ -96,7 +96,7 @@ async fn changed(name: &str, before: (&str, Writes), after: (&str, Writes)) {
     let servers = [Arc::new(world.client()), Arc::new(world.client())];
     let users = Users::click([Arc::clone(&servers[0]), Arc::clone(&servers[0])], Model::default(), 7);
     users.clicked(300).await;
-    // The second server connects later, so it follows later.
+    // The second API server connected later, so it also uses the new writer later.
     let model = users.end().await;
     let users = Users::click(servers.clone(), model, 9);
     users.clicked(300).await;
@@ -104,7 +104,7 @@ async fn changed(name: &str, before: (&str, Writes), after: (&str, Writes)) {
     users.clicked(300).await;
     let model = users.end().await;
     exact(&world, &model).await;
-    // From now on nothing may drift.
+    // From now on no counter must drift.
     let users = Users::click(servers, model, 8);
     users.clicked(300).await;
     let model = users.end().await;
@@ -138,7 +138,7 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
     let mut held = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *held).await.unwrap();
     let event = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros(1), liked: true };
-    // More than the daemon takes before its first commit.
+    // More events than the daemon receives before its first commit.
     let bodies: Vec<_> = (1..=40_000).map(|user| body(&event(user))).collect();
     world.publish(&publisher, &bodies).await;
     world.write(BY_API);
@@ -152,7 +152,7 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
     world.close().await;
 }
 
-/// Waits until this is announced to API servers. Returns the instant of the decision.
+/// Waits until the daemon has announced this to the API servers. Returns the time of the decision.
 async fn announced(world: &World, api: &str, after: Micros) -> Micros {
     let since = std::cell::Cell::new(None);
     eventually("it is announced", || async {
@@ -170,7 +170,7 @@ async fn an_announcement_that_is_older_is_replaced_again() {
     let mut world = World::new("switch_older", BY_API).await;
     let daemon = world.daemon();
     let since = announced(&world, "\"video:like\"", Micros(0)).await;
-    // A Redis that lost its newest data.
+    // Redis has an old announcement, as after a loss of its newest data.
     world.cache.announce_writers(r#"{"api":[],"since":1795251385004538}"#).await.unwrap();
     assert_eq!(announced(&world, "\"video:like\"", Micros(0)).await, since);
     world.set(BY_DAEMON);

@@ -12,12 +12,12 @@ use crate::common::{Model, World, assert_redis_equals, client_of, target};
 const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };
 
-/// The target's score on the board.
+/// Returns the target's score on the board.
 async fn points(world: &World) -> Option<f64> {
     world.redis().await.zscore(world.cache.keys.board("likes", "total"), "42").await.unwrap()
 }
 
-/// A client that can't reach its broker.
+/// Makes a client that can't reach RabbitMQ.
 fn mute(world: &World) -> Client {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
@@ -77,7 +77,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     let (client, mute) = (world.client(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let second = mute.like(target(42), UserId(7), &[LIKES]).await;
-    assert_eq!(taken_back(second), TakenBack::Overtaken, "the first one can still be published");
+    assert_eq!(taken_back(second), TakenBack::Overtaken, "the first event can still be published");
     assert_eq!(points(&world).await, Some(1.0));
     proxy.fail();
     assert_eq!(taken_back(first.await.unwrap()), TakenBack::Yes);
@@ -85,7 +85,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_redis_equals(&world, &Model::default()).await;
     assert_eq!(points(&world).await, None);
 
-    // The last of three clicks that fails undoes them, whichever was first.
+    // If three clicks fail, the last failure undoes the like, in any order of the clicks.
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let (other, second) = held_like(&world, &[LIKES]).await;
     proxy.fail();
@@ -128,16 +128,20 @@ async fn what_a_newer_click_has_overtaken_is_left_to_it() {
     let (client, mute) = (world.client(), mute(&world));
     let LikeError::NotPublished { counted, taken_back, .. } = mute.like(target(42), UserId(7), &[]).await.unwrap_err()
     else {
-        panic!("it did not count");
+        panic!("the click did not count");
     };
     assert_eq!(taken_back, TakenBack::Yes);
-    assert!(!client.take_back(&counted, &[]).await.unwrap(), "it was undone once");
+    assert!(!client.take_back(&counted, &[]).await.unwrap(), "the click was undone once");
     let Clicked::Counted(like) = client.like(target(42), UserId(7), &[]).await.unwrap() else { panic!() };
     client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(!client.take_back(&like, &[]).await.unwrap());
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
-    assert_eq!(redis.hget::<_, _, Option<i64>>(&key, "42").await.unwrap(), None, "a like and an unlike");
+    assert_eq!(
+        redis.hget::<_, _, Option<i64>>(&key, "42").await.unwrap(),
+        None,
+        "the like and the unlike must cancel each other"
+    );
     world.close().await;
 }
 
@@ -148,7 +152,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let client = world.client();
-    // An API server that crashed between count and publish.
+    // An API server crashed between count and publish.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
     let mut redis = world.redis().await;
@@ -168,7 +172,7 @@ async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     let world = World::new("unpublished_behind", "").await;
     let publisher = world.publisher().await;
     let client = world.client();
-    // MySQL gets no rows, and Redis has forgotten the like.
+    // MySQL gets no rows for this like, and Redis has forgotten the user's click.
     let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     let mut redis = world.redis().await;
     let () = redis.del(&world.cache.keys.recent("video", world.cache.keys.bucket(target(42)))).await.unwrap();

@@ -1,12 +1,13 @@
-//! A control group with a memory limit, as systemd makes one for `MemoryMax=`. The kernel kills a process that exceeds
-//! it.
+//! A control group with a memory limit, like the group that systemd makes for `MemoryMax=`. The kernel kills a process
+//! that exceeds the limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::Daemon;
 
-/// `None` if this user can't make one. The peak that the kernel records for each process is checked everywhere.
+/// There is no folder if this user can't make control groups. The tests always check the memory peak that the kernel
+/// records for each process.
 pub struct Cell {
     folder: Option<PathBuf>,
     /// Version 1 of control groups, or version 2.

@@ -1,4 +1,4 @@
-//! The daemon's needs are limited, however much waits in the queue and however long MySQL is unreachable.
+//! The daemon needs limited memory, files and threads. A long queue or a long outage of MySQL must not change that.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -19,12 +19,13 @@ use lapin::{BasicProperties, Confirmation};
 use tallyd_core::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
 use tallyd_core::model::UserId;
 
-/// As docs/operations/install.md states it for the defaults.
+/// The limit for the default settings in docs/operations/install.md.
 fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// More than connections, log and epoll need. A leak for each message or outage would be far above.
+/// These limits are higher than the need of connections, log and epoll. A leak for each message or outage would exceed
+/// them by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -35,7 +36,7 @@ fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
     (from..from + number).map(like).collect()
 }
 
-/// A list as large as one message can be: an event, and blanks.
+/// Makes the largest list that one message can be: an event, and spaces.
 fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
     body.resize(LIST_BYTES_MAX - 1, b' ');
@@ -43,12 +44,12 @@ fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, body)
 }
 
-/// The most memory that the process has had.
+/// Returns the highest memory use of the process until now.
 fn peak_mib(daemon: &Daemon) -> u64 {
     daemon.status_kib("VmHWM") / 1024
 }
 
-/// A number from the daemon's own metrics.
+/// Reads the count of tasks from the daemon's own metrics.
 fn tasks(daemon: &Daemon) -> usize {
     let log = daemon.log();
     let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
@@ -58,7 +59,7 @@ fn tasks(daemon: &Daemon) -> usize {
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
     let tasks = page.lines().find_map(|line| line.strip_prefix("tallyd_tasks ")).unwrap();
-    // A gauge has the format of a fraction.
+    // A gauge has the format of a decimal fraction.
     tasks.strip_suffix(".0").unwrap_or(tasks).parse().unwrap()
 }
 
@@ -66,8 +67,8 @@ fn number_of(daemon: &Daemon, what: &str) -> usize {
     fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
 }
 
-/// After tens of thousands of small messages the consumer has a large prefetch. Then large ones arrive, more than it
-/// may have in memory, while MySQL doesn't answer.
+/// After tens of thousands of small messages the consumer has a large prefetch. Then large messages arrive while MySQL
+/// doesn't answer, more than the consumer can hold in memory.
 async fn stays_under_memory_max(
     name: &str,
     partitions: u64,
@@ -89,7 +90,7 @@ async fn stays_under_memory_max(
 
     proxy.hold();
     publish(&world, large).await;
-    // To write a batch, or to restart the session if more arrived than fits into memory.
+    // Either the write of a batch fails, or the session restarts because too many bytes have arrived.
     for partition in 0..partitions {
         daemon.logged(&format!(" partition {partition} failed")).await;
     }
@@ -102,7 +103,7 @@ async fn stays_under_memory_max(
     assert_eq!(world.counters().await, model.counters());
     let peak = peak_mib(&daemon);
     assert!(peak < memory_max_mib, "{peak} MiB");
-    // While nothing could be written, and after that.
+    // The first measurement is from the outage, the second one from after it.
     for [files, threads, tasks] in [held, [number_of(&daemon, "fd"), number_of(&daemon, "task"), tasks(&daemon)]] {
         println!("{peak} MiB, {files} files, {threads} threads, {tasks} tasks");
         assert!(files < FILES_MAX, "{files} files");
@@ -133,7 +134,7 @@ async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
     stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
 }
 
-/// Two of them have more bytes than small messages may have in flight, and a prefetch below two is impossible.
+/// Two of these messages exceed the limit of bytes in flight, and the prefetch can't be lower than two.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
     const LARGE: u8 = 8;
@@ -142,7 +143,7 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     let (first, last) = (likes(1, 10), likes(100, 10));
     world.publish(&publisher, &first.iter().map(body).collect::<Vec<_>>()).await;
     for number in 0..LARGE {
-        // Equal messages would be one dead letter.
+        // The messages must differ, because equal messages become one dead letter.
         world.publish(&publisher, &[(UserId(1), vec![b'0' + number; 15 << 20])]).await;
     }
     world.publish(&publisher, &last.iter().map(body).collect::<Vec<_>>()).await;
@@ -158,7 +159,7 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
     world.close().await;
 }
 
-/// The bodies are small. Headers must fit into one frame of 128 KiB.
+/// The bodies are small. The headers of each message must fit into one frame of 128 KiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
     let large = likes(1_000_000, (memory_max_mib(1) + 64) * 10);
@@ -185,7 +186,8 @@ async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_m
     .await;
 }
 
-/// A million buckets that are all missing in Redis, and almost nothing to load. Each takes 16 bytes while it is loaded.
+/// A million buckets are missing in Redis, and almost nothing is left to load. Each bucket takes 16 bytes of memory
+/// while it is loaded.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_stays_bounded_while_a_million_buckets_are_loaded() {
     let world = World::new("memory_load", "[redis]\nbucket_bits = 20\ntimeout_ms = 30000\n").await;

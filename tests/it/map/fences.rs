@@ -1,4 +1,4 @@
-//! A fence goes through the queues of all maps in use, whatever its sender's configuration has.
+//! A fence goes through the queues of all maps in use, even if its sender's configuration lacks a map.
 
 use tallyd_core::event::encode_count;
 use tallyd_core::model::TargetId;
@@ -14,7 +14,7 @@ fn with_views(settings: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let mut site = Site::new("map_fence", "ms").await;
-    // A map of likes only. tallyd's scripts do not count those views.
+    // A map of likes only, because tallyd's scripts would not count the map's views.
     let with_map: String = settings(&site.exchange, "ms")
         .lines()
         .filter(|line| !["metric = { c", "delta", "event_id"].iter().any(|it| line.starts_with(it)))
@@ -27,7 +27,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let view = encode_count(TargetId(1), ("video", "view"), 1, tallyd::runtime::clock::now(), "a", None);
     site.publisher.publish(&site.world.broker.exchange(), "1", &view).await.unwrap();
     eventually("the view is written", || async { site.world.count("SELECT COUNT(*) FROM counter").await == 1 }).await;
-    // A run that loads Redis would wait for its fence forever.
+    // This run loads Redis. A later run would wait forever for its fence if it had to load Redis.
     let output = site.world.tallyd(&["reconcile", "--full"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());
@@ -37,7 +37,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     let output = site.world.tallyd(&["reconcile", "--full"]);
     let said = format!("{} has 1 messages and no consumer", site.queue());
     assert!(output.status.code() == Some(75) && stderr(&output).contains(&said), "{}", stderr(&output));
-    // A daemon with the map, and a command without it.
+    // The daemon has the map, and the command does not.
     site.world.set(&with_map);
     let daemon = site.world.daemon();
     daemon.logged("this daemon now writes map site").await;

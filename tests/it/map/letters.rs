@@ -1,4 +1,4 @@
-//! Events with invalid fields: dead letters that name the pointer, and their replay through the map.
+//! Events with invalid fields: the dead letters name the JSON pointer, and a replay goes through the map.
 
 use super::{Site, event, now_ms, settings};
 use crate::common::{eventually, stderr, stdout};
@@ -40,9 +40,9 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     assert!(stdout(&output).contains("1 of 2 dead letters replayed"), "{}{}", stdout(&output), stderr(&output));
     let liked = "SELECT COUNT(*) FROM like_record WHERE kind = 2 AND target_id = 42 AND user_id = 7";
     eventually("it is written", || async { site.world.count(liked).await == 1 }).await;
-    assert_eq!(site.world.count(OPEN).await, 1, "the UUID is left");
+    assert_eq!(site.world.count(OPEN).await, 1, "the letter with the UUID is left");
     assert!(daemon.stop().success());
-    // Without the map, the meaning of a letter is unknown.
+    // Without the map, tallyd can't read the letter.
     site.world.set("[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n");
     let output = site.world.tallyd(&["dead", "replay", "2"]);
     assert!(

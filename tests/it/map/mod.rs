@@ -1,4 +1,4 @@
-//! A site with its own JSON and exchange. tallyd consumes beside its old worker.
+//! A site with its own JSON and exchange. tallyd consumes its events while the site's old worker still runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -18,7 +18,7 @@ use tallyd_rabbitmq::{Link, Publisher};
 
 use crate::common::World;
 
-/// A site with its old worker's queue.
+/// A site and the queue of its old worker.
 struct Site {
     world: World,
     exchange: String,
@@ -26,19 +26,19 @@ struct Site {
     publisher: Publisher,
 }
 
-/// The name that a world will have, and the prefix of its exchanges.
+/// Returns the name of the test's world, which is also the prefix of its exchanges.
 fn prefix(name: &str) -> String {
     format!("t_{name}_{}", std::process::id())
 }
 
-/// Makes an exchange as the site does.
+/// Declares an exchange, as the site does.
 pub(crate) async fn declare_exchange(link: &Link, exchange: &str) {
     let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
     let declare = link.channel.exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default());
     declare.await.unwrap();
 }
 
-/// The settings of a map of the exchange. `unit` is the unit of its times.
+/// Returns the settings of a map of the exchange. `unit` is the unit of the events' times.
 fn settings(exchange: &str, unit: &str) -> String {
     format!(
         "[kinds]\nvideo = 1\nfilm = 2\n[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"like\"\nwriter = \"daemon\"\n\
@@ -77,7 +77,7 @@ impl Site {
         self.world.broker.map_queue("site")
     }
 
-    /// Messages in the old worker's queue.
+    /// Returns the count of messages in the old worker's queue.
     async fn of_the_old_worker(&self) -> u32 {
         self.link.depth(&format!("{}.worker", self.exchange)).await.unwrap().messages
     }
@@ -92,7 +92,7 @@ impl Site {
     }
 }
 
-/// An event of the site, with `ts` in the map's unit.
+/// Makes an event of the site, with `ts` in the map's unit.
 fn event(action: &str, video: u64, user: u64, ts: i64) -> Value {
     json!({ "v": 3, "action": action, "object": { "kind": 1, "id": video.to_string() }, "actor": { "id": user }, "ts": ts,
             "uid": format!("{action}-{video}-{user}-{ts}") })

@@ -1,4 +1,4 @@
-//! Likes and unlikes of one second, with crashes and redeliveries.
+//! Likes and unlikes within one second, with crashes and redeliveries.
 
 use super::{Site, event, now_ms};
 use crate::common::{eventually, stderr};
@@ -10,8 +10,8 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     assert!(daemon.stop().success());
     let now = now_ms() / 1_000;
-    // User 1 ends with an unlike, user 2 with a like. User 3 ends with the event of the later second, which is
-    // published first.
+    // The last event of user 1 is an unlike, and of user 2 a like. The last event of user 3 is from a later second, but
+    // it is published first.
     for (action, user, ts) in [
         ("LIKE", 1, now),
         ("LIKE", 3, now),
@@ -24,7 +24,7 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     ] {
         site.publish(&event(action, 42, user, ts)).await;
     }
-    // Each of them commits a batch and acknowledges none.
+    // Each daemon commits at most one batch and acknowledges none.
     for point in ["consumer:after-commit", "consumer:before-commit", "consumer:after-commit"] {
         let output = site.world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&output).contains("fault-point"), "{}", stderr(&output));
@@ -32,7 +32,7 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     let liked = "SELECT COUNT(*) FROM like_record WHERE is_del = 0 AND user_id IN (2, 3)";
     let unliked = "SELECT COUNT(*) FROM like_record WHERE is_del = 1 AND user_id = 1";
     let daemon = site.world.daemon();
-    // A consumer that crashed can still be counted.
+    // The broker can still count the consumer of a crashed daemon.
     eventually("it listens", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     eventually("the queue is empty", || async {
         let depth = site.link.depth(&site.queue()).await.unwrap();

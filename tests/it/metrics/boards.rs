@@ -1,4 +1,4 @@
-//! Boards that follow numbers other than likes.
+//! Boards whose scores are counters other than likes.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const BOARDS: &str = "[metrics]\nlike = 1\nview = 2\nshare = 4\n\
     [[board]]\nname = \"hot\"\nperiod = \"total\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n\
     [[board]]\nname = \"hot\"\nperiod = \"day\"\nscore = [\"share\", \"view\"]\ntie = \"second\"\n";
 
-/// Shares and views by member, as on the board.
+/// Returns the shares and views of each member, as the board has them.
 async fn on_board(product: &Product, period: PeriodKind) -> BTreeMap<String, (u64, u64)> {
     let page = product.client.board_page(("hot", period), 1, 100, Ranking::Ordinal).await.unwrap();
     let columns = |entry: tallyd_client::boards::Entry| {
@@ -44,7 +44,8 @@ async fn a_board_follows_what_api_servers_and_the_daemon_count_whatever_is_sent_
     product.daemon = Some(product.world.daemon());
     product.settled().await;
     for period in [PeriodKind::Total, PeriodKind::Day] {
-        eventually("the board has all", || async { on_board(&product, period).await == expected }).await;
+        eventually("the board has all shares and views", || async { on_board(&product, period).await == expected })
+            .await;
     }
     product.close().await;
 }

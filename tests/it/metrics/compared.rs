@@ -1,4 +1,4 @@
-//! Drifts of all kinds of numbers are found and repaired.
+//! Reconciles find and repair drifts of all kinds of counters.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,7 +48,7 @@ async fn each_drifted_number_is_repaired_and_no_other() {
     }
 }
 
-/// If only Redis limits purchases of a stock, MySQL's sum can be negative, also under a rule that forbids it.
+/// If only Redis limits the purchases of an item, MySQL's sum can become negative, even if a rule forbids that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown_it() {
     for layout in LAYOUTS {
@@ -78,7 +78,7 @@ async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown
     }
 }
 
-/// `counter` was changed by hand. Likes must not become negative because of that.
+/// `counter` was changed by hand. The like count must not become negative because of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
     let mut product = Product::open("metrics_likes_below", "").await;
@@ -124,7 +124,7 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
         product.fill(3, 200).await;
         product.assert_equal().await;
         super::common::lose(&product.world).await;
-        // Counted while the numbers are unknown.
+        // These changes are counted while the counters are unknown.
         product.fill(4, 60).await;
         let report = product.world.report(&["reconcile"]);
         assert_eq!(report["repaired"], 0, "{layout}: {report}");
@@ -135,7 +135,7 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
     }
 }
 
-/// A daemon that was frozen before the loss sends the first rows of the outbox when it resumes.
+/// Sends the first rows of the outbox again, like a daemon that was frozen before the loss and then resumes.
 async fn send_again(product: &Product) {
     let store = Store::new(&product.world.config.mysql, 1).unwrap();
     let rows = store.outbox_after(0, 0, 10, Duration::ZERO).await.unwrap();
@@ -188,7 +188,7 @@ async fn a_move_to_another_layout_takes_all_numbers_along() {
     let mut product = Product::open("metrics_moved", "[redis.also]\nlayout = \"string\"\nbucket_bits = 4\n").await;
     product.fill(8, 200).await;
     product.settled().await;
-    // Counts of API servers from before there was a second layout.
+    // API servers counted these before the configuration had a second layout.
     let also = product.world.cache.also(&product.world.config.redis, &product.world.config.metrics).unwrap().unwrap();
     for (target, metric) in product.numbers.keys() {
         let place = also.keys.place("video", *target, *metric);

@@ -1,4 +1,4 @@
-//! Numbers are compared and loaded while they change all the time.
+//! Reconciles compare and load counters that change all the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::common::{Dice, eventually, lose, target};
 use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS, VIEW};
 
-/// A task that adds to one metric all the time, half of it to one target.
+/// A task that adds to one metric all the time. Half of the additions go to one target.
 struct Crowd {
     stop: CancellationToken,
     added: Arc<AtomicU64>,
@@ -25,7 +25,7 @@ impl Crowd {
         Self { stop, added, ended }
     }
 
-    /// Waits until this much more was added.
+    /// Waits until the task has added this much more.
     async fn goes_on(&self, more: u64) {
         let until = self.added.load(Ordering::Relaxed) + more;
         eventually("somebody adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
@@ -89,8 +89,8 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    // On a loaded machine it is possible that nothing is counted between a sample and its read.
-    eventually("a number is counted while it is judged", || async {
+    // On a loaded machine, a pass can miss all counts between its sample and its read. So the test retries.
+    eventually("the run sees a count during its comparison", || async {
         let report = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
         report["busy"].as_u64().unwrap() > 0
@@ -135,7 +135,7 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
     }
 }
 
-/// In the layouts entity and string a loss takes the numbers' own keys, too.
+/// Loses shares. In the layouts entity and string each counter has its own key, which is lost, too.
 async fn forget_shares(product: &Product) {
     let mut redis = product.world.redis().await;
     for number in 1..=TARGETS {
@@ -166,7 +166,7 @@ async fn an_older_state_of_redis_is_seen_though_its_marks_are_older_too() {
         *product.numbers.entry((target(1), SHARE)).or_default() += 2;
     }
     product.assert_equal().await;
-    // The result of a failover to a replica that was behind.
+    // The bucket is old, as after a failover to a replica that was behind.
     let restored = redis::cmd("RESTORE").arg(&bucket).arg(0).arg(dumped).arg("REPLACE").to_owned();
     let () = restored.query_async(&mut redis).await.unwrap();
     assert_eq!(shares(&product, target(1)).await, before);

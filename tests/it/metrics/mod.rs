@@ -1,4 +1,4 @@
-//! All numbers of a product: in Redis, in MySQL, and compared.
+//! All metrics of a product: their counters in Redis, in MySQL, and compared.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -18,12 +18,12 @@ use tallyd_redis::keys::KindNames;
 use tallyd_redis::read::Found;
 
 const LIKE: Metric = Metric(1);
-/// API servers count it in Redis.
+/// API servers count this metric in Redis.
 const VIEW: Metric = Metric(2);
-/// They count this, too, and it can be negative.
+/// API servers count this metric, too, and its counters can be negative.
 const BALANCE: Metric = Metric(3);
 
-/// The daemon adds it to Redis.
+/// The daemon adds this metric to Redis.
 const SHARE: Metric = Metric(4);
 
 const METRICS: [Metric; 4] = [LIKE, VIEW, BALANCE, SHARE];
@@ -36,10 +36,10 @@ const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
 
 const TARGETS: u64 = 30;
 
-/// The expected numbers without zeros.
+/// The expected counters, without zeros.
 type Numbers = BTreeMap<(Target, Metric), i64>;
 
-/// A product with a daemon, whose Redis has all buckets.
+/// A product with a daemon. Redis has all buckets.
 struct Product {
     world: World,
     daemon: Option<Daemon>,
@@ -60,7 +60,7 @@ impl Product {
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 
-    /// Changes of all kinds.
+    /// Makes changes of all kinds.
     async fn fill(&mut self, seed: u64, changes: u64) {
         let mut dice = Dice::new(seed);
         for number in 0..changes {
@@ -84,7 +84,7 @@ impl Product {
         self.numbers.retain(|_, number| *number != 0);
     }
 
-    /// Changes a number in Redis only.
+    /// Changes a counter in Redis only.
     async fn drift(&self, target: Target, metric: Metric, by: i64) {
         let place = self.world.cache.keys.place("video", target, metric);
         let script = redis::Script::new(include_str!("../../../lua/count.lua"));
@@ -97,7 +97,7 @@ impl Product {
         let _: redis::Value = call.invoke_async(&mut self.world.redis().await).await.unwrap();
     }
 
-    /// The known numbers in Redis, without zeros.
+    /// Returns the known counters in Redis, without zeros.
     async fn in_redis(&self) -> Numbers {
         self.in_cache(&self.world.cache).await
     }
@@ -129,7 +129,7 @@ impl Product {
         .await;
     }
 
-    /// Fails unless Redis and MySQL have exactly these numbers.
+    /// Fails unless Redis and MySQL have exactly the expected counters.
     async fn assert_equal(&self) {
         self.settled().await;
         assert_eq!(self.in_mysql().await, self.numbers);

@@ -15,17 +15,17 @@ use sqlx::Row;
 
 use crate::common::eventually;
 
-/// Likes and unlikes between two steps.
+/// How many likes and unlikes happen between two steps.
 const SOME: u64 = 50;
 
-/// The likes in tallyd's tables.
+/// Returns the likes in tallyd's tables.
 async fn here(mover: &Mover) -> BTreeSet<(u64, u64)> {
     let sql = "SELECT target_id, user_id FROM like_record WHERE is_del = 0";
     let rows = sqlx::query(sql).fetch_all(&mover.world.pool).await.unwrap();
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// The numbers of a metric in `counter`, without zeros.
+/// Returns the counts of a metric in `counter`, without zeros.
 async fn counters(mover: &Mover, metric: u8) -> BTreeMap<u64, i64> {
     let sql = "SELECT target_id, CAST(SUM(value) AS SIGNED) AS number FROM counter WHERE metric = ? GROUP BY target_id HAVING number <> 0";
     let rows = sqlx::query(sql).bind(metric).fetch_all(&mover.world.pool).await.unwrap();
@@ -40,7 +40,7 @@ fn likes_of_targets(clicks: &Clicks) -> BTreeMap<u64, i64> {
     numbers
 }
 
-/// Waits until tallyd and the old keys have all clicks. Fails unless each number is right.
+/// Waits until tallyd and the old keys have all clicks. Fails unless each count is right.
 async fn assert_tallyd_has_all(mover: &Mover, clicks: &Clicks) {
     eventually("tallyd has all likes", || async { here(mover).await == clicks.likes }).await;
     eventually("tallyd has all views", || async { counters(mover, 2).await == clicks.views }).await;
@@ -79,7 +79,7 @@ async fn import_and_watch(mover: &mut Mover, days: u32) {
     }
 }
 
-/// Step 6, and the results that its text promises.
+/// Follows step 6, and checks the results that its text promises.
 async fn stop_counting_in_old_keys(mover: &mut Mover) {
     for block in mover.step(6).forward {
         let Block::Sh(line) = &block else { unreachable!() };
@@ -97,7 +97,7 @@ async fn stop_counting_in_old_keys(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
 }
 
-/// The way back of step 6. The old keys lack views that were published.
+/// Follows the way back of step 6. The old keys lack the views that were only published.
 async fn count_in_old_keys_again(mover: &mut Mover) {
     {
         let mut clicks = mover.site.clicks.lock().await;
@@ -113,12 +113,12 @@ async fn count_in_old_keys_again(mover: &mut Mover) {
     let clicks = clicks.lock().await;
     let mut likes = likes_of_targets(&clicks);
     *likes.get_mut(&WRONG.0).unwrap() += WRONG.1;
-    eventually("the old keys are counted again", || async { mover.site.keys("like").await == likes }).await;
+    eventually("the old keys get counts again", || async { mover.site.keys("like").await == likes }).await;
     assert_eq!((mover.site.table().await, mover.site.keys("view").await), (clicks.likes.clone(), clicks.views.clone()));
     mover.map_is_empty().await;
 }
 
-/// Steps 7 and 8. Keys of deleted posts abort the first reconcile, and the page says how to continue.
+/// Follows steps 7 and 8. The keys of deleted posts abort the first reconcile, and the page says how to continue.
 async fn cut_over(mover: &mut Mover, has_keys_of_deleted_posts: bool) {
     mover.forward(7).await;
     for block in mover.step(8).forward {
@@ -141,7 +141,7 @@ async fn cut_over(mover: &mut Mover, has_keys_of_deleted_posts: bool) {
     assert_tallyd_has_all(mover, &clicks).await;
 }
 
-/// Step 9: its check passes while users like.
+/// Follows step 9. Its check must pass while users like.
 async fn keep_the_old_table(mover: &mut Mover) {
     mover.forward(9).await;
     mover.site.clicked(SOME).await;
@@ -151,7 +151,7 @@ async fn keep_the_old_table(mover: &mut Mover) {
     assert_tallyd_has_all(mover, &clicks).await;
 }
 
-/// Step 10, to the end of the map.
+/// Follows step 10 until the map is removed.
 async fn end_the_move(mover: &mut Mover) {
     let mut is_own = false;
     for block in mover.step(10).forward {
@@ -174,7 +174,7 @@ async fn end_the_move(mover: &mut Mover) {
 async fn a_site_that_goes_on_liking_moves_by_the_page() {
     let mut mover = Mover::new("moving").await;
     read_beside_the_old_worker(&mut mover).await;
-    // Back, and then forward again.
+    // The engineer goes back, and then forward again.
     mover.take_out(&["map"]);
     mover.back(2).await;
     mover.reconnect().await;

@@ -1,4 +1,4 @@
-//! An engineer who follows the page: makes its settings, and runs its commands unchanged.
+//! An engineer who follows the page. The engineer makes its settings, and runs its commands unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::common::ports::free_port;
 use crate::common::servers::rabbitmqctl;
 use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
 
-/// Another run has the lock, or a server is unreachable. The page says to try again.
+/// The exit code if another run has the lock or a server is unreachable. The page says to try again.
 const TRY_LATER: i32 = 75;
 
 pub struct Mover {
@@ -23,7 +23,7 @@ pub struct Mover {
     steps: Vec<Step>,
     daemon: Option<Daemon>,
     export: Option<Child>,
-    /// The name of its account in RabbitMQ.
+    /// The name of the daemon's account in RabbitMQ.
     account: String,
     /// The time that `date` printed in step 6.
     cutover: String,
@@ -32,7 +32,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A site, and tallyd beside it. tallyd has its accounts and is not started.
+    /// Makes a site, and tallyd beside it. tallyd has its accounts, but does not run.
     pub async fn new(name: &str) -> Self {
         let world = World::new(name, "").await;
         let account = format!("{}_d", world.name);
@@ -60,7 +60,7 @@ impl Mover {
         mover
     }
 
-    /// Settings of the test: the servers' addresses with the page's accounts, and shorter times.
+    /// Returns the settings of the test: the servers' addresses with the page's accounts, and shorter times.
     fn addresses(&self) -> String {
         let logged_in = |url: &str, user: &str, password: &str| {
             let mut url = url::Url::parse(url).unwrap();
@@ -77,7 +77,7 @@ impl Mover {
         )
     }
 
-    /// The programs of the page's commands, for the test's servers.
+    /// Makes the programs that the page's commands use, for the test's servers.
     fn make_programs(&self) {
         let folder = self.folder().join("bin");
         fs::create_dir(&folder).unwrap();
@@ -103,7 +103,7 @@ impl Mover {
         self.world.folder.path()
     }
 
-    /// The blocks of a step. The first one is 1.
+    /// Returns the blocks of a step. The first step is 1.
     pub fn step(&self, number: usize) -> Step {
         self.steps[number - 1].clone()
     }
@@ -154,7 +154,7 @@ impl Mover {
         }
     }
 
-    /// Runs a command that must exit with this code.
+    /// Runs a command, and repeats it until it exits with this code.
     pub async fn ends(&mut self, line: &str, code: i32) {
         let output = std::cell::RefCell::new(None::<Output>);
         eventually(line, || async {
@@ -172,12 +172,12 @@ impl Mover {
         }
     }
 
-    /// Whether the page has this text.
+    /// Tells whether the page has this text.
     pub fn page_says(&self, text: &str) -> bool {
         fs::read_to_string(root().join(PAGE)).unwrap().contains(text)
     }
 
-    /// Starts the daemon as the unit does, and waits until it is ready.
+    /// Starts the daemon as systemd's unit does, and waits until it is ready.
     async fn start(&mut self) {
         let path = self.folder().join("notify.sock");
         let _ = fs::remove_file(&path);
@@ -226,7 +226,7 @@ impl Mover {
         self.world.set(&toml::to_string(&self.settings).unwrap());
     }
 
-    /// Connects to tallyd's database again, which was made again.
+    /// Connects to tallyd's database again after the test has recreated the database.
     pub async fn reconnect(&mut self) {
         self.world.pool = MySqlPool::connect(self.world.config.mysql.url.expose()).await.unwrap();
     }
@@ -236,20 +236,21 @@ impl Mover {
         eventually("the map is written", || async { self.map_row().first().is_some_and(|it| it == "writing") }).await;
     }
 
-    /// Waits until `tallyd status` shows no messages of the map, neither in its queue nor unacknowledged.
+    /// Waits until `tallyd status` shows no message of the map: none in its queue, and none unacknowledged.
     pub async fn map_is_empty(&self) {
         let is_empty = |row: &[String]| row.len() > 3 && (row[1].as_str(), row[3].as_str()) == ("0", "-");
-        eventually("the map has no messages", || async { is_empty(&self.map_row()) }).await;
+        eventually("no message of the map is left", || async { is_empty(&self.map_row()) }).await;
     }
 
-    /// The map's status, its messages, its consumers, and the age of the oldest unacknowledged message.
+    /// Returns the map's status, its count of messages, its count of consumers, and the age of its oldest
+    /// unacknowledged message.
     fn map_row(&self) -> Vec<String> {
         let status = self.status();
         let row = status.lines().find_map(|line| line.trim_start().strip_prefix("map site "));
         row.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Waits until `tallyd status` reports that Redis has everything.
+    /// Waits until `tallyd status` reports that the outbox is empty.
     pub async fn outbox_is_empty(&self) {
         eventually("the outbox is empty", || async { self.status().contains("outbox   empty") }).await;
     }
@@ -258,7 +259,7 @@ impl Mover {
         stdout(&self.command("tallyd status").output().unwrap())
     }
 
-    /// Ends the export as `systemctl stop` does.
+    /// Stops the export as `systemctl stop` does.
     pub fn stop_export(&mut self) {
         let export = self.export.take().unwrap();
         let pid = export.id().to_string();
@@ -276,17 +277,17 @@ impl Mover {
         rabbitmqctl(&["delete_user", &self.account]);
         let link = self.world.broker.connect("test").await.unwrap();
         let _ = link.channel.queue_delete(self.world.broker.map_queue("site").into(), Default::default()).await;
-        // The world needs an account with the right to look for keys.
+        // To close the world, an account needs the right to scan keys.
         self.world.set(&format!("[redis]\nurl = \"{}\"\n", self.site.redis.url()));
         self.world.close().await;
         self.site.close().await;
     }
 }
 
-/// The time in the page's command.
+/// The time in the commands of the page.
 const PAGE_TIME: &str = "2026-11-25T10:00:00Z";
 
-/// All differences from the page.
+/// Returns all differences between the test and the page.
 fn names(world: &World, account: &str, database: &str) -> Names {
     let of_mysql = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     let now = (tallyd::runtime::clock::now().0 / 1_000).to_string();
@@ -297,12 +298,12 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         ("site.likes", format!("{database}.likes")),
         (r"(tally\.|site\.events$)", format!(r"({0}\.|{database}\.events$)", world.name)),
         (r"(tally\.|amq\.default$)", format!(r"({}\.|amq\.default$)", world.name)),
-        // tallyd's names on shared servers.
+        // The names that tallyd has on the servers, which the tests share.
         ("set_permissions tallyd ", format!("set_permissions {account} ")),
         (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
         ("DATABASE tally;", format!("DATABASE {};", world.name)),
         ("'tallyd'@'%'", of_mysql),
-        // Current samples, few buckets, and no minute between the looks of the second pass.
+        // Times close to now in the samples, few buckets, and a shorter pause before the second pass.
         ("1795251385004", now),
         ("packed:13", "packed:4".to_owned()),
         ("--deletions", "--deletions --look-again 2s".to_owned()),

@@ -1,4 +1,4 @@
-//! The site that moves: its table, its keys, its worker, its API servers and its users.
+//! The site that moves to tallyd, with its table, keys, worker, API servers and users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,24 +28,25 @@ const USERS: u64 = 200;
 /// Users who liked long ago and never click again.
 pub const QUIET: std::ops::Range<u64> = 1_000..1_050;
 
-/// A post whose number of likes in Redis is too high, and by how much.
+/// A post, and by how much its like count in Redis is too high.
 pub const WRONG: (u64, i64) = (3, 5);
 
-/// Deleted posts whose rows are gone, but not their keys. There are more than a reconcile repairs without `--force`.
+/// Deleted posts: their rows are deleted, but their keys still exist. They are more than a reconcile repairs without
+/// `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
 /// Between two clicks.
 const CLICK_EVERY: Duration = Duration::from_millis(10);
 
-/// How the API servers count a click.
+/// How the API servers process a click.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Servers {
-    /// Publish likes, and count views in Redis.
+    /// They publish likes, and count views in Redis.
     #[default]
     Counting,
-    /// Publish both.
+    /// They publish likes and views.
     Publishing,
-    /// Publish tallyd's own events.
+    /// They publish tallyd's own events.
     Own,
 }
 
@@ -55,9 +56,9 @@ pub struct Clicks {
     pub servers: Servers,
     pub likes: BTreeSet<(u64, u64)>,
     pub views: BTreeMap<u64, i64>,
-    /// The views that were published.
+    /// The views that were published, by post.
     pub views_published: BTreeMap<u64, i64>,
-    /// Likes and unlikes that were published.
+    /// The count of likes and unlikes that were published.
     pub published: u64,
 }
 
@@ -75,12 +76,12 @@ pub struct OldSite {
     pub clicks: Arc<Mutex<Clicks>>,
     users: Option<(CancellationToken, JoinHandle<()>)>,
     worker: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Likes and unlikes that the worker has written.
+    /// The count of likes and unlikes that the worker has written.
     written: Arc<AtomicU64>,
 }
 
 impl OldSite {
-    /// A site whose users have liked, with a running worker and users who click.
+    /// Opens a site with past likes, a running worker, and users who click.
     pub async fn open(database: &str, own_exchange: String, broker: &Broker) -> Self {
         let admin = MySqlPool::connect(&format!("{}mysql", stack("MYSQL_URL"))).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {database}"))).execute(&admin).await.unwrap();
@@ -112,7 +113,7 @@ impl OldSite {
         site
     }
 
-    /// Likes and views of the past, and keys of them that would soon expire.
+    /// Adds likes and views of the past. Some of their keys expire soon.
     async fn like_long_ago(&self) {
         let mut clicks = self.clicks.lock().await;
         let mut redis = self.redis.connect().await;
@@ -130,7 +131,7 @@ impl OldSite {
         let () = pipeline.query_async(&mut redis).await.unwrap();
     }
 
-    /// Starts the worker, which makes its queue if there is none.
+    /// Starts the worker. If the worker's queue is missing, the worker declares it.
     pub async fn start_worker(&mut self) {
         let link = self.broker.connect("test").await.unwrap();
         let (queue, durable) = (self.queue.as_str(), QueueDeclareOptions::durable());
@@ -153,7 +154,7 @@ impl OldSite {
                 message.ack(BasicAckOptions::default()).await.unwrap();
                 written.fetch_add(1, Ordering::Relaxed);
             }
-            // Deliveries that are not written return to the queue.
+            // RabbitMQ requeues the deliveries that the worker has not written.
             link.channel.close(200, "stopped".into()).await.unwrap();
         };
         self.worker = Some((stop, tokio::spawn(work)));
@@ -202,13 +203,13 @@ impl OldSite {
             .unwrap();
     }
 
-    /// Waits until the worker has written everything that is published now: then its queue has been empty.
+    /// Waits until the worker has written everything that is published now. Its queue is then empty.
     pub async fn worker_has_all(&self) {
         let published = self.clicks.lock().await.published;
         eventually("the old worker has all", || async { self.written.load(Ordering::Relaxed) >= published }).await;
     }
 
-    /// Makes keys of posts that were deleted long ago.
+    /// Makes keys for posts that were deleted long ago.
     pub async fn leave_keys_of_deleted_posts(&self) {
         let mut pipeline = redis::pipe();
         for post in DELETED {
@@ -217,7 +218,7 @@ impl OldSite {
         let () = pipeline.query_async(&mut self.redis.connect().await).await.unwrap();
     }
 
-    /// How many of those keys have a like.
+    /// Returns how many of those keys have at least one like.
     pub async fn deleted_posts_that_are_liked(&self) -> usize {
         let keys: Vec<String> = DELETED.map(|post| format!("like:count:{post}")).collect();
         let numbers: Vec<i64> =
@@ -225,14 +226,14 @@ impl OldSite {
         numbers.iter().filter(|number| **number != 0).count()
     }
 
-    /// The likes in the old table.
+    /// Returns the likes in the old table.
     pub async fn table(&self) -> BTreeSet<(u64, u64)> {
         let sql = "SELECT CAST(post_id AS UNSIGNED), CAST(user_id AS UNSIGNED) FROM likes";
         let rows = sqlx::query(sql).fetch_all(&self.pool).await.unwrap();
         rows.iter().map(|row| (row.get(0), row.get(1))).collect()
     }
 
-    /// The numbers in these keys of the site, without zeros.
+    /// Returns the counts of the site's keys for this metric, without zeros.
     pub async fn keys(&self, metric: &str) -> BTreeMap<u64, i64> {
         let mut redis = self.redis.connect().await;
         let mut numbers = BTreeMap::new();
@@ -245,7 +246,7 @@ impl OldSite {
         numbers
     }
 
-    /// How many keys have a time to live.
+    /// Returns how many keys have a time to live.
     pub async fn keys_that_end(&self) -> usize {
         let mut redis = self.redis.connect().await;
         let mut pipeline = redis::pipe();
@@ -262,7 +263,7 @@ impl OldSite {
         users.await.unwrap();
     }
 
-    /// Stops the worker, and removes everything that the test has made.
+    /// Stops the worker, and deletes everything that the test has made.
     pub async fn close(mut self) {
         if self.worker.is_some() {
             self.stop_worker().await;
@@ -274,7 +275,7 @@ impl OldSite {
     }
 }
 
-/// A like or unlike in the old worker. It changes the number only if it changes a row.
+/// Writes a like or unlike as the old worker does. Changes the key only if a row changes.
 async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value) {
     let post: u64 = event["object"]["id"].as_str().unwrap().parse().unwrap();
     let user = event["actor"]["id"].as_u64().unwrap();
@@ -287,15 +288,15 @@ async fn work(pool: &MySqlPool, redis: &mut MultiplexedConnection, event: &Value
     }
 }
 
-/// The ways in which a click is counted.
+/// The connections that a click needs.
 struct Ways {
     publisher: Publisher,
-    /// The site's, and tallyd's own.
+    /// The exchange of the site, and the exchange of tallyd's own events.
     exchanges: [String; 2],
     redis: MultiplexedConnection,
 }
 
-/// A click of a user, as the API servers count it.
+/// A user clicks, and an API server processes the click.
 async fn click(clicks: &mut Clicks, dice: &mut Dice, ways: &mut Ways) {
     let (post, user) = (1 + dice.below(TARGETS), 1 + dice.below(USERS));
     if dice.percent(20) {

@@ -1,4 +1,4 @@
-//! Parses docs/moving.md: the blocks of each step, and separately those of its way back.
+//! Parses docs/moving.md. Keeps the blocks of each step, and separately the blocks of its way back.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::common::root;
 
 pub const PAGE: &str = "docs/moving.md";
 
-/// One thing to do in a step.
+/// One action of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Block {
     /// Settings to add.
@@ -25,10 +25,10 @@ pub struct Step {
     pub back: Vec<Block>,
 }
 
-/// Texts of the page and their replacements in a test: all differences from the page.
+/// Texts of the page and their replacements in a test. These are all differences from the page.
 pub type Names = Vec<(&'static str, String)>;
 
-/// The steps, from the first one, with the test's names.
+/// Returns the steps in their order, with the test's names.
 pub fn steps(names: &Names) -> Vec<Step> {
     let page = fs::read_to_string(root().join(PAGE)).unwrap();
     let sections = page.split("\n## ").filter(|section| section.starts_with(|first: char| first.is_ascii_digit()));

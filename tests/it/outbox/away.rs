@@ -1,4 +1,4 @@
-//! Redis or MySQL is unreachable, is cut off, or answers too late.
+//! Redis or MySQL is unreachable, loses its connections, or answers too late.
 
 use super::common::private::Private;
 use super::common::proxy::Proxy;
@@ -15,14 +15,15 @@ async fn calls_that_time_out_and_run_late_add_nothing_twice() {
     let mut counts = Counts::of(30);
     for round in 0..4 {
         world.publish(&publisher, &counts.some(100)).await;
-        // Later calls arrive after the repeated ones. Or a call runs, but its answer is lost.
+        // In one half of the rounds, delayed calls arrive after the repeated calls. In the other half, a call runs but
+        // its answer is lost.
         if round % 2 == 0 {
             redis.hold()
         } else {
             redis.mute()
         }
         world.publish(&publisher, &counts.some(100)).await;
-        // MySQL does not wait for Redis.
+        // The daemon writes to MySQL without waiting for Redis.
         world.drained(&publisher).await;
         let failed = |log: &str| log.matches("outage-begun").count() > round;
         eventually("a call times out", || async { failed(&daemon.log()) }).await;

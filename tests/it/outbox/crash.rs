@@ -1,16 +1,16 @@
-//! The daemon is killed between any two steps, and others take over.
+//! The daemon is killed between any two steps, and other daemons take over.
 
 use sqlx::AssertSqlSafe;
 
 use super::common::{World, stderr};
 use super::{Counts, METRICS, assert_exact, settle};
 
-/// Fault points of a batch, in their order.
+/// The fault points of a batch, in their order.
 const POINTS: [&str; 5] =
     ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
 
-/// Kills a daemon at each point, and at some points twice. There are so many targets, nearly each in its own bucket,
-/// that an addition takes several pipelines.
+/// Kills a daemon at each point, and at some points twice. The test has many targets in nearly as many buckets, so an
+/// addition takes several pipelines.
 async fn killed_everywhere(name: &str, settings: &str) {
     let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
     let publisher = world.publisher().await;
@@ -69,12 +69,12 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &counts.some(100)).await;
-    // It has read its first rows when it stops. Another daemon adds these and later ones.
+    // The frozen daemon has read the first rows. Another daemon adds these rows and the later rows.
     super::eventually("a row is written", || async { world.count("SELECT COUNT(*) FROM outbox").await > 0 }).await;
     let daemon = world.daemon();
     world.publish(&publisher, &counts.some(100)).await;
     let added = "SELECT CAST(COALESCE(MAX(applied), 0) AS SIGNED) FROM outbox_state";
-    super::eventually("another daemon adds the rest", || async { world.count(added).await > 0 }).await;
+    super::eventually("another daemon adds all rows", || async { world.count(added).await > 0 }).await;
     frozen.signal("CONT");
     assert_exact(&world, &publisher, &counts).await;
     assert!(frozen.stop().success());
@@ -83,7 +83,7 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     world.close().await;
 }
 
-/// A restore of MySQL resets these tables, and numbers and marks depend on them.
+/// A restore of MySQL resets these tables. The counters and Redis' marks depend on them.
 const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
 
 /// MySQL is restored to an older state while a daemon runs, or while none runs.
@@ -113,7 +113,7 @@ async fn restored(name: &str, lives: bool) {
         execute(back).await;
         world.daemon()
     };
-    // Few buckets, so that each batch adds to a bucket with a mark.
+    // There are few buckets, so each batch adds to a bucket with a mark.
     for _ in 0..5 {
         world.publish(&publisher, &counts.some(20)).await;
         assert_exact(&world, &publisher, &counts).await;

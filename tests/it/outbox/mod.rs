@@ -1,4 +1,5 @@
-//! Numbers that only the daemon counts: each count is added to Redis once, despite any fault and without a reconcile.
+//! Counters that only the daemon increments. Each count is added to Redis once, despite any fault and without a
+//! reconcile.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -19,7 +20,7 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// API servers count `comment`, and there are none here.
+/// API servers count `comment`, and this test has no API servers.
 const METRICS: &str =
     "[metrics]\nlike = 1\nview = 3\ncomment = 4\nforward = 5\n[[rule]]\nmetric = \"comment\"\nwriter = \"api\"\n";
 
@@ -27,7 +28,7 @@ const VIEW: Metric = Metric(3);
 const COMMENT: Metric = Metric(4);
 const FORWARD: Metric = Metric(5);
 
-/// By target and metric, without zeros.
+/// Counters by target and metric, without zeros.
 type Numbers = BTreeMap<(u64, u8), i64>;
 
 /// Counts and their sums.
@@ -44,7 +45,7 @@ impl Counts {
         Self { dice: Dice::new(11), targets, next: 0, sums: Numbers::new() }
     }
 
-    /// This many more counts of all kinds, for any targets.
+    /// Makes this many more counts of all kinds, for random targets.
     fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {
         (0..count)
             .map(|_| 1 + self.dice.below(self.targets))
@@ -54,7 +55,7 @@ impl Counts {
             .collect()
     }
 
-    /// One of each target.
+    /// Makes one count for each target.
     fn each(&mut self) -> Vec<(UserId, Vec<u8>)> {
         (1..=self.targets).map(|id| self.one(id)).collect()
     }
@@ -80,7 +81,7 @@ impl Counts {
     }
 }
 
-/// The numbers in MySQL.
+/// Returns the counters in MySQL.
 async fn in_mysql(world: &World) -> Numbers {
     sqlx::query(
         "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter \
@@ -94,7 +95,7 @@ async fn in_mysql(world: &World) -> Numbers {
     .collect()
 }
 
-/// The numbers of the first videos in Redis.
+/// Returns the counters of the first videos in Redis.
 async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<Target> = (1..=targets).map(target).collect();
@@ -110,13 +111,14 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     numbers
 }
 
-/// Waits until everything published is written, and every resulting row is added, according to MySQL.
+/// Waits until all published events are in MySQL. Then waits until MySQL has noted that all rows of the outbox are in
+/// Redis.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
     world.outbox_added().await;
 }
 
-/// Fails unless both stores have the sums of the counts, without any reconcile.
+/// Fails unless both stores have the sums of the counts without a reconcile.
 async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
     settle(world, publisher).await;
     assert_eq!(in_mysql(world).await, counts.sums);
@@ -143,7 +145,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "likes are counted once");
     let rows = world.count("SELECT COUNT(*) FROM outbox").await;
     assert!(rows > 0);
-    // These changes are not for Redis.
+    // These changes must not reach Redis.
     let (user, id) = (UserId(1), TargetId(7));
     let comment = encode_count(id, ("video", "comment"), 1, tallyd::runtime::clock::now(), "last comment", None);
     let nothing = encode_count(id, ("video", "view"), 0, tallyd::runtime::clock::now(), "no view", None);

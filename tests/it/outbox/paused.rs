@@ -1,4 +1,4 @@
-//! An operator pauses consumers and outbox. All daemons obey, nothing is lost, and each count is applied once.
+//! An operator pauses the consumers and the outbox. All daemons obey, no event is lost, and each count is applied once.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tallyd_rabbitmq::Publisher;
 use super::common::{World, eventually, stderr, stdout};
 use super::{Counts, METRICS, assert_exact, in_mysql, in_redis};
 
-/// A daemon reads orders once a second, and a batch takes less than a second.
+/// A daemon reads the operator's orders once a second, and writes a batch in less than a second.
 const OBEYED_WITHIN: Duration = Duration::from_secs(15);
 
 fn ordered(world: &World, arguments: &[&str]) -> String {
@@ -48,7 +48,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(said.contains(&format!(" (uid {}) on ", control.uid())), "{said}");
     });
     let began = Instant::now();
-    // A daemon has no consumer between two sessions, either.
+    // A daemon has no consumer between two sessions, either. So the test also checks the status.
     for socket in &sockets {
         let paused = || async {
             let status = world.report(&["status", "--url", socket]);
@@ -72,14 +72,15 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));
     }
-    // No fence would pass.
+    // A reconcile does not start, because its fence could not pass.
     let refused = world.tallyd(&["reconcile"]);
     assert_eq!(refused.status.code(), Some(75));
     assert!(stderr(&refused).contains("consumer is paused until"), "{}", stderr(&refused));
 
     assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
     assert_exact(&world, &publisher, &counts).await;
-    // The socket of a running daemon is not replaced. The other daemon takes it when that one ends.
+    // A second daemon does not replace the socket of a running daemon. It takes over the socket when the first daemon
+    // ends.
     let [one, two] = daemons;
     let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
     assert!(other.log().contains("another process listens there"), "{}", other.log());
@@ -112,7 +113,7 @@ async fn a_paused_outbox_resumes_automatically_once_its_time_is_over() {
     world.publish(&publisher, &counts.some(200)).await;
     world.drained(&publisher).await;
     assert_eq!(in_mysql(&world).await, counts.sums, "the consumers continue");
-    // A daemon that starts finds the pause.
+    // A daemon that starts later also obeys the pause.
     let [first, second] = daemons;
     assert!(first.stop().success());
     let third = world.daemon();

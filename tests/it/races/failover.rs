@@ -1,9 +1,9 @@
-//! The consumer that a fence waits for crashes, and another one takes over.
+//! The consumer that a fence waits for crashes, and another consumer takes over.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, target};
 
-/// Kills the daemon that holds the partition with SIGKILL. Another one takes over.
+/// Kills with SIGKILL the daemon that holds the partition. Another daemon takes over.
 async fn fail_over(stage: &mut Stage) {
     let next = stage.world.daemon();
     std::mem::replace(&mut stage.daemon, next).kill();
@@ -18,11 +18,11 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
     let mut run = stage.run(&["--full"], &points);
     for user in [50, 60] {
         run.paused().await;
-        // From here on it holds the partition, and takes nothing from it.
+        // From here on the frozen daemon holds the partition, and receives nothing from it.
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
-        // Before and after the fence, for right and wrong targets: after the first look's sample, and before the second
-        // look's.
+        // Likes before and after the fence, for right and wrong counters. They come after the sample of the first pass,
+        // and before the sample of the second pass.
         for id in 1..=3 {
             stage.like(id, user).await;
         }

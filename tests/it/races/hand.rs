@@ -1,4 +1,4 @@
-//! `counter` is changed by hand while the consumer writes the same row.
+//! An operator changes `counter` by hand while the consumer writes the same row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::stage::{Stage, assert_numbers};
 use crate::common::{eventually, target};
 
-/// Users who like target 1 until they are stopped.
+/// Users who like target 1 until the test stops them.
 struct Crowd {
     stop: Arc<AtomicBool>,
     clicks: Arc<AtomicU64>,
@@ -65,7 +65,7 @@ async fn a_counter_changed_by_hand_under_load_gets_exactly_the_difference_back()
     assert_eq!(changed.rows_affected(), 1);
     let mut run = stage.run(&["--full"], &["reconcile:correcting"]);
     run.paused().await;
-    // Between the read that found the difference and its correction.
+    // The run has read the difference, and has not corrected it yet.
     let rows = "SELECT COUNT(*) FROM like_record WHERE target_id = 1";
     let before = stage.world.count(rows).await;
     crowd.clicked(100).await;

@@ -10,7 +10,7 @@ async fn a_like_published_after_the_first_look_is_no_drift() {
     let mut stage = Stage::new("late_first", "").await;
     let counted = stage.count(1, 50).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked"]);
-    // There is a second look only if the first one has seen a drift.
+    // The run has a second pass only if its first pass has seen a drift.
     run.paused().await;
     stage.publish(&counted).await;
     let report = run.report().await;
@@ -38,8 +38,8 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     let first = stage.count(1, 50).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
     run.paused().await;
-    // The second look samples this one, but not the first. It sees a drift of the same size in the same direction,
-    // unless it waits for the event.
+    // The second pass samples this event, but the first pass does not. The second pass would see a drift of the same
+    // size in the same direction, unless it waits for the event.
     stage.publish(&first).await;
     let second = stage.count(1, 51).await;
     run.next().await;
@@ -50,7 +50,7 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     stage.close().await;
 }
 
-/// Long enough that a stall is well within it on a loaded machine.
+/// The grace is so long that a stall stays below it, even on a loaded machine.
 const LONG_GRACE: &str = "[reconcile]\npublish_grace = \"2s\"";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,10 +87,10 @@ async fn a_like_published_after_twice_the_grace_is_repaired_and_the_repair_is_un
     let mut stage = Stage::new("late_twice", "").await;
     let counted = stage.count(1, 50).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("drifted", 1), ("repaired", 1)]);
-    assert_eq!(stage.world.redis_counters().await[&target(1)], 3, "the fourth is unknown");
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 3, "the fourth like is not counted");
     stage.publish(&counted).await;
     stage.drained().await;
-    // The next run of any mode sees it, because its `at` is within `overlap`.
+    // The next run of any mode sees the event, because its `at` is within `overlap`.
     let report = stage.world.report(&["reconcile", "--changed"]);
     assert_numbers(&report, &[("drifted", 1), ("repaired", 1)]);
     assert_eq!(stage.repairs().await, [repair(1, -1, Some("done")), repair(1, 1, Some("done"))]);
@@ -103,7 +103,7 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
     let mut run = stage.run(&["--full"], &["reconcile:sampled", "reconcile:looked"]);
     run.paused().await;
     stage.like(1, 50).await;
-    // It gets a second look, although the first one can't have seen a drift.
+    // The target gets a second pass, although the first pass can't have seen a drift.
     run.next().await;
     let report = run.report().await;
     assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("busy", 0), ("repaired", 0)]);
@@ -112,7 +112,7 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
     stage.close().await;
 }
 
-/// The samples of a run: at the first look, at the second one, and at one or two while it is watched.
+/// The samples of a run: in the first pass, in the second pass, and one or two while the run watches the target.
 const SAMPLES: [&str; 5] = [
     "reconcile:sampled",
     "reconcile:sampled-again",

@@ -1,4 +1,4 @@
-//! Redis is flushed, or loses its newest data, during a run.
+//! During a run Redis is flushed or loses its newest data.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::private::Private;
@@ -18,7 +18,11 @@ async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exa
     assert_numbers(&report, &[("drifted", 2), ("repaired", 0), ("left", 2)]);
     assert_eq!(stage.repairs().await, [repair(1, -2, Some("stale")), repair(2, 2, Some("stale"))]);
     let redis = stage.world.redis_counters().await;
-    assert_eq!((redis.len(), redis[&target(1)], redis[&target(2)]), (2, 1, 1), "only likes after the flush");
+    assert_eq!(
+        (redis.len(), redis[&target(1)], redis[&target(2)]),
+        (2, 1, 1),
+        "Redis must have only the likes after the flush"
+    );
     let buckets = i64::from(stage.world.cache.keys.buckets());
     assert_numbers(&stage.world.report(&["reconcile"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
     stage.close().await;
@@ -49,13 +53,17 @@ async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run
     stage.like(1, 51).await;
     let report = run.report().await;
     assert_numbers(&report, &[("buckets_loaded", 0), ("drifted", 0)]);
-    assert_eq!(stage.world.redis_counters().await.values().sum::<i64>(), 1, "only likes after the second flush");
+    assert_eq!(
+        stage.world.redis_counters().await.values().sum::<i64>(),
+        1,
+        "Redis must have only the likes after the second flush"
+    );
     let buckets = i64::from(stage.world.cache.keys.buckets());
     assert_numbers(&stage.world.report(&["reconcile", "--changed"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
     stage.close().await;
 }
 
-/// Makes the server a copy of the other one, while its connections stay.
+/// Makes the server a copy of the other server, while its connections stay open.
 async fn become_copy_of(server: &Private, other: &Private) {
     let mut redis = server.connect().await;
     let replica_of = |arguments: [String; 2]| redis::cmd("REPLICAOF").arg(&arguments).to_owned();
@@ -73,7 +81,8 @@ async fn become_copy_of(server: &Private, other: &Private) {
 async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
     let (server, replica) = (Private::start(&[]).await, Private::start(&[]).await);
     let stage = Stage::new("lost_drift", &format!("[redis]\nurl = \"{}\"", server.url())).await;
-    // Its buckets have the newest states. A replica that is behind since the last repair has them, too.
+    // The replica's buckets have the newest states. A replica that has been behind since the last repair has these
+    // states, too.
     become_copy_of(&replica, &server).await;
     drift(&stage.world, target(1), 2).await;
     let mut run = stage.run(&["--full"], &["reconcile:agreed"]);

@@ -15,31 +15,31 @@ use tokio::task::JoinSet;
 use super::proof::{Act, Row, first_wrong};
 use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, target};
 
-/// Concurrent users, each playing twenty in turn, on few hot and many cold targets.
+/// Concurrent tasks. Each acts for 20 users in turn, on a few hot targets and many cold targets.
 const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;
 
-/// `publish_grace`. It is short, so that the run is.
+/// `publish_grace`. It is short, so the runs are short, too.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Reconciles that run one after the other.
+/// The count of reconciles, which run one after the other.
 const ROUNDS: u64 = 10;
 
-/// One for each test. The choices are the same every time, but the order of events is not.
+/// One seed for each test. The same seed makes the same choices, but the order of events differs.
 const SEEDS: [u64; 2] = [2_203, 9_011];
 
 /// The fate of a click.
 #[derive(Clone, Copy, Debug)]
 enum Luck {
     Good,
-    /// Counted, and never published.
+    /// The click is counted and never published.
     Lost,
-    /// The answer of Redis was lost, so it was counted again, and published once.
+    /// The answer of Redis is lost, so the click is counted again. It is published once.
     Twice,
-    /// Published, and again later.
+    /// The click is published, and later published again.
     Repeated,
-    /// This long between count and publish.
+    /// This much time passes between count and publish.
     Stalled(Duration),
 }
 
@@ -57,13 +57,13 @@ impl Luck {
     }
 }
 
-/// One of the concurrent users.
+/// One of the concurrent tasks.
 struct Clicker {
     client: Arc<Client>,
     dice: Dice,
     long_stalls: bool,
     acts: Vec<Act>,
-    /// The last published clicks.
+    /// The last clicks that this task has published.
     published: Vec<Counted>,
 }
 
@@ -78,7 +78,7 @@ impl Clicker {
             *liked = !*liked;
             let luck = Luck::draw(&mut self.dice, self.long_stalls);
             self.click(target, user, *liked, luck).await;
-            // They pause between clicks, or the machine would do nothing else.
+            // The task pauses between clicks to leave time for the other programs.
             tokio::time::sleep(Duration::from_millis(self.dice.below(20))).await;
         }
         self.acts
@@ -108,7 +108,7 @@ impl Clicker {
 
     async fn publish(&mut self, counted: Counted) {
         self.client.publish(&counted).await.unwrap();
-        // Redis runs on this machine, so both have the same clock.
+        // Redis runs on this machine, so the time of the publish comes from the same clock.
         self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
         self.published.push(counted);
     }
@@ -122,12 +122,12 @@ struct Operator {
 }
 
 impl Operator {
-    /// Reconciles, one after the other, while the daemon crashes now and then.
+    /// Runs reconciles, one after the other. The daemon crashes from time to time.
     async fn work(&mut self) {
         for round in 0..ROUNDS {
             let mode = if round % 2 == 0 { "--full" } else { "--changed" };
             let run_dies = self.moment(35);
-            // And how long no daemon runs then.
+            // The second value is how long no daemon runs after the crash.
             let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
             let (world, daemon) = (&self.world, &mut self.daemon);
             tokio::join!(reconcile(world, mode, run_dies), async {
@@ -146,7 +146,7 @@ impl Operator {
     }
 }
 
-/// One run, which is killed after `dies` unless it has ended by then.
+/// Runs a reconcile. Kills it after `dies` unless it has ended before.
 async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     let mut command = tokio::process::Command::from(world.command());
     command.args(["reconcile", mode, "--force", "--format", "json"]).kill_on_drop(true);
@@ -156,7 +156,7 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
         Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
             Ok(output) => output,
             Err(_) => {
-                // Dropped, and so killed. Its lease would expire only much later.
+                // The drop has killed the process. The lease of the run would expire only much later.
                 let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
                 sqlx::query(end).execute(&world.pool).await.unwrap();
                 return;
@@ -168,7 +168,7 @@ async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     assert!(matches!(code, Some(0 | 75)), "{code:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Every repair of a target in Redis, in order. There must be none in MySQL.
+/// Returns the repairs of each target in Redis, in order. Fails if a repair was made in MySQL.
 async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     let rows = sqlx::query(
         "SELECT target_id, store, before_it, added, repair.outcome, \
@@ -190,7 +190,7 @@ async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
     repairs
 }
 
-/// Fails if a repair was wrong. Returns the number of repairs.
+/// Fails if a repair was wrong. Returns the count of repairs.
 fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -> usize {
     let mut by_target: BTreeMap<Target, Vec<Act>> = BTreeMap::new();
     for act in acts {
@@ -202,7 +202,7 @@ fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -
             let near = |act: &&Act| act.event.at > Micros(wrong.began.0 - 1_000_000) && act.event.at < wrong.noted;
             let acts: Vec<&Act> = acts.iter().filter(near).collect();
             panic!(
-                "seed {seed}: of {target:?}, {wrong:?} is wrong; all its repairs: {rows:?}; its last acts: {acts:?}"
+                "seed {seed}: a repair of {target:?} is wrong: {wrong:?}; all repairs of the target: {rows:?}; its last acts: {acts:?}"
             );
         }
     }
@@ -243,7 +243,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     world.assert_equals(&model).await;
     assert_redis_equals(&world, &model).await;
     let repaired = assert_right(&acts, &repairs(&world).await, seed);
-    assert!(repaired > 20, "seed {seed}: of {} acts only {repaired} needed a repair", acts.len());
+    assert!(repaired > 20, "seed {seed}: {} acts needed only {repaired} repairs", acts.len());
     assert!(daemon.unwrap().stop().success());
     world.close().await;
 }

@@ -1,4 +1,4 @@
-//! A repair is added once, whenever it runs.
+//! A repair is added once, even if it runs late.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -9,13 +9,14 @@ use crate::common::{drift, eventually, stderr, target};
 /// Redis' answer to a repair that it rejected: an empty list.
 const REFUSED: &[u8] = b"*0\r\n";
 
-/// The same for a repair that added to one target.
+/// Redis' answer to a repair that added to one target.
 const ADDED: &[u8] = b"*1\r\n:1\r\n";
 
-/// A run that measured a drift of 3 and has failed, because its repair doesn't reach Redis in time.
+/// Starts a run that measures a drift of 3 and fails, because its repair doesn't reach Redis in time.
 async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     let mut stage = Stage::new(name, "").await;
-    // So that Redis knows the script: the held command must run, and not be requested again.
+    // An earlier repair loads the script into Redis. So the held command can run, and the client does not have to send
+    // the script again.
     drift(&stage.world, target(1), 1).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("repaired", 1)]);
     drift(&stage.world, target(1), 3).await;

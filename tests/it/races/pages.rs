@@ -8,7 +8,7 @@ use crate::common::{Dice, World, drift, target};
 /// Twenty pages.
 const TARGETS: u64 = 200;
 
-/// Seeds, so that the pages differ.
+/// Each seed makes other pages.
 const SEEDS: [u64; 3] = [1, 7, 1_914];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -20,7 +20,7 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.drained().await;
     for seed in SEEDS {
         let mut dice = Dice::new(seed);
-        // Drifts are repaired at the end of the kind, so the checkpoint stops before the first of them.
+        // The run repairs the drifts of a kind at the end, so the checkpoint stops before the first of them.
         let first = 12 + dice.below(25);
         let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
         for id in &off {
@@ -36,7 +36,7 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.close().await;
 }
 
-/// Four runs, each killed after some of its pages.
+/// Starts four runs, and kills each of them after some pages.
 async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
     let mut last = 0;
     for kill in 0..4 {
@@ -59,7 +59,7 @@ async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
     }
 }
 
-/// The last target that the job's runs have reached since its last finished run.
+/// Returns the last target that the job's runs have reached since its last finished run.
 async fn checkpoint(world: &World) -> i64 {
     world
         .count(

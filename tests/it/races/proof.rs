@@ -1,4 +1,4 @@
-//! Decides whether a repair was right, from everything that was ever counted and published. Pure.
+//! Decides whether a repair was right, from everything that was counted and published. Does no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,26 +9,26 @@ use tallyd_core::model::{Micros, UserId};
 /// A count in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// The counted event. Its `at` is Redis' time of the count.
+    /// The counted event. Its `at` is the time of the count by Redis' clock.
     pub event: LikeEvent,
-    /// When the broker certainly had its event. `None` if it was never published.
+    /// The latest time at which the broker got the event. `None` if it was never published.
     pub published: Option<Micros>,
 }
 
-/// A row of `repair`: what a run added to a target in Redis, or wanted to add.
+/// A row of `repair`: the amount that a run added, or wanted to add, to a target in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Redis' number at the cut at which it was measured.
+    /// Redis' count at the cut of the measurement.
     pub before: i64,
     pub added: i64,
-    /// `None` if the run was killed before.
+    /// `None` if the run was killed before it noted an outcome.
     pub outcome: Option<String>,
-    /// When the run began, and when the row was written.
+    /// The time when the run began, and the time when it wrote the row.
     pub began: Micros,
     pub noted: Micros,
 }
 
-/// Both numbers of a target from this instant on, without any repair and with nothing in flight.
+/// Both counts of a target from this instant on, without any repair and without events in flight.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     at: Micros,
@@ -36,21 +36,21 @@ struct Step {
     mysql: i64,
 }
 
-/// Returns the first wrong repair of a target, if there is one. The repairs are in order.
+/// Returns the first wrong repair of a target, if there is one. The repairs must be in order.
 ///
-/// A repair is right if one instant, its cut, explains it. At the cut Redis had the number that the repair names, which
-/// was off by at least the added amount, in that direction. Then the addition can't have made a right counter
-/// wrong, nor a wrong one wrong in the other direction.
+/// A repair is right if there is an instant, its cut, that explains it. At the cut Redis had the count that the repair
+/// names. This count was wrong by at least the added amount, in that direction. Then the repair can't have made a right
+/// counter wrong. It also can't have made a wrong counter wrong in the other direction.
 ///
-/// * The cut is between the run's begin and `grace` before the row was written. A run waits that long between the last
-///   sample and its fence, and repairs after it.
-/// * Redis' number at an instant is the sum of all counts up to then and of the repairs before. If a run was killed,
-///   its repair may or may not have been added, so all sums are kept that explain every repair so far. A rejected
-///   repair added nothing, but was measured, too.
-/// * MySQL's number as of an instant comes from the events up to then that were ever published. It is the truth that
-///   the repair must approach, with one exception. An event that reached the broker later than `grace` after the cut
-///   may have been behind the fence. Such a like makes Redis look too high by one at most, such an unlike too low by
-///   one. An event that was published within `grace` of its `at` explains nothing.
+/// * The cut is after the run's begin, and at least `grace` before the row was written. A run waits for `grace` between
+///   the last sample and its fence, and repairs after the fence.
+/// * Redis' count at an instant is the sum of all counts and all repairs before it. If a run was killed, its repair was
+///   added or not. So the proof keeps all sums that explain every repair so far. A rejected repair added nothing, but
+///   its measurement is checked, too.
+/// * MySQL's count at an instant comes from all published events whose `at` is not later. The repair must lead towards
+///   this count, with one exception. If an event reached the broker later than `grace` after the cut, it can have been
+///   behind the fence. For such a like Redis can look too high by one. For such an unlike it can look too low by one.
+///   This exception does not hold for events that were published within `grace` of their `at`.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -70,7 +70,7 @@ pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a 
     None
 }
 
-/// Whether there is a cut that explains the repair, if `sum` was added before.
+/// Tells whether there is a cut that explains the repair, if `sum` was added before.
 fn is_explained(acts: &[Act], steps: &[Step], row: &Row, sum: i64, grace: i64) -> bool {
     let until = Micros(row.noted.0 - grace);
     let ends = steps.iter().skip(1).map(|step| step.at).chain([Micros(i64::MAX)]);
@@ -93,7 +93,7 @@ fn is_explained(acts: &[Act], steps: &[Step], row: &Row, sum: i64, grace: i64) -
     })
 }
 
-/// Both numbers after each act.
+/// Returns both counts after each act.
 fn steps(acts: &[Act]) -> Vec<Step> {
     let mut acts: Vec<&Act> = acts.iter().collect();
     acts.sort_by_key(|act| act.event.at);
@@ -114,13 +114,13 @@ fn steps(acts: &[Act]) -> Vec<Step> {
 
 const GRACE: i64 = 100;
 
-/// User 1's like or unlike at that instant, published this much later.
+/// Makes User 1's like or unlike at this instant, which is published this much later.
 fn act(user: u64, at: i64, liked: bool, later: Option<i64>) -> Act {
     let event = LikeEvent { target: target(1), user: UserId(user), at: Micros(at), liked };
     Act { event, published: later.map(|later| Micros(at + later)) }
 }
 
-/// A repair by a run that began at 1,000 and wrote the row at 1,500. Its cut is at 1,400 at the latest.
+/// Makes a repair by a run that began at 1,000 and wrote the row at 1,500. Its cut is at 1,400 at the latest.
 fn row(before: i64, added: i64, outcome: Option<&str>) -> Row {
     Row { before, added, outcome: outcome.map(str::to_owned), began: Micros(1_000), noted: Micros(1_500) }
 }
@@ -136,13 +136,16 @@ fn a_repair_is_right_where_something_was_lost_and_wrong_where_nothing_was() {
     assert!(is_right(&lost, &[row(3, -1, done)]));
     assert!(!is_right(&lost, &[row(3, -2, done)]), "too much");
     assert!(!is_right(&lost, &[row(3, 1, done)]), "the wrong direction");
-    assert!(!is_right(&lost, &[row(2, -1, done)]), "Redis never had that number during the run");
+    assert!(!is_right(&lost, &[row(2, -1, done)]), "Redis never had this count during the run");
     assert!(!is_right(&lost, &[row(3, -1, done), row(2, -1, done)]), "twice");
-    assert!(is_right(&lost, &[row(3, -1, Some("stale")), row(3, -1, done)]), "the first was refused");
-    assert!(is_right(&lost, &[row(3, -1, None), row(3, -1, done)]), "the first was killed before its repair was added");
+    assert!(is_right(&lost, &[row(3, -1, Some("stale")), row(3, -1, done)]), "the first repair was rejected");
+    assert!(
+        is_right(&lost, &[row(3, -1, None), row(3, -1, done)]),
+        "the first run was killed before its repair was added"
+    );
     assert!(!is_right(&lost, &[row(3, -1, None), row(3, -1, done), row(2, -1, done)]));
     assert!(!is_right(&[act(1, 10, true, Some(5))], &[row(1, -1, done)]), "nothing was lost");
-    // The retry of a like that had counted, and a lost publish between two that were not lost.
+    // First the retry of a like that had counted. Then a lost publish between two publishes that arrived.
     assert!(is_right(&[act(1, 10, true, None), act(1, 20, true, Some(5))], &[row(2, -1, done)]));
     let flips = [act(1, 10, true, Some(5)), act(1, 20, false, None), act(1, 30, true, Some(5))];
     assert!(!is_right(&flips, &[row(1, -1, done)]), "Redis is right again");
@@ -156,13 +159,14 @@ fn a_late_like_explains_a_repair_only_if_it_came_later_than_the_grace_after_the_
         (1_390, Some(100), false),
         (1_200, Some(101), true),
         (1_000, Some(501), true),
-        // Counted after the cut, or before the run began and published in time.
+        // The first like is counted after the cut. The second like is counted before the run begins, and is published
+        // in time.
         (1_401, Some(500), false),
         (500, Some(599), false),
     ] {
         assert_eq!(is_right(&[act(1, at, true, later)], &[row(1, -1, done)]), expected, "{at} {later:?}");
     }
-    // It arrived in the end, so the subtracted amount must be added again, and no more.
+    // The like arrived in the end, so exactly the subtracted amount must be added again.
     let late = [act(1, 1_200, true, Some(400))];
     let back = Row { began: Micros(2_000), noted: Micros(2_500), ..row(0, 1, done) };
     assert!(is_right(&late, &[row(1, -1, done), back.clone()]));

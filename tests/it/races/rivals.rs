@@ -1,12 +1,13 @@
-//! Two reconcilers: the first is frozen until its lease has ended, the second does its work, the first resumes.
+//! Two reconcilers. The first is frozen until its lease has ended. Then the second does its work, and the first
+//! resumes.
 
 use std::process::Output;
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, stderr, stdout, target};
 
-/// A run is frozen at `point` while another one repairs the drifts that it has found. Then it resumes and ends. `noted`
-/// are the final outcomes of the first run's own rows.
+/// A run is frozen at `point` while another run repairs the drifts that the first run has found. Then the first run
+/// resumes and ends. `noted` is the list of the final outcomes of the first run's rows.
 async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
     let mut stage = Stage::new(name, "").await;
     drift(&stage.world, target(1), 3).await;
@@ -44,7 +45,7 @@ async fn a_run_that_wakes_up_with_agreed_drifts_after_a_takeover_changes_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_wakes_up_between_note_and_repair_after_a_takeover_changes_nothing() {
-    // MySQL was asked before the takeover, so here Redis rejects.
+    // MySQL was asked before the takeover, so here it is Redis that rejects the repair.
     let output = overtaken_at("rival_noted", "reconcile:noted", &[Some("stale")]).await;
     let report = serde_json::from_slice(&output.stdout).unwrap();
     assert_numbers(&report, &[("drifted", 1), ("repaired", 0), ("left", 1)]);
@@ -83,7 +84,7 @@ async fn a_run_that_wakes_up_at_the_end_of_its_load_does_not_end_the_load_of_its
     let mut second = stage.run(&["--full"], &["reconcile:loaded"]);
     second.paused().await;
     let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
-    assert!(state.starts_with('~'), "{state}: the second one loads it now");
+    assert!(state.starts_with('~'), "{state}: the second run must be loading the bucket");
     first.resume();
     let output = first.ended().await;
     assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
@@ -119,7 +120,8 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     first.paused().await;
     stage.publish(&counted).await;
     stage.applied(1).await;
-    // It begins when the lease expires. It finds the number right, and leaves the bucket as the first run saw it.
+    // The second run begins when the lease expires. It finds the right count, and leaves the bucket as the first run
+    // saw it.
     assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
     first.resume();
     first.ended().await;
@@ -136,7 +138,7 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     let mut first = stage.run(&["--full"], &["reconcile:agreed"]);
     first.paused().await;
     let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
-    // After a failover to a server without the last commits, the number is used again.
+    // After a failover to a server without the last commits, the second run gets the same run id.
     for sql in [
         format!("DELETE FROM job_run WHERE run = {run}"),
         format!("ALTER TABLE job_run AUTO_INCREMENT = {run}"),
@@ -152,7 +154,7 @@ async fn of_two_runs_with_one_number_only_the_later_one_writes() {
     first.resume();
     let output = first.ended().await;
     assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    assert_eq!(stage.repairs().await, [], "the first one has noted nothing");
+    assert_eq!(stage.repairs().await, [], "the first run must have noted nothing");
     assert_numbers(&second.report().await, &[("drifted", 1), ("repaired", 1)]);
     assert_eq!(stage.repairs().await, [repair(1, -3, Some("done"))]);
     stage.close().await;

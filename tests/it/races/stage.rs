@@ -1,4 +1,4 @@
-//! A quiet site, and runs that stop themselves at the points where a test acts.
+//! A quiet site. Runs stop themselves at points where a test acts.
 
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
@@ -10,12 +10,12 @@ use tallyd_rabbitmq::Publisher;
 
 use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
 
-/// Targets 1 to this one have the likes of users 1 to 3.
+/// The count of targets. Each has the likes of users 1 to 3.
 pub const TARGETS: u64 = 5;
 
-/// A world with a daemon, a loaded Redis, and some likes in both stores.
+/// A world with a daemon, a loaded Redis, and some likes in Redis and MySQL.
 pub struct Stage {
-    /// Dropped before the world, whose folder has its log.
+    /// The daemon is dropped before the world, because its log is in the world's folder.
     pub daemon: Daemon,
     pub world: World,
     pub client: Client,
@@ -53,7 +53,7 @@ impl Stage {
         self.model.apply(&counted.counted().unwrap().event);
     }
 
-    /// A like that is counted in Redis, and not published yet.
+    /// Counts a like in Redis, and does not publish it yet.
     pub async fn count(&self, id: u64, user: u64) -> Counted {
         self.client.count(target(id), UserId(user), true, &[]).await.unwrap()
     }
@@ -67,19 +67,19 @@ impl Stage {
         self.world.drained(&self.publisher).await;
     }
 
-    /// Waits until MySQL has the model's number for a target, so its published events are applied.
+    /// Waits until MySQL has the model's count for a target. Its published events are then written.
     pub async fn applied(&self, id: u64) {
         let count = self.model.counters()[&target(id)];
         eventually("the likes are in MySQL", || async { self.world.counters().await.get(&target(id)) == Some(&count) })
             .await;
     }
 
-    /// Starts a reconcile that stops itself at these points, in turn.
+    /// Starts a reconcile that stops itself at each of these points.
     pub fn run(&self, arguments: &[&str], points: &[&str]) -> Run {
         Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))])
     }
 
-    /// Ends the lease of a run that can no longer do it.
+    /// Ends the lease of a run that can't end it any more.
     pub async fn end_lease(&self) {
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'")
             .execute(&self.world.pool)
@@ -87,7 +87,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// The log of repairs, in order.
+    /// Returns the log of repairs, in order.
     pub async fn repairs(&self) -> Vec<Repair> {
         sqlx::query_as("SELECT target_id, store, added, outcome FROM repair ORDER BY pass, target_id")
             .fetch_all(&self.world.pool)
@@ -95,12 +95,12 @@ impl Stage {
             .unwrap()
     }
 
-    /// Everything that a reconcile can change: the counters in both stores, and the log of repairs.
+    /// Returns everything that a reconcile can change: the counters in both stores, and the log of repairs.
     pub async fn everything(&self) -> (Numbers, Numbers, Vec<Repair>) {
         (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
     }
 
-    /// Checks that nothing is left to repair, and that all three stores equal the model. Ends the stage.
+    /// Checks that nothing is left to repair, and that Redis, `counter` and the rows equal the model. Ends the stage.
     pub async fn close(self) {
         self.drained().await;
         let report = self.world.report(&["reconcile"]);
@@ -115,7 +115,7 @@ impl Stage {
 /// Counters by target.
 pub type Numbers = std::collections::BTreeMap<Target, i64>;
 
-/// A row of `repair` in Redis.
+/// The row that a repair in Redis writes.
 pub fn repair(id: u64, added: i64, outcome: Option<&str>) -> Repair {
     (id, "redis".to_owned(), added, outcome.map(str::to_owned))
 }
@@ -126,7 +126,7 @@ pub fn assert_numbers(report: &Value, expected: &[(&str, i64)]) {
     }
 }
 
-/// A run of the real binary.
+/// A running reconcile of the real binary.
 pub struct Run(Option<Child>);
 
 impl Run {
@@ -141,13 +141,13 @@ impl Run {
         self.0.as_ref().unwrap().id()
     }
 
-    /// The system's state of the process: T when stopped, Z when it has ended.
+    /// Returns the state of the process in /proc: T when stopped, Z when it has ended.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()
     }
 
-    /// Waits until it has stopped itself at its next point.
+    /// Waits until the run has stopped itself at its next point.
     pub async fn paused(&mut self) {
         eventually("the run stops itself or ends", || async { matches!(self.state(), 'T' | 'Z') }).await;
         if self.state() == 'Z' {
@@ -161,19 +161,19 @@ impl Run {
         assert!(sent.success(), "kill -CONT");
     }
 
-    /// Resumes it to its next point.
+    /// Resumes the run until its next point.
     pub async fn next(&mut self) {
         self.resume();
         self.paused().await;
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the run.
     pub async fn ended(mut self) -> Output {
         let child = self.0.take().unwrap();
         tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
     }
 
-    /// Resumes it to its end.
+    /// Resumes the run until its end. Returns its report.
     pub async fn report(self) -> Value {
         self.resume();
         let output = self.ended().await;

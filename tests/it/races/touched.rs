@@ -1,4 +1,4 @@
-//! Numbers that the daemon counts, while a run loads missing data into Redis.
+//! A run loads missing data into Redis while the daemon adds to the same counters.
 
 use redis::AsyncCommands;
 use tallyd_core::event::LikeEvent;
@@ -9,7 +9,7 @@ use super::stage::{Run, assert_numbers};
 use crate::common::{Daemon, Model, World, assert_redis_equals, body, lose, target};
 
 struct Site {
-    /// Dropped before the world, whose folder has its log.
+    /// The daemon is dropped before the world, because its log is in the world's folder.
     daemon: Daemon,
     world: World,
     publisher: Publisher,
@@ -17,7 +17,7 @@ struct Site {
 }
 
 impl Site {
-    /// Targets 1 to 20 have three likes each, in both stores.
+    /// Makes a site whose targets 1 to 20 have three likes each, in both stores.
     async fn new(name: &str) -> Self {
         let world = World::new(name, "[[rule]]\nmetric = \"like\"\n").await;
         let publisher = world.publisher().await;
@@ -77,7 +77,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     lose(&site.world).await;
     site.like([3, 4].into_iter(), 9).await;
     let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:sampled")]);
-    // The first sample of the run is the comparison's.
+    // The load takes no sample, so the run's first sample is in the comparison.
     run.paused().await;
     assert_eq!(site.unloaded().await, 0);
     assert_redis_equals(&site.world, &site.model).await;
@@ -85,7 +85,7 @@ async fn counters_that_no_like_touched_are_loaded_unmeasured() {
     site.close().await;
 }
 
-/// The field of target 1, and the number of unknown buckets, after all numbers were loaded again.
+/// Loads all counters again. Returns the field of target 1, and the count of unknown buckets.
 async fn reloaded(site: &Site) -> (String, u64) {
     let report = site.world.report(&["reconcile", "--reload"]);
     assert_eq!((&report["left"], &report["drifted"]), (&0.into(), &0.into()), "{report}");

@@ -1,4 +1,4 @@
-//! Recounts while comments are added and deleted, and their events are in flight.
+//! Recounts while users add and delete comments, and while their events are in flight.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use super::{QUERY, added, comments, counters, served, settings};
 use crate::common::{Dice, World, target};
 
-/// Videos with comments. The upper half gets few.
+/// Videos with comments. The videos with higher ids get few comments.
 const VIDEOS: u64 = 40;
 
-/// Comments by one API server until the stop: each has a row, and a moment later its event. Some are deleted again.
-/// Ends when the last event is published.
+/// Comments by one API server until the stop: each has a row, and a moment later its event. Each comment has a row at
+/// once, and its event a moment later. Ends when the last event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
     let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
@@ -42,7 +42,7 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // Half of them in order, the others concurrently with the next ones.
+            // Publishes half of the events in order, and the others at the same time as later events.
             if dice.percent(50) {
                 publish.await;
             } else {
@@ -66,7 +66,7 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
     let (mut dice, mut injected) = (Dice::new(9), BTreeMap::<u64, i64>::new());
     for round in 0..4_u64 {
         for _ in 0..3 {
-            // Errors on hot videos and on quiet ones: a lost event, a double count, or a manual change.
+            // Makes errors on hot and on quiet videos: a lost event, a double count, or a manual change.
             let video = if round % 2 == 0 { 1 + dice.below(4) } else { 5 + dice.below(VIDEOS - 4) };
             let by = if dice.percent(50) { 3 } else { -2 };
             let sql = format!(
@@ -79,15 +79,15 @@ async fn under_load_every_injected_fault_is_corrected_and_nothing_else() {
         let report = &world.report(&["recount"])["recounts"][0];
         assert_eq!(report["ended"], "done", "{report}");
         for (video, added) in added(&world).await {
-            assert!(injected.contains_key(&video), "video {video} was right, and got {added:+}");
+            assert!(injected.contains_key(&video), "video {video} was right, but a recount added {added:+}");
         }
     }
     stop.cancel();
     for server in servers {
         server.await.unwrap();
     }
-    // From now on all of them are quiet. This must wait for the events: one in flight can hide a drift of the same size
-    // for one look.
+    // From now on all videos are quiet. The test waits for the events, because an event in flight can hide a drift of
+    // the same size for one pass.
     world.drained(&publisher).await;
     let report = &world.report(&["recount"])["recounts"][0];
     assert_eq!(report["busy"], 0, "{report}");

@@ -1,4 +1,4 @@
-//! Numbers whose truth is another table. Only a query corrects them.
+//! Counters whose right values come from another table. Only a query can correct them.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -17,14 +17,14 @@ use sqlx::{AssertSqlSafe, Row};
 const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \
                      LIMIT :limit";
 
-/// A configuration with one recount. `more` is added to its block.
+/// Returns a configuration with one recount. `more` is added to the recount's block.
 fn settings(query: &str, more: &str) -> String {
     format!(
         "[metrics]\nlike = 1\ncomment = 2\n[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"
     )
 }
 
-/// A world with an empty table of comments, and queues without a consumer.
+/// Makes a world with an empty table of comments, and queues without a consumer.
 async fn world(name: &str, settings: &str) -> World {
     let world = World::new(name, settings).await;
     world.publisher().await;
@@ -34,7 +34,7 @@ async fn world(name: &str, settings: &str) -> World {
     world
 }
 
-/// The same with a daemon.
+/// Makes the same world with a daemon.
 async fn served(name: &str, settings: &str) -> (World, Daemon) {
     let world = world(name, settings).await;
     let daemon = world.daemon();
@@ -54,7 +54,7 @@ async fn comment(world: &World, comments: &[(u64, usize)]) {
     }
 }
 
-/// Sets numbers in `counter`, right or wrong.
+/// Sets counters in `counter` to right or wrong counts.
 async fn count(world: &World, counters: &[(u64, u8, i64)]) {
     for (id, slot, value) in counters {
         let columns = "kind, target_id, metric, slot, value, update_at";
@@ -62,7 +62,7 @@ async fn count(world: &World, counters: &[(u64, u8, i64)]) {
     }
 }
 
-/// By id, without zeros.
+/// Returns counts by id, without zeros.
 async fn numbers(world: &World, sql: &'static str) -> BTreeMap<u64, i64> {
     let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
     let numbers = rows.iter().map(|row| (row.get(0), row.get(1)));
@@ -79,7 +79,7 @@ async fn comments(world: &World) -> BTreeMap<u64, i64> {
     numbers(world, "SELECT CAST(video_id AS UNSIGNED), COUNT(*) FROM comment WHERE deleted = 0 GROUP BY video_id").await
 }
 
-/// The sum of all recounts' additions to each counter.
+/// Returns the sum of all recounts' additions to each counter.
 async fn added(world: &World) -> BTreeMap<u64, i64> {
     let sql = "SELECT target_id, CAST(SUM(added) AS SIGNED) FROM repair WHERE store = 'mysql' AND outcome = 'done' AND metric = 2 \
                GROUP BY target_id";

@@ -1,4 +1,4 @@
-//! One run without other activity.
+//! A recount without other activity.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use tallyd_core::model::Metric;
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
 use crate::common::{World, eventually, stderr, stdout, target};
 
-/// Right, too many, too few, missing in the table, missing in `counter`, in two slots.
+/// Makes counters that are right, too high, too low, missing in the table, missing in `counter`, or in two slots.
 async fn mixed(world: &World) {
     comment(world, &[(1, 3), (2, 5), (3, 2), (5, 4), (6, 6), (i64::MAX as u64, 1)]).await;
     count(world, &[(1, 0, 3), (2, 0, 9), (3, 1, 1), (4, 0, 7), (6, 0, 4), (6, 1, 3), (7, 0, 0)]).await;
@@ -23,7 +23,7 @@ async fn counters_become_what_the_query_says_and_each_change_is_noted() {
         let name = format!("recount_plain_{page_targets}");
         let world = world(&name, &settings(QUERY, &format!("page_targets = {page_targets}"))).await;
         mixed(&world).await;
-        // Another kind and another metric, which it must ignore.
+        // Another kind and another metric, which the recount must ignore.
         run(&world, "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (2, 2, 2, 0, 9, NOW(6)), (1, 2, 1, 0, 9, NOW(6))").await;
         let newest = async || {
             let sql = "SELECT target_id, CAST(MAX(TO_SECONDS(update_at)) AS SIGNED) FROM counter WHERE metric = 2 AND kind = 1 \
@@ -62,10 +62,10 @@ async fn a_dry_run_tells_and_changes_nothing() {
     assert!(text.contains("video:comment: 8 targets checked, 2 exact, 6 drifted by 18 in all, 0 corrected"), "{text}");
     assert!(text.contains("a dry run") && text.contains("video:6: counter 7, the query says 6, -1"), "{text}");
     assert_eq!((counters(&world).await, added(&world).await.len()), (before, 0));
-    // Only a run that changes something is recorded.
+    // A run that changes nothing leaves no record.
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 0);
     assert!(world.tallyd(&["recount"]).status.success());
-    assert!(world.tallyd(&["recount", "--dry-run"]).status.success(), "nothing is off any longer");
+    assert!(world.tallyd(&["recount", "--dry-run"]).status.success(), "no drift is left");
     world.close().await;
 }
 
@@ -111,7 +111,7 @@ async fn a_table_of_another_database_a_sum_and_no_row_at_all_are_right_too() {
     run(&world, &format!("CREATE DATABASE {name}")).await;
     run(&world, &format!("CREATE TABLE {name}.stars (video_id INT NOT NULL, stars INT NOT NULL, note TEXT NOT NULL)"))
         .await;
-    // As in the manual: the account has no right to other databases.
+    // As in the manual, the account has no right to read other databases.
     let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
     run(&world, &format!("GRANT SELECT ON {name}.stars TO {account}")).await;
     count(&world, &[(8, 0, 5)]).await;
@@ -133,20 +133,20 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         let client = world.client();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;
-        // The second one's event was never published.
+        // The event of the second comment was never published.
         client.add(target(1), Metric(2), 3, "three").await.unwrap();
         world.drained(&publisher).await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert!(world.tallyd(&["recount"]).status.success());
         assert_eq!(counters(&world).await, BTreeMap::from([(1, 3), (2, 1)]));
         let read = async || {
-            // The daemon adds the numbers that it counts automatically.
+            // If the daemon is the writer, it adds the corrections automatically.
             let by_itself = writer == "daemon" || world.tallyd(&["reconcile", "--changed"]).status.success();
             let numbers = client.read(&[target(1), target(2)]).await.unwrap();
             let redis = |value| Some(Number { value, source: Source::Redis });
             by_itself && (numbers[0].get(Metric(2)), numbers[1].get(Metric(2))) == (redis(3), redis(1))
         };
-        eventually(&format!("Redis has the numbers of {writer}"), read).await;
+        eventually(&format!("Redis has the corrected counts, written by {writer}"), read).await;
         assert!(world.tallyd(&["reconcile", "--dry-run"]).status.success(), "not twice");
         assert!(daemon.stop().success());
         world.close().await;

@@ -58,7 +58,7 @@ fn wrong() -> Vec<(String, &'static str, &'static str)> {
         (
             "SELECT video_id, :limit FROM comment WHERE video_id > :after GROUP BY video_id ORDER BY video_id".to_owned(),
             "page_targets = 2",
-            "returns more than the 2 rows that :limit says",
+            "returns more rows than :limit = 2",
         ),
         (
             format!("SELECT video_id - 2, 1 FROM comment WHERE video_id > :after {order}"),

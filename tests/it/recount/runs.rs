@@ -1,4 +1,4 @@
-//! Runs that crash, that meet each other, and that the daemon starts automatically.
+//! Recounts that crash, that run at the same time, or that the daemon starts automatically.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::common::{eventually, stderr};
 async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is_added_twice() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
         let world = world(&format!("recount_killed_{number}"), &settings(QUERY, "page_targets = 50")).await;
-        // More than one transaction's.
+        // More videos than one transaction corrects.
         let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
         comment(&world, &videos).await;
         count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
@@ -44,9 +44,9 @@ async fn of_two_at_once_one_is_told_to_try_later() {
     let second = world.tallyd(&["recount"]);
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
     assert!(stderr(&second).contains("is already running this job"), "{}", stderr(&second));
-    // A reconcile is another job with its own fences.
+    // A reconcile can run now, because it is another job with its own fences.
     assert!(world.tallyd(&["reconcile"]).status.success());
-    // The first one's lease expires while it is frozen, and another one corrects.
+    // The lease of the first run expires while it is frozen, and another run corrects the counters.
     run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
     assert!(world.tallyd(&["recount"]).status.success());
     assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
@@ -104,7 +104,7 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     assert_eq!(report["recounts"][0]["corrected"], json!(1));
     assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
     let waits = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:share' AND outcome = 'refused'";
-    assert_eq!(world.count(waits).await, 1, "it is not due again before its next time");
+    assert_eq!(world.count(waits).await, 1, "the failed recount must wait for its next time");
     world.close().await;
 }
 
@@ -116,14 +116,14 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     let all = all.replace("comment = 2\n", "comment = 2\nshare = 3\n");
     let (world, daemon) = served("recount_new", &all).await;
     let done = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:comment' AND outcome = 'done'";
-    eventually("the other one is done", || async { world.count(done).await > 1 }).await;
+    eventually("the other recount is done", || async { world.count(done).await > 1 }).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'video:share'").await, 0);
     assert!(daemon.stop().success());
     world.close().await;
 }
 
-/// A stopping daemon holds events that it has not written: one from before the stop, and one that arrives while it is
-/// frozen.
+/// A stopping daemon holds two events that it has not written. One is from before the stop, the other arrives while the
+/// daemon is frozen.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
@@ -153,16 +153,17 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     eventually("the first one has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
         .await;
 
-    // One is in its transaction, one in the next batch, one in none.
+    // The first event is in its transaction, the second in the next batch, and the third in no batch.
     let mut lock = world.pool.begin().await.unwrap();
     sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
     for number in 1..=3 {
         publish(number).await;
     }
-    // Not `innodb_trx`: the server doesn't refresh it while it is read more often than every 100 ms.
+    // The test does not read `innodb_trx`, because the server doesn't refresh it while it is read more often than every
+    // 100 ms.
     let waits = "SELECT COUNT(*) FROM information_schema.processlist \
                  WHERE db = DATABASE() AND info LIKE 'UPDATE partition_owner SET batches%'";
-    eventually("the first one writes", || async { world.count(waits).await == 1 }).await;
+    eventually("the first daemon writes", || async { world.count(waits).await == 1 }).await;
     eventually("it has all", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
     first.signal("TERM");
     lock.commit().await.unwrap();

@@ -1,4 +1,4 @@
-//! Stores that lost their newest data, and clocks that were ahead.
+//! Redis or MySQL lost its newest data, or a clock was ahead.
 
 use std::time::Duration;
 
@@ -25,18 +25,18 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
         model.apply(&counted.event);
     }
     world.drained(&publisher).await;
-    // So long ago that no later run checks them because of its overlap.
+    // The likes are so old that later runs do not check them because of their overlap.
     let until = last.unwrap().after(Duration::from_secs(2));
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
     server.restart().await;
     let older = redis_likes(&world.client(), &[target(1)]).await;
-    assert_eq!(older, [Some(2)], "the copy says that it is loaded");
+    assert_eq!(older, [Some(2)], "the old copy must claim that it is loaded");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
     assert_redis_equals(&world, &model).await;
     let again = world.report(&["reconcile", "--changed"]);
-    assert_eq!(again["checked"], 0, "the cut is noted again: {again}");
+    assert_eq!(again["checked"], 0, "the run notes the cut again: {again}");
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -71,7 +71,7 @@ async fn a_cut_from_the_future_is_void_for_changed_runs() {
     world.close().await;
 }
 
-/// The cuts that `changed` runs have noted as compared, in order.
+/// Returns the cuts that `changed` runs have noted as compared, in order.
 async fn cuts(world: &World) -> Vec<i64> {
     let micros = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', cut) AS SIGNED)";
     let sql = format!("SELECT {micros} FROM job_run WHERE mode = 'changed' AND outcome = 'done' ORDER BY run");
@@ -93,7 +93,7 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     assert_eq!(redis_likes(&world.client(), &[target(1)]).await, [Some(2)]);
     assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
     assert_eq!(world.report(&["reconcile", "--changed"])["left"], 0);
-    assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen").await, 0, "it was right, and is forgotten");
+    assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen").await, 0, "the counter is right, so the hint is deleted");
     assert!(daemon.stop().success());
     world.close().await;
 }

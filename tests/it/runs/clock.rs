@@ -1,4 +1,4 @@
-//! Events whose `at` comes from the producers' own clocks.
+//! Events whose `at` comes from the clocks of the producers.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
 
-/// Counts in Redis, and publishes with the given `at`.
+/// Counts a like in Redis, and publishes it with the given `at`.
 async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, id: u64, at: Micros) {
     let (client, publisher) = with;
     let counted = client.count(target(id), UserId(1), true, &[]).await.unwrap();
@@ -29,7 +29,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
     let mut model = Model::default();
     let with = (&client, &publisher);
     let now = world.cache.now().await.unwrap();
-    // One clock is ahead, one behind. Events older than the skew are quiet.
+    // The clock of the first event is ahead, the clock of the second is behind. The third event is older than the skew,
+    // so its target is quiet.
     like_at(&world, with, &mut model, 1, now.after(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 2, now.before(Duration::from_secs(15))).await;
     like_at(&world, with, &mut model, 3, now.before(Duration::from_secs(60))).await;
@@ -37,8 +38,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         drift(&world, target(id), 2).await;
     }
     world.drained(&publisher).await;
-    // Targets 1 and 2 have events within the skew of every cut, and none while they are watched, so the watch decides
-    // them.
+    // Targets 1 and 2 have events within the skew of every cut. They have no events while the run watches them, so the
+    // watch decides.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&report["repaired"], &report["busy"], &report["undecided"]),
@@ -46,7 +47,7 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         "{report}"
     );
 
-    // A target that gets events all the time can't be decided, and is left unchanged.
+    // A target that gets events all the time can't be decided, and stays unchanged.
     drift(&world, target(3), 2).await;
     let run = world.command().args(["reconcile", "--full", "--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());

@@ -1,4 +1,4 @@
-//! Targets that are kept for the next run.
+//! A run keeps hints about targets for the next run.
 
 use tallyd_core::model::{Micros, UserId};
 
@@ -36,14 +36,14 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     drift(&world, target(7), 2).await;
     sqlx::query("UPDATE counter SET update_at = update_at - INTERVAL 1 DAY").execute(&world.pool).await.unwrap();
     let kept = || async { world.count("SELECT COUNT(*) FROM drift_seen").await };
-    assert_eq!(world.report(&["reconcile", "--changed"])["checked"], 0, "nothing has changed lately");
+    assert_eq!(world.report(&["reconcile", "--changed"])["checked"], 0, "no target has changed lately");
     sqlx::query("INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES (1, 7, 1, 0, NOW(6))")
         .execute(&world.pool)
         .await
         .unwrap();
     let dry = world.report(&["reconcile", "--changed", "--dry-run"]);
     assert_eq!((&dry["drifted"], &dry["repaired"]), (&1.into(), &0.into()), "{dry}");
-    assert_eq!(kept().await, 1, "a dry run forgets nothing");
+    assert_eq!(kept().await, 1, "a dry run must delete no hint");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(kept().await, 0, "it was compared");
@@ -58,7 +58,7 @@ async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     let client = world.client();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
     assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL lacks");
-    // The dead letter is replayed, or the API server publishes the event that it has kept.
+    // An operator replays the dead letter, or the API server publishes the event that it has kept.
     event.at = Micros(event.at.0 - 3_600_000_000);
     model.apply(&event);
     let publisher = world.publisher().await;

@@ -1,4 +1,4 @@
-//! Redis is lost, and loaded again while events wait.
+//! Redis loses its data and is loaded again while events are queued.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     let (world, daemon, mut model) = settled("patient_load", 20, "[reconcile]\nfence_max = \"2s\"").await;
     assert!(daemon.stop().success());
     lose(&world).await;
-    // It is not written before the daemon is back.
+    // The like is written only after the daemon has restarted.
     let client = world.client();
     model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
     let mut run =

@@ -1,11 +1,11 @@
-//! An operator pauses and throttles reconciles, also a running one.
+//! An operator pauses and throttles reconciles, even while they run.
 
 use std::time::{Duration, Instant};
 
 use super::common::{World, eventually, stderr, stdout};
 use super::settled;
 
-/// Whether a full run has noted its progress and is still running.
+/// Tells whether a full run has noted its progress and is still running.
 async fn is_amidst(world: &World) -> bool {
     let amidst = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND checkpoint IS NOT NULL AND finished_at IS NULL";
     world.count(amidst).await > 0
@@ -36,7 +36,11 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     ordered(&world, &["resume", "reconcile"]);
     let resumed = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND report NOT LIKE '%\"resumed_run\":null%'";
     eventually("it is resumed to its end", || async { world.count(resumed).await > 0 }).await;
-    assert!(began.elapsed() < Duration::from_secs(25), "without the pause after a failure: {:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(25),
+        "after a pause the run must not wait as after a failure: {:?}",
+        began.elapsed()
+    );
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -58,7 +62,7 @@ async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
     eventually("the run ends", || async { !is_amidst(&world).await }).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(run.wait().unwrap().success());
-    // A command that is paused during its run says so, and can be resumed.
+    // A command whose run is paused reports that, and can be resumed.
     ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
     let run = world.command().arg("reconcile").stderr(std::process::Stdio::piped()).spawn().unwrap();
     eventually("the run is active", || async { is_amidst(&world).await }).await;

@@ -1,4 +1,4 @@
-//! A run that waits for MySQL's replicas, on the test's own pair of servers.
+//! A run waits for MySQL's replicas. The test has its own pair of servers.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::common::{World, drift, eventually, stack, stderr, stdout, target};
 
-/// Names that differ between the two kinds of servers that replicate.
+/// The names that differ between MySQL and MariaDB.
 #[derive(Clone, Copy)]
 struct Dialect {
     program: &'static str,
@@ -45,7 +45,7 @@ const MYSQL: Dialect = Dialect {
 };
 
 impl Dialect {
-    /// The dialect of the server that all tests use.
+    /// Returns the dialect of the server that all tests use.
     async fn of_the_stack() -> Self {
         let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
         let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
@@ -65,7 +65,7 @@ impl Dialect {
     }
 }
 
-/// A server that ends with the test.
+/// A server that stops when it is dropped.
 struct Server {
     child: Child,
     port: u16,
@@ -112,7 +112,7 @@ fn program(name: &str, folder: &Path) -> Command {
     let mut command = Command::new(name);
     command
         .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
-        // A server that starts removes the temporary tables in its folder for them, even those of another server.
+        // At its start a server deletes the temporary tables in TMPDIR, even those of another server.
         .env("TMPDIR", folder)
         .args(["--no-defaults", "--user=root"])
         .arg(format!("--datadir={}", folder.display()))
@@ -134,7 +134,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     for sql in ["CREATE USER r@127.0.0.1", "GRANT REPLICATION SLAVE ON *.* TO r@127.0.0.1"] {
         run(&primary_pool, sql.to_owned()).await;
     }
-    // From the first entry of the log, which also has the accounts that the server was made with.
+    // The replica starts from the first entry of the log, because the log also has the accounts of the first start.
     let status = sqlx::query(dialect.log_status).fetch_one(&primary_pool).await.unwrap();
     let (file, position): (String, u64) = (status.get(0), status.get(1));
     run(&pool, dialect.follow(primary.port, &file, position)).await;
@@ -152,7 +152,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
-    // A run waits for a replica with others behind it only for the given time, and stays due.
+    // A run waits for a replica only for the given time, because other jobs wait behind the run. Then it stays due.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

@@ -1,4 +1,4 @@
-//! The reads of a run on a large table are limited by rows that the server reads, not by rows that it finds.
+//! On a large table a run limits the rows that the server reads, not the rows that the server finds.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::model::{Kind, TargetId};
@@ -7,10 +7,10 @@ use tallyd_mysql::Store;
 use super::common::World;
 use super::settled;
 
-/// Counters of one metric. The others have no row for these targets.
+/// The count of rows, all of one metric. The other metrics have no row for these targets.
 const ROWS: i64 = 20_000;
 
-/// Two more metrics than there are numbers of.
+/// Settings with three metrics. The table has rows of only one metric.
 const SPARSE: &str = "[metrics]\nlike = 1\nshare = 2\nview = 3\n[reconcile]\nrepair_targets_max_percent = 100\n";
 
 async fn filled(name: &str) -> World {
@@ -36,7 +36,7 @@ async fn is_mariadb(world: &World) -> bool {
     version.contains("MariaDB")
 }
 
-/// Rows of `counter` that the server has read until now.
+/// Returns how many rows of `counter` the server has read until now.
 async fn rows_read(world: &World) -> i64 {
     let sql = if is_mariadb(world).await {
         "SELECT CAST(ROWS_READ AS SIGNED) FROM information_schema.TABLE_STATISTICS \
@@ -54,11 +54,11 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let before = rows_read(&world).await;
-    // Redis is empty, so it is loaded and then compared.
+    // Redis is empty, so the run first loads it and then compares it.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // To list and to read them, for the load and for the comparison.
+    // The run lists and reads the rows, once for the load and once for the comparison.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());
@@ -71,7 +71,7 @@ async fn a_page_of_counters_reads_no_more_rows_than_it_has() {
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let before = rows_read(&world).await;
     let range = store.list_range(Kind(1), TargetId(7_000), 100).await.unwrap();
-    // One more row shows whether the last target is cut.
+    // The range reads one more row to find out whether the last target is complete.
     assert_eq!((range.counters.len(), range.until), (100, TargetId(7_100)));
     let read = rows_read(&world).await - before;
     assert!(read <= 102, "{read} rows");
@@ -95,7 +95,7 @@ async fn a_target_with_more_rows_than_a_page_is_read_whole() {
 async fn a_search_of_the_buckets_ends_when_its_time_is_over() {
     let settings = "[redis]\nbucket_bits = 14\n[reconcile]\npause_ms = 1000\n";
     let (world, daemon, _) = settled("search_over", 0, settings).await;
-    // No counter is compared. Four parts of the buckets are searched, with a pause before each.
+    // The run compares no counter. It searches four parts of the buckets, with a pause before each part.
     let report = world.report(&["reconcile", "--full", "--run-time", "2s"]);
     assert_eq!((&report["ended"], &report["cut"]), (&"time-over".into(), &serde_json::Value::Null), "{report}");
     assert!(daemon.stop().success());

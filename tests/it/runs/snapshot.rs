@@ -1,11 +1,11 @@
-//! The report as programs read it. A field that is removed, moved or changes its type fails here.
+//! The report in JSON, as programs read it. The test fails if a field is removed, moved, or changes its type.
 
 use std::process::Command;
 
 use super::common::{drift, stderr, stdout, target};
 use super::settled;
 
-/// Replaces the values that differ between runs.
+/// Replaces the parts that differ between runs.
 fn stable(json: &str) -> String {
     let mut report: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json).unwrap();
     for step in report["steps_ms"].as_object_mut().unwrap().values_mut() {
@@ -46,7 +46,7 @@ async fn the_report_for_programs_is_stable() {
 async fn a_terminal_shows_how_far_a_run_is() {
     let (world, daemon, _) = settled("bar", 30, "[reconcile]\npage_targets = 10\npause_ms = 500").await;
     let tallyd = format!("{} --config {} reconcile", env!("CARGO_BIN_EXE_tallyd"), world.config_path().display());
-    // Gives the command a terminal.
+    // Runs the command in a terminal.
     let output = Command::new("script")
         .args(["-qec", &format!("stty rows 40 cols 240; {tallyd}"), "/dev/null"])
         .output()
@@ -55,7 +55,7 @@ async fn a_terminal_shows_how_far_a_run_is() {
     let shown = stdout(&output);
     assert!(shown.contains("10 counters checked (about "), "{shown}");
     assert!(shown.contains("now after video:10"), "{shown}");
-    // The bar is removed before the report, and its line has no other text.
+    // The command removes the progress bar before the report, so the report's line has no other text.
     let report = shown.lines().rev().find(|line| line.contains("full: 30 counters checked, 30 exact")).unwrap();
     assert!(report.rsplit('\r').next().unwrap().trim_start_matches("\u{1b}[2K").starts_with("full: "), "{report:?}");
     assert!(daemon.stop().success());

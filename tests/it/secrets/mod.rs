@@ -1,5 +1,5 @@
-//! Passwords, keys and tokens are in no output of tallyd. They are planted wherever a secret can be, and all output is
-//! searched for them, also in other encodings.
+//! Passwords, keys and tokens are in no output of tallyd. The tests put them everywhere a secret can be, and search all
+//! output for them, also in other encodings.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -27,7 +27,7 @@ const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
 
-/// All output, with its source.
+/// All output, and the source of each part.
 #[derive(Default)]
 struct Shown(Vec<(String, String)>);
 
@@ -50,11 +50,11 @@ impl Shown {
         self.note(format!("stderr of {place}"), &output.stderr);
     }
 
-    /// Fails if any of it has a planted secret.
+    /// Fails if any output has a planted secret.
     fn assert_clean(&self, more: &[String]) {
         assert!(
             self.0.iter().map(|(_, text)| text.len()).sum::<usize>() > 10_000,
-            "too little output to prove anything"
+            "there is too little output to prove anything"
         );
         let planted: Vec<String> = ways_of_writing(PLANTED).into_iter().chain(more.iter().cloned()).collect();
         for (place, text) in &self.0 {
@@ -69,7 +69,7 @@ impl Shown {
     }
 }
 
-/// As text, in hex, as numbers of bytes, and in base64 at each position of a text.
+/// Returns the text in all encodings: plain, in hex, as decimal bytes, and in base64 at each offset.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
@@ -77,7 +77,7 @@ fn ways_of_writing(text: &str) -> Vec<String> {
     let mut ways = vec![text.to_owned(), numbers.join(", "), numbers.join(","), hex.to_uppercase(), hex];
     for before in 0..3 {
         let encoded = BASE64_STANDARD.encode([vec![0; before], bytes.to_vec()].concat());
-        // Without the letters that depend on the neighbouring bytes.
+        // Cuts the letters that depend on the neighbouring bytes.
         let (from, to) = ((before * 8).div_ceil(6), (before + bytes.len()) * 8 / 6);
         ways.push(encoded[from..to].to_owned());
     }
@@ -91,7 +91,7 @@ fn file(world: &World, name: &str, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// The settings of all servers without passwords, and more below each.
+/// Returns settings with the addresses of all servers, without passwords. `more` is added to each server's section.
 fn settings(world: &World, more: impl Fn(&str) -> String, rest: &str) -> String {
     let accounts = world.accounts.as_ref().unwrap();
     let of = |section: &str, url: &str| {
@@ -125,7 +125,7 @@ async fn look(shown: &mut Shown, daemon: &Daemon) {
     shown.note("cmdline", fs::read(format!("/proc/{}/cmdline", daemon.child.id())).unwrap());
 }
 
-/// A running daemon and all commands, with passwords from one source.
+/// Runs a daemon and all commands, with passwords from one source.
 async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], likes: i64) {
     let trace =
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
@@ -157,7 +157,7 @@ async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], li
     assert!(daemon.stop().success());
 }
 
-/// The output for wrong passwords, unreachable servers, and invalid settings.
+/// Records the output for wrong passwords, unreachable servers, and invalid settings.
 async fn fail(shown: &mut Shown, world: &World) {
     let closed = "127.0.0.1:1";
     let wrong = ["AMQP", "MYSQL", "REDIS"].map(|section| format!("TALLYD__{section}__PASSWORD"));
@@ -192,12 +192,12 @@ async fn fail(shown: &mut Shown, world: &World) {
     daemon.kill();
 }
 
-/// A key and its certificate, and the texts that would reveal the key.
+/// Makes a key and its certificate. Also returns the texts that would reveal the key.
 fn key(world: &World) -> (String, String, Vec<String>) {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["tallyd".to_owned()]).unwrap().self_signed(&key).unwrap();
     let pem = key.serialize_pem();
-    // The head is the same in all keys.
+    // The first line is the same in all keys.
     let lines = pem.lines().filter(|line| !line.starts_with("---")).skip(1).map(str::to_owned);
     let secret = &key.serialize_der()[40..60];
     let numbers: Vec<String> = secret.iter().map(u8::to_string).collect();
@@ -219,7 +219,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
             "[admin]\nlisten = \"127.0.0.1:0\"\ntoken_file = \"{token}\"\n[log]\nformat = \"{format}\"\n[reconcile]\nwatch_every = \"1s\"\n"
         )
     };
-    // In the address, as in the world; in files; in the environment.
+    // Passwords in the addresses, then in files, then in the environment.
     world.write(&rest("json"));
     work(&mut shown, &world, &[], 1).await;
     world.write(&settings(&world, |_| format!("password_file = \"{password}\"\n"), &rest("text")));
@@ -242,7 +242,7 @@ async fn no_secret_is_in_logs_errors_commands_answers_or_the_command_line() {
     }
     let config = loaded(&world.config_path());
     shown.note("Debug", format!("{config:?} {config:#?} {:?}", Store::new(&config.mysql, 1).unwrap()));
-    // A file that is exchanged with the key would reveal it, too.
+    // If a certificate's setting names the key's file, an error could also reveal the key.
     world.write(&text.replace(&certificate, &key).replace("tls_key_file", "tls_ca_file"));
     shown.run(&world, &["config", "check"], &[]);
     world.write(&text.replace(&format!("tls_key_file = \"{key}\""), &format!("tls_key_file = \"{certificate}\"")));
@@ -272,7 +272,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
-    // As the watchdog does.
+    // systemd's watchdog sends this signal.
     let sent = Command::new("kill").args(["-ABRT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let status = child.wait().unwrap();
@@ -280,7 +280,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     world.close().await;
 }
 
-/// A program with no more rights than its user, because root can read everything.
+/// Runs the program with its user's rights only, because root can read everything.
 fn without_powers(program: &str) -> Command {
     if !rustix::process::geteuid().is_root() {
         return Command::new(program);
@@ -290,7 +290,7 @@ fn without_powers(program: &str) -> Command {
     command
 }
 
-/// A program that ends with the test.
+/// A program that stops when it is dropped.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -300,7 +300,7 @@ impl Drop for Ends {
     }
 }
 
-/// Whether another program of the same user can read that file of a process.
+/// Tells whether another program of the same user can read this file of a process.
 fn is_readable(process: &Child, file: &str) -> bool {
     let mut command = without_powers("cat");
     command.arg(format!("/proc/{}/{file}", process.id())).stdout(Stdio::null()).stderr(Stdio::null());
@@ -317,8 +317,8 @@ async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_dae
     let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {
-        // Without the protection it can be read.
-        eventually("another program's is read", || async { is_readable(&other.0, file) }).await;
+        // This process has no protection, so its file can be read.
+        eventually("the other program's file is read", || async { is_readable(&other.0, file) }).await;
         assert!(!is_readable(&daemon.0, file), "{file}");
     }
     drop(daemon);

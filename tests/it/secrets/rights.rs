@@ -1,5 +1,5 @@
-//! The accounts of the files under ops/ lack these rights. Nearly all other tests show that their rights are enough,
-//! because they use them.
+//! The accounts of the files under ops/ must not have these rights. Nearly all other tests use these accounts, so they
+//! show that the rights are enough.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -11,7 +11,7 @@ use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use crate::common::World;
 
-/// MySQL's error numbers for a missing right: to a database, to a login or a file, to a table, to administrators'
+/// MySQL's error codes for a missing right: to a database, to a login or a file, to a table, to administrators'
 /// commands.
 const DENIED: [u16; 4] = [1044, 1045, 1142, 1227];
 
@@ -91,7 +91,7 @@ async fn in_redis_nobody_does_what_administrators_do_or_reads_the_keys_of_others
             let mut command = redis::cmd(words[0]);
             command.arg(&words[1..]);
             let error = command.exec_async(&mut redis).await.expect_err(words[0]).to_string();
-            // In a script it is the script's error.
+            // In a script Redis returns the script's error.
             assert!(error.contains("permission") || error.contains("can't run this command"), "{words:?}: {error}");
         }
     }
@@ -131,7 +131,7 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
     let api = Broker::new(&api).unwrap();
     let publisher = api.connect_publisher("test").await.unwrap();
     publisher.publish(&exchange, "1", b"{}").await.unwrap();
-    // Directly into a queue, as only a fence goes.
+    // Only a fence is published directly to a queue.
     assert!(publisher.publish("", &queue, b"{}").await.is_err());
     world.close().await;
 }

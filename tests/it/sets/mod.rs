@@ -1,4 +1,4 @@
-//! Numbers that events set: the newest set and the counts after it, in any order of arrival.
+//! Counters that events set: the result is the newest set plus the counts after it, in any order of arrival.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -16,7 +16,7 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 
 const UNREAD: &str = "[metrics]\nlike = 1\nview = 3\nunread = 4\n[[rule]]\nmetric = \"unread\"\nsettable = true\n";
 
-/// The first time of the test: a minute ago.
+/// Returns the first time of the test, a minute ago.
 fn start() -> i64 {
     tallyd::runtime::clock::now().0 - 60_000_000
 }
@@ -29,10 +29,10 @@ enum What {
     Reset,
 }
 
-/// With the target's id and the time.
+/// The target's id, the time, and the change.
 type Event = (u64, i64, What);
 
-/// The message to publish, with that routing key.
+/// Returns the message to publish, with this routing key.
 fn published(number: usize, (id, at, what): Event, key: u64) -> (UserId, Vec<u8>) {
     let (id, at, of) = (TargetId(id), Micros(at), ("video", "unread"));
     let body = match what {
@@ -43,12 +43,12 @@ fn published(number: usize, (id, at, what): Event, key: u64) -> (UserId, Vec<u8>
     (UserId(key), body)
 }
 
-/// In the given order, all through one partition.
+/// Returns the messages in the given order, all with the routing key of one partition.
 fn bodies(events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
     events.iter().enumerate().map(|(number, event)| published(number, *event, 1)).collect()
 }
 
-/// The result of the events, without zeros.
+/// Computes the result of the events, without zeros.
 fn model(events: &[Event]) -> BTreeMap<u64, i64> {
     let ids: BTreeSet<u64> = events.iter().map(|(id, ..)| *id).collect();
     let value = |id: u64| {
@@ -66,7 +66,7 @@ fn model(events: &[Event]) -> BTreeMap<u64, i64> {
     ids.into_iter().map(|id| (id, value(id))).filter(|(_, value)| *value != 0).collect()
 }
 
-/// The numbers in MySQL, without zeros.
+/// Returns the counters in MySQL, without zeros.
 async fn unread(world: &World) -> BTreeMap<u64, i64> {
     sqlx::query(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) AS value FROM counter WHERE metric = 4 GROUP BY target_id HAVING value <> 0",

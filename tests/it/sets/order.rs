@@ -1,4 +1,4 @@
-//! Any order, two partitions, redeliveries, crashes and rivals: the result equals the model.
+//! Events in any order, with two partitions, redeliveries, crashes and rivals. The result equals the model.
 
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
@@ -6,7 +6,7 @@ use tallyd_mysql::Store;
 use super::common::{Dice, World, eventually, stderr};
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// This many events of a few targets, of the last minute.
+/// Makes this many events of the last minute, for a few targets.
 fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
     let (mut dice, start) = (Dice::new(seed), start());
     let event = |_| {
@@ -15,13 +15,13 @@ fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
             1 => What::Set(dice.below(50).cast_signed()),
             _ => What::Count(dice.below(9).cast_signed() - 2),
         };
-        // Few times, so that many are equal.
+        // There are few different times, so many events have the same time.
         (1 + dice.below(targets), start + dice.below(200).cast_signed() * 250_000, what)
     };
     (0..count).map(event).collect()
 }
 
-/// The events and a part of them again, in any order, through any partition.
+/// Returns the events and some duplicates, in any order and with any routing key.
 fn shuffled(seed: u64, events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
     let mut dice = Dice::new(seed);
     let mut all: Vec<(usize, Event)> = events.iter().copied().enumerate().collect();
@@ -66,7 +66,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let more = some(13, 2_000, 5);
-    // With other ids than the first ones.
+    // The new events have other ids than the first events.
     let numbered: Vec<_> =
         more.iter().enumerate().map(|(at, event)| published(at + 1_000, *event, at as u64)).collect();
     for piece in numbered.chunks(500) {
@@ -97,7 +97,7 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
             eventually("a day is emptied", || async {
-                // It waits some seconds for another session that holds the table.
+                // The deletion waits some seconds for another session that holds the table.
                 store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok_and(|days| days == 1)
             })
             .await;
@@ -111,8 +111,8 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.close().await;
 }
 
-/// Locks numbers from the last to the first, against the daemon's order. It has more to undo than a batch, so MySQL
-/// aborts the batch of the two.
+/// Locks counters from the last to the first, in the reverse order of the daemon. This transaction has more to undo
+/// than a batch, so MySQL aborts the batch.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");
@@ -125,7 +125,7 @@ async fn lock_backwards(world: &World, rounds: u32) {
                     .bind(id)
                     .fetch_all(&mut *tx)
                     .await;
-            // Sometimes this transaction is the one that is aborted.
+            // Sometimes MySQL aborts this transaction instead.
             if locked.is_err() {
                 break;
             }
@@ -144,7 +144,7 @@ async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_say
     let publisher = world.publisher().await;
     let events = some(15, 6_000, 6);
     let bodies = shuffled(4, &events);
-    // The first ones, so that there are rows to lock.
+    // The first events make the rows that the rival locks.
     world.publish(&publisher, &bodies[..500]).await;
     world.drained(&publisher).await;
     let publishing = async { world.publish(&publisher, &bodies[500..]).await };

@@ -1,4 +1,4 @@
-//! The results of sets and counts, one after the other.
+//! Sets and counts, and their results after each event.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 use super::common::World;
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};
 
-/// Publishes the events one batch after the other. Returns the number of target 1 after each.
+/// Publishes each event in its own batch. Returns the count of target 1 after each batch.
 async fn one_by_one(world: &World, events: &[Event]) -> Vec<i64> {
     let publisher = world.publisher().await;
     let mut seen = Vec::new();
@@ -26,7 +26,7 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let world = World::new("sets_late", UNREAD).await;
     let daemon = world.daemon();
     let start = start();
-    // Some were counted yesterday, so they are in another partition of the table.
+    // Some of the counts are from yesterday, so they are in another partition of the table.
     let at = |second: i64| start + second * 1_000_000;
     let events = [
         (1, at(-86_400), What::Count(100)),
@@ -45,8 +45,8 @@ async fn a_set_that_comes_late_keeps_what_was_counted_after_it() {
     let newest =
         "SELECT COUNT(*) FROM counter WHERE metric = 4 AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) =";
     let newest = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{newest} {}", at(41)))).fetch_one(&world.pool).await;
-    assert_eq!((newest.unwrap(), unread(&world).await), (1_i64, model(&events)), "the newest `at` that was applied");
-    // An old set of a number that was counted ever since.
+    assert_eq!((newest.unwrap(), unread(&world).await), (1_i64, model(&events)), "MySQL must have the newest `at`");
+    // An old set arrives for a counter that has had counts since then.
     let far = [(2, at(-5 * 86_400), What::Count(1)), (2, at(-4 * 86_400), What::Count(2)), (2, at(-2), What::Count(4))];
     let far = [far.as_slice(), &[(2, at(-4 * 86_400) - 1, What::Set(100))]].concat();
     let publisher = world.publisher().await;
@@ -73,7 +73,11 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
         (1, at, What::Reset),
     ];
     assert_eq!(one_by_one(&world, &events).await, [5, 3, 3, 8, 8]);
-    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "void events are known, too");
+    assert_eq!(
+        world.count("SELECT COUNT(*) FROM applied_event").await,
+        2,
+        "the ledger must have events without effect, too"
+    );
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
     assert!(daemon.stop().success());
     world.close().await;
@@ -123,7 +127,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
         world.drained(&publisher).await;
         assert_eq!(world.count(dot).await, *unread, "{}", String::from_utf8_lossy(event));
     }
-    // The same for user 10, each time the last one first.
+    // Publishes the same events for user 10, each time with the last event first.
     for (event, _) in rows.iter().rev() {
         let event = String::from_utf8_lossy(event).replace("\"target_id\": \"9\"", "\"target_id\": \"10\"");
         world.publish(&publisher, &[(UserId(10), event.into_bytes())]).await;
@@ -140,7 +144,7 @@ async fn the_documented_red_dot_shows_what_is_unread_in_any_order() {
 async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     let settings = format!("[consumer]\napplied_event_keep = \"1h\"\n{UNREAD}");
     let world = World::new("sets_refused", &settings).await;
-    // More than a slot can subtract.
+    // A set of these counters must subtract more than one slot can.
     let fill = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES \
                 (1, 2, 4, 7, -9223372036854775808, '2026-01-01'), (1, 3, 4, 0, 9223372036854775807, '2026-01-01'), \
                 (1, 3, 4, 7, 9223372036854775807, '2026-01-01')";

@@ -1,4 +1,4 @@
-//! Changes of watched numbers that are not likes, which consumers report to reconciles.
+//! Consumers report to reconciles how watched counters change. These counters are not likes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tallyd_mysql::jobs::number_of;
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
-/// The times of a test's events, in seconds.
+/// Converts the seconds of a test to the times of its events.
 struct Clock(i64);
 
 impl Clock {
@@ -19,7 +19,7 @@ impl Clock {
         Micros(self.0 + second * 1_000_000)
     }
 
-    /// The event with that number, of unread messages of target `id`.
+    /// Makes the event with this number, for the unread messages of target `id`.
     fn unread(&self, number: usize, (id, second, what): Event) -> (UserId, Vec<u8>) {
         published(number, (id, self.at(second).0, what), 1)
     }
@@ -36,7 +36,7 @@ impl Clock {
         WatchedCount { number: (target(1), metric), at: self.at(second), delta }
     }
 
-    /// The earlier value of a number whose current value is `now`.
+    /// Returns the earlier count of a counter that now has `now`.
     fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
         counted_at(self.at(second), Duration::ZERO, now, counts)
     }
@@ -45,7 +45,7 @@ impl Clock {
 const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
-/// The number of target 1 as the watch sees it, and its logged changes by time.
+/// Returns the count of target 1 as the watch sees it, and its logged changes by time.
 async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
     let (truths, Watched { mut counts, .. }) =
@@ -111,7 +111,7 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
         watched(&store, &world, UNREAD_METRIC, first).await,
         (1, vec![clock.logged(6, (UNREAD_METRIC, Some(1)))])
     );
-    // A number that can't be set.
+    // This counter can't be set.
     store.watch(second, &[(target(1), VIEW)], &world.broker.numbered(1), 60).await.unwrap();
     assert!(
         store.watched(&[(target(1), UNREAD_METRIC)], first, &world.broker.numbered(1)).await.unwrap().is_none(),

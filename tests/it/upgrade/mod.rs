@@ -1,4 +1,4 @@
-//! Upgrades and downgrades: the schema changes under running daemons despite interruptions, and daemons of two versions
+//! Upgrades and downgrades. The schema changes while daemons run, also with interruptions, and daemons of two versions
 //! share the work.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The steps of released versions, with their SHA-256. sqlx rejects a step that has changed since it was made.
+/// The steps of released versions, with their SHA-256. sqlx rejects a step that was changed after it had been made.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
     ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),
@@ -22,7 +22,7 @@ fn steps() -> Vec<(String, String)> {
     steps
 }
 
-/// Its statements, without comments.
+/// Returns the statements of the step, without comments.
 fn statements(step: &str) -> Vec<String> {
     let lines = step.lines().filter(|line| !line.trim_start().starts_with("--"));
     let text = lines.collect::<Vec<_>>().join("\n");
@@ -39,7 +39,7 @@ fn steps_that_are_out_have_not_changed() {
     }
 }
 
-/// A table with hundreds of millions of rows that is rebuilt blocks its writers for hours.
+/// If a step rebuilds a table with hundreds of millions of rows, it blocks the table's writers for hours.
 #[test]
 fn a_step_makes_tables_or_changes_them_in_place_and_may_run_again() {
     for (name, text) in steps() {
@@ -47,7 +47,7 @@ fn a_step_makes_tables_or_changes_them_in_place_and_may_run_again() {
             let may_run_again = statement.contains("IF NOT EXISTS")
                 || statement.contains("IF EXISTS")
                 || statement.contains("ON DUPLICATE KEY UPDATE");
-            assert!(may_run_again, "{name}: half of a step can be done already:\n{statement}");
+            assert!(may_run_again, "{name}: the statement must work if the step was interrupted:\n{statement}");
             let in_place = statement.contains("ALGORITHM = INSTANT")
                 || (statement.contains("ALGORITHM = INPLACE") && statement.contains("LOCK = NONE"));
             let is_new = statement.starts_with("CREATE TABLE") || statement.starts_with("INSERT INTO schema_floor");

@@ -1,7 +1,7 @@
 //! A RabbitMQ cluster of three nodes that ends with the test.
 //!
-//! Its nodes have their own epmd, ports and cookie. `TALLYD_STACK_RABBIT_BIN` is the folder of RabbitMQ's scripts,
-//! because the wrappers in /usr/sbin switch the user and drop the environment.
+//! The nodes have their own epmd, ports and cookie. The scripts run from the folder `TALLYD_STACK_RABBIT_BIN`, because
+//! the wrappers in /usr/sbin switch the user and drop the environment.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use super::common::ports::free_port;
 use super::common::{World, eventually, stderr, stdout, without_disk};
 
-/// The folder of RabbitMQ's scripts, unless the environment names another one.
+/// RabbitMQ's folder of scripts, unless the environment names another folder.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
 /// The number of nodes.
@@ -20,7 +20,7 @@ pub const NODES: usize = 3;
 
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// Nodes find each other's ports there.
+    /// The nodes find each other's ports in this epmd.
     epmd: Child,
     epmd_port: u16,
     folder: tempfile::TempDir,
@@ -29,7 +29,7 @@ pub struct Cluster {
 struct Node {
     port: u16,
     dist_port: u16,
-    /// `None` while it does not run. It leads a group of processes.
+    /// The process is `None` while the node is stopped. The process leads a process group.
     child: Option<Child>,
 }
 
@@ -63,7 +63,7 @@ impl Cluster {
         for place in 0..NODES {
             cluster.is_ready(place).await;
         }
-        // They join before they listen, each at its own time.
+        // A node joins the cluster before it accepts clients, and each node needs a different time.
         eventually("the nodes have joined", || async {
             cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
         })
@@ -98,7 +98,7 @@ impl Cluster {
         fs::write(folder.join("enabled_plugins"), "[rabbitmq_consistent_hash_exchange].").unwrap();
     }
 
-    /// A script of RabbitMQ, for one node.
+    /// Returns a script of RabbitMQ, to run for one node.
     fn script(&self, place: usize, script: &str) -> Command {
         let bin = std::env::var("TALLYD_STACK_RABBIT_BIN").unwrap_or_else(|_| RABBIT_BIN.to_owned());
         let folder = self.node_folder(place);
@@ -129,13 +129,14 @@ impl Cluster {
 
     fn start_node(&mut self, place: usize) {
         let log = File::create(self.node_folder(place).join("stdout.log")).unwrap();
-        // A frozen node is detected after some seconds instead of a minute. One scheduler, without busy waiting.
+        // With this tick time, the others detect a frozen node within seconds instead of a minute. The node has one
+        // scheduler, without busy waiting.
         let arguments = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4 -start_epmd false -kernel net_ticktime 6 \
                          -kernel inet_dist_use_interface {127,0,0,1}";
         let child = self
             .script(place, "rabbitmq-server")
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments)
-            // The script becomes the server.
+            // The script replaces itself with the server.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -150,10 +151,10 @@ impl Cluster {
         eventually("the node accepts clients", || async { self.lets_in(place).await }).await;
     }
 
-    /// Waits until a node sees no other, and has paused because of that. With Khepri (RabbitMQ 4.2 and later) there is
-    /// no pause: the node accepts clients, but confirms nothing.
+    /// Waits until a node sees no other node, and has paused for this reason. With Khepri (RabbitMQ 4.2 and later) a
+    /// node does not pause: it accepts clients, but confirms nothing.
     pub async fn is_alone(&self, place: usize) {
-        eventually("the node sees no other", || async { self.eval(place, "nodes().") == "[]" }).await;
+        eventually("the node sees no other node", || async { self.eval(place, "nodes().") == "[]" }).await;
         if self.eval(place, "(catch rabbit_khepri:is_enabled()) =:= true.") != "true" {
             eventually("the node pauses", || async { !self.lets_in(place).await }).await;
         }
@@ -186,11 +187,11 @@ impl Cluster {
         self.is_ready(place).await;
     }
 
-    /// Waits until every queue works without this node, as in a rolling restart.
+    /// Waits until every queue works without this node. A rolling restart does the same.
     pub async fn awaits_quorum(&self, place: usize) {
         eventually("every queue works without the node", || async {
             let mut wait = self.script(place, "rabbitmq-upgrade");
-            // A node accepts clients before it answers this.
+            // A node can already accept clients before this command succeeds.
             wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one"]).output().unwrap().status.success()
         })
         .await;
@@ -231,11 +232,11 @@ impl Cluster {
             .await;
     }
 
-    /// Cuts a node off from the others for this many seconds: all connections are closed and rejected.
+    /// Closes all connections between a node and the other nodes, and rejects new ones for this many seconds.
     pub fn cut_off(&self, place: usize, seconds: u64) {
         let others: Vec<String> =
             (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
-        // A node with another cookie is rejected, in both directions.
+        // If two nodes have different cookies, each rejects the other.
         let expression = format!(
             "Others = [{}], [erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others], \
              spawn(fun() -> timer:sleep({}), [erlang:set_cookie(O, erlang:get_cookie()) || O <- Others] end), ok.",
@@ -249,7 +250,7 @@ impl Cluster {
         format!("amqp://tally:tally@127.0.0.1:{}/%2f", self.nodes[place].port)
     }
 
-    /// The settings of a world on these nodes, with more for `[amqp]` and others.
+    /// Returns the settings of a world on these nodes. `more` is added to `[amqp]`.
     pub fn settings(&self, more: &str) -> String {
         let seeds: Vec<String> = self.nodes[1..].iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
         format!("[amqp]\nurl = \"{}\"\nseeds = {seeds:?}\nheartbeat_s = 2\ntimeout_ms = 4000\n{more}", self.url(0))

@@ -1,7 +1,7 @@
-//! Likes, unlikes and counts that continue during all faults of the broker.
+//! Likes, unlikes and counts that continue while the broker has any fault.
 //!
-//! Unconfirmed calls are retried until they are confirmed, as a user and a service would do. So the result is known
-//! exactly: for likes from the newest event of each pair, for counts from their ids.
+//! Users and services retry a call until it is confirmed, and so does this load. So the result is known exactly. For
+//! likes it is the newest event of each pair, for counts it is the sum of all ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -22,8 +22,8 @@ pub const TARGETS: u64 = 200;
 /// The number of concurrent users.
 const USERS: u64 = 8;
 
-/// Between two clicks of a user, and between two counts: some hundred events a second. Two processors are left for
-/// three starting nodes.
+/// The pauses between two clicks of a user, and between two counts. This makes some hundred events a second. The load
+/// leaves enough time on two processors for three starting nodes.
 const CLICK_EVERY: Duration = Duration::from_millis(40);
 const COUNT_EVERY: Duration = Duration::from_millis(10);
 
@@ -41,7 +41,7 @@ pub struct Load {
 struct Progress {
     /// Clicks that were published.
     clicks: AtomicU64,
-    /// The number of retried clicks.
+    /// The count of retried clicks.
     again: AtomicU64,
     /// The sum of all published counts.
     counted: AtomicI64,
@@ -59,12 +59,12 @@ impl Load {
         Self { stop, progress, users, counts }
     }
 
-    /// The numbers of clicks and counts published so far.
+    /// Returns how many clicks and counts have been published so far.
     pub fn published(&self) -> (u64, i64) {
         (self.progress.clicks.load(Ordering::Relaxed), self.progress.counted.load(Ordering::Relaxed))
     }
 
-    /// Ends it. Returns the expected likes, the expected sum of the counts, and the number of retried clicks.
+    /// Stops the load. Returns the expected likes, the expected sum of the counts, and the count of retried clicks.
     pub async fn stop(self) -> (Model, i64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let mut model = Model::default();
@@ -74,7 +74,7 @@ impl Load {
     }
 }
 
-/// One user after the other likes a video, and every fourth unlikes it. Returns all events that may have been
+/// One user after the other likes a video, and every fourth user unlikes it. Returns all events that can have been
 /// published.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
@@ -90,7 +90,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                 };
                 match clicked {
                     Ok(clicked) => {
-                        // An unchanged click publishes the last event again.
+                        // A click that changes nothing publishes the last event again.
                         events.extend(clicked.counted().map(|Counted { event, .. }| event));
                         break;
                     }
@@ -111,7 +111,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
     events
 }
 
-/// Counts views. Each has an id, under which it is published until it is confirmed.
+/// Counts views. Each count has an id, and is published with this id until it is confirmed.
 async fn count(broker: Broker, stop: Arc<AtomicBool>, progress: Arc<Progress>) {
     let mut publisher: Option<Publisher> = None;
     for number in 0_u64.. {

@@ -1,4 +1,4 @@
-//! The daemon with the test's own RabbitMQ cluster of three nodes and quorum queues, while nodes fail.
+//! The daemon with quorum queues on the test's own RabbitMQ cluster of three nodes. Some nodes fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -18,7 +18,7 @@ const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[met
 /// How long a node is cut off.
 const CUT_OFF_S: u64 = 8;
 
-/// The nodes, a world on them, a daemon, and a continuous load.
+/// The nodes, a world that uses them, a daemon, and a continuous load.
 struct Stage {
     load: Load,
     daemon: Daemon,
@@ -41,7 +41,7 @@ impl Stage {
         stage
     }
 
-    /// Waits until likes and counts are published and written to MySQL, in each partition. Prints how long that took.
+    /// Waits until new likes and counts are published, and are in MySQL for each partition. Prints how long that took.
     async fn goes_on(&self, after: &str) {
         let began = Instant::now();
         let (clicks, counted) = self.load.published();
@@ -51,7 +51,7 @@ impl Stage {
         })
         .await;
         let published = began.elapsed();
-        // Each partition has its own row for a number that is counted all the time.
+        // Each partition has its own row of the counter that counts all the time.
         let written = async || -> Vec<i64> {
             let sql = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2 GROUP BY slot ORDER BY slot";
             sqlx::query_scalar(sql).fetch_all(&self.world.pool).await.unwrap()
@@ -70,7 +70,7 @@ impl Stage {
         );
     }
 
-    /// Every store has exactly the published events, each once.
+    /// Checks that every store has exactly the published events, each once.
     async fn close(self) {
         let (model, counted, again) = self.load.stop().await;
         let (world, daemon) = (self.world, self.daemon);
@@ -80,8 +80,9 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // Whether a click met a fault is luck. The checks below show that the daemon did. There are undone clicks whose
-        // events had arrived, and repeated ones.
+        // A click meets a fault only by chance. The checks below show that the daemon met faults. Some undone clicks
+        // had events that arrived, and some clicks were repeated. There are undone clicks whose events had arrived, and
+        // repeated ones.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
@@ -114,7 +115,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.cut_off(0, CUT_OFF_S);
     stage.cluster.is_alone(0).await;
     stage.goes_on("the leader was cut off").await;
-    // Its fences go through the remaining nodes.
+    // The fences of the run go through the remaining nodes.
     let report = stage.world.report(&["reconcile"]);
     assert_eq!(report["ended"], "done", "{report}");
     stage.cluster.is_ready(0).await;
@@ -126,7 +127,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.signal(2, "CONT");
     stage.goes_on("it resumed").await;
 
-    // The node that was frozen comes first. It runs, but may no longer be a part of the cluster.
+    // The node that was frozen is stopped first. It runs, but the cluster can have excluded it.
     for place in (0..NODES).rev() {
         stage.cluster.stop(place, End::InOrder);
         stage.goes_on("a node stopped cleanly").await;

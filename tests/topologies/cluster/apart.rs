@@ -1,4 +1,4 @@
-//! Commands for healthy nodes while another node fails or joins.
+//! The daemon continues on healthy nodes while another node fails or joins.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 const SETTINGS: &str = "timeout_ms = 2000\n";
 
-/// The key of a target's counter.
+/// Returns the key of a target's counter.
 fn key(world: &World, target: Target) -> String {
     world.cache.keys.counters("video", world.cache.keys.bucket(target))
 }
 
-/// The first target from `id` on whose counter is on that node.
+/// Returns the first target from `id` on whose counter is on this node.
 async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Target {
     for id in id.. {
         if nodes.place_of(&key(world, target(id))).await == place {
@@ -47,7 +47,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
         let (client, target) = (Arc::clone(&client), targets[1]);
         async move { client.count(target, UserId(2), true, &[]).await }
     });
-    // A slot moves between the others, so a command is redirected and the map is read again.
+    // A slot moves between the other nodes, so Redis redirects a command and the client reads the map again.
     for place in [2, 0] {
         nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to]).await;
     }
@@ -96,7 +96,7 @@ async fn a_dead_master_fails_every_question_to_all_masters() {
     cache.ping().await.unwrap();
     nodes.kill(1);
     for _ in 0..5 {
-        // A client that reads the map again can leave out the dead node from then on.
+        // After the client has read the map again, the map can lack the dead node.
         assert!(cache.read(&names, &[tallyd_core::model::Metric(1)], &[target]).await.is_err());
         assert!(cache.ping().await.is_err() && cache.now().await.is_err() && cache.data_set().await.is_err());
     }

@@ -1,4 +1,4 @@
-//! Boards on a Cluster: pages of friends, and the archive.
+//! Boards on a Cluster: pages of friends, and archives.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ const BOARDS: &str =
 /// 2026-11-21T12:00:00Z, a Saturday in week 47.
 const NOW: Micros = Micros(1_795_262_400_000_000);
 
-/// Places members one by one: how many have more, or how many different scores are higher.
+/// Computes the places of all members one by one. A place is the count of members with more, or of different higher
+/// scores.
 fn placed(board: &[(Vec<u8>, u64)], ranking: Ranking) -> Vec<(u64, Vec<u8>, u64)> {
     let mut board = board.to_vec();
     board.sort_unstable_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
@@ -56,7 +57,7 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
         }
     };
     stream::iter(&scores).map(add).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
-    // Two thirds of them are on the board.
+    // Two thirds of these friends are on the board.
     let among: Vec<(Vec<u8>, u64)> = scores.into_iter().step_by(2).collect();
     let nobody = (0..250).map(|id| format!("nobody{id}").into_bytes());
     let friends: Vec<Vec<u8>> = among.iter().map(|(member, _)| member.clone()).chain(nobody).collect();

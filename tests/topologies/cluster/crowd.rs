@@ -16,16 +16,16 @@ pub const TARGETS: u64 = 200;
 /// The result of a like.
 pub type Liked = Result<Counted, LikeError>;
 
-/// Eight concurrent users, until they are stopped.
+/// Eight concurrent users who like until the test stops them.
 pub struct Crowd {
     stop: Arc<AtomicBool>,
-    /// The number of counted likes.
+    /// The count of likes that Redis counted.
     counted: Arc<AtomicU64>,
     tasks: JoinSet<Vec<Liked>>,
 }
 
 impl Crowd {
-    /// Each like counts on the board `videos`, too, if there is one.
+    /// Starts the users. With `with_board`, each like also counts on the board `videos`.
     pub fn new(client: Client, with_board: bool) -> Self {
         let (stop, counted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (user, client, mut tasks) = (Arc::new(AtomicU64::new(1)), Arc::new(client), JoinSet::new());
@@ -42,7 +42,7 @@ impl Crowd {
                     let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
                     let liked = liked.map(|clicked| clicked.counted().unwrap());
                     if liked.is_err() {
-                        // A pause like a user's, because they would do nothing else.
+                        // The users pause as real users do, to leave time for the other programs.
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     } else {
                         counted.fetch_add(1, Ordering::Relaxed);
@@ -55,12 +55,12 @@ impl Crowd {
         Self { stop, counted, tasks }
     }
 
-    /// The number of counted likes so far.
+    /// Returns how many likes were counted so far.
     pub fn counted(&self) -> u64 {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// The results of all their likes.
+    /// Stops the users. Returns the results of all their likes.
     pub async fn stop(self) -> Vec<Liked> {
         self.stop.store(true, Ordering::Relaxed);
         self.tasks.join_all().await.into_iter().flatten().collect()

@@ -13,7 +13,7 @@ async fn goes_on(crowd: &Crowd) {
     eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
 }
 
-/// One of each master.
+/// Adds a replica of each master.
 async fn add_replicas(nodes: &mut Nodes) -> [usize; MASTERS] {
     let mut replicas = [0; MASTERS];
     for (master, replica) in replicas.iter_mut().enumerate() {
@@ -57,10 +57,10 @@ async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired()
     stage.nodes.is_promoted(replica).await;
     goes_on(&crowd).await;
     let liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "no like met the failover");
+    assert!(liked.iter().any(Result::is_err), "some likes must fail during the failover");
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // Some likes were counted and lost. Others were counted and not published, because the answer was lost.
+    // The failover lost some counted likes. Other likes were counted but not published, because Redis' answer was lost.
     let report = stage.world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
     stage.close(&model).await;

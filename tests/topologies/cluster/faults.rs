@@ -1,4 +1,4 @@
-//! Masters that are lost, and answers that are too late.
+//! Masters that are lost, and answers that arrive too late.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
-/// Targets on each node.
+/// Returns the targets on each node.
 async fn targets_by_node(nodes: &Nodes, world: &World, count: u64) -> Vec<Vec<Target>> {
     let mut by_node = vec![Vec::new(); MASTERS];
     for id in 1..=count {
@@ -77,7 +77,7 @@ async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
         asleep.await.unwrap().unwrap();
         client.count(targets[0], UserId(3), true, &[]).await.unwrap();
         let number = nodes.counters(&world).await[place].0[&targets[0]];
-        // The late one ran when the node resumed, or was too late even for that.
+        // The late call ran when the node resumed, or it was too late and did not run.
         assert!((2..=3).contains(&number), "{number}");
     }
     world.close().await;

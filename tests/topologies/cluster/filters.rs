@@ -33,7 +33,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
     nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
     nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
-    // The number is on one node and the filter on the other, so no script can run.
+    // The counter is on one node and the filter on the other node, so no script can use both.
     nodes.migrate(from, to, &counters).await;
     stage.like(&[(liked, UserId(1_000), true)], &mut model).await;
     let left: Vec<String> =
@@ -45,13 +45,13 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
         nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to_id]).await;
     }
 
-    // Remembered clicks would answer before the filter.
+    // Deletes the remembered clicks, because they would answer before the filter.
     let [recent, former] = keys.recent("video", bucket);
     nodes.command(cmd("DEL").arg(recent).arg(former)).await;
     let names = KindNames::new(&world.config.kinds);
     let api = nodes.api(world);
     let api = Cache::new(&api.redis, &api.metrics).unwrap();
-    // Whether the filter is sure, as an API server reads it. A node must know the script first.
+    // Reads the filter's answer as an API server does. Each node needs the script before it can run it.
     let seen = async |user: u64| {
         let shape = shape(world, liked).await;
         let epoch = api.filter_epoch().await.unwrap();
@@ -63,7 +63,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     }
     let [_, _, added] = keys.filter("video", liked);
     let is_folded = async || nodes.command(cmd("SCARD").arg(&added)).await == Value::Int(0);
-    eventually("the daemon adds it to the filter", is_folded).await;
+    eventually("the daemon adds the user to the filter", is_folded).await;
     assert_eq!(seen(1_000).await, [Seen::Unknown(None)]);
     stage.close(&model).await;
 }

@@ -1,4 +1,4 @@
-//! The daemon on a Redis Cluster: each test has three masters, between which keys are distributed and move.
+//! The daemon on a Redis Cluster. Each test has three masters, and some tests move keys between the masters.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -26,10 +26,10 @@ use tallyd_rabbitmq::Publisher;
 
 use nodes::Nodes;
 
-/// Likes in flight at the same time.
+/// The count of likes in flight at the same time.
 const AT_ONCE: usize = 64;
 
-/// Nodes, a world on them whose counters are loaded, and a daemon.
+/// A Cluster, a world on it whose counters are loaded, and a daemon.
 struct Stage {
     daemon: Daemon,
     client: Client,
@@ -63,7 +63,7 @@ impl Stage {
         events.iter().for_each(|event| model.apply(event));
     }
 
-    /// A report of the mode. Everything must be right.
+    /// Runs a reconcile of this mode. Its report must show no problem.
     async fn is_exact(&self, mode: &str) {
         let report = self.world.reconcile(mode).await;
         for number in ["drifted", "phantoms", "unknown", "undecided", "left", "counters_off", "buckets_loaded"] {
@@ -72,7 +72,7 @@ impl Stage {
         assert_eq!(report["ended"], "done", "{report}");
     }
 
-    /// All stores equal the model, and no run finds a drift.
+    /// Checks that all stores equal the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;

@@ -40,21 +40,22 @@ async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     }
 }
 
-/// Moves the slot of `key` slowly: each key while likes continue, until they are redirected.
+/// Moves the slot of `key` slowly. After each key it waits for likes, until Redis redirects them.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Servers return them in any order. This one is first, because every like needs it. Others may be needed by none.
+    // Redis returns the keys in any order. This key is first, because every like needs it. Some of the other keys can
+    // be needed by no like.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {
         nodes.migrate(from, to, moved).await;
         if place + 1 < keys.len() {
-            // Some of the board's periods are on one node and some on the other, so no like can add to all of them.
+            // Some zsets of the board are on one node and some on the other, so no like can add to all of them.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
-            eventually("a like must retry, or is redirected", || async {
-                // Redirected once no like needs the remaining keys.
+            eventually("Redis asks a like to retry, or redirects it", || async {
+                // Redis redirects likes when they need none of the remaining keys.
                 nodes.errors(from, "TRYAGAIN").await > again || (place > 0 && nodes.errors(from, "ASK").await > asked)
             })
             .await;
@@ -73,11 +74,13 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
     let crowd = Crowd::new(stage.nodes.client(&stage.world), true);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
-    eventually("the board is there", || async { stage.world.cache.ping().await.is_ok() && has_board(&stage).await })
-        .await;
+    eventually("the board must be in Redis", || async {
+        stage.world.cache.ping().await.is_ok() && has_board(&stage).await
+    })
+    .await;
     for bucket in [0, 5, 10, 15] {
         move_slot(&stage.nodes, world, &keys.counters("video", bucket)).await;
-        // A run scans all buckets, on every node.
+        // A reconcile scans all buckets, on every node.
         assert_eq!(world.report(&["reconcile"])["repaired"], 0);
     }
     move_slot(&stage.nodes, world, &board).await;
@@ -114,8 +117,8 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));
     stage.like(&[(target(42), UserId(1), true)], &mut model).await;
     let (slot, from, to) = begin_to_move(nodes, &counters).await;
-    // The number is on the other node, the remembered clicks are on this one. A like is counted with the number's key
-    // only.
+    // The counter is on the other node, and the remembered clicks are on this node. Redis counts a like with the
+    // counter's key only.
     nodes.migrate(from, to, &counters).await;
     let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;
@@ -127,7 +130,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
         redis::cmd("HMGET").arg(&recent).arg(&["42:7", "42:8"]).query_async(&mut redis).await.unwrap();
     assert_eq!(clicks[0], Some(format!("{ahead}-")));
     assert!(clicks[1].as_ref().is_some_and(|click| click.ends_with('+')), "{clicks:?}");
-    // The first remembered click has an expiry, too.
+    // The new key of remembered clicks must have an expiry, too.
     let () = redis::cmd("UNLINK").arg(&recent).query_async(&mut redis).await.unwrap();
     stage.like(&[(target(42), UserId(9), true)], &mut model).await;
     end_to_move(nodes, (&slot, from, to)).await;

@@ -55,7 +55,7 @@ impl Drop for Node {
 }
 
 impl Nodes {
-    /// Starts the masters. Each serves a third of the slots.
+    /// Starts the masters. Each master serves a third of the slots.
     pub async fn start() -> Self {
         let mut nodes = Self { nodes: Vec::new() };
         for place in 0..MASTERS {
@@ -71,9 +71,9 @@ impl Nodes {
         nodes
     }
 
-    /// Adds a node that the others know. Returns its place.
+    /// Adds a node, and waits until the other nodes know it. Returns its place.
     pub async fn add(&mut self) -> usize {
-        // Both are bound at the same time, so that no port is used twice.
+        // Both ports are bound at the same time, so they differ.
         let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
         let place = self.nodes.len();
@@ -98,13 +98,13 @@ impl Nodes {
         place
     }
 
-    /// Waits until that replica is a master, and every node knows it.
+    /// Waits until this replica is a master, and every node knows that.
     pub async fn is_promoted(&self, place: usize) {
         eventually("the replica is promoted", || self.says(place, "replication", "role:master")).await;
         self.is_whole().await;
         let port = self.nodes[place].port;
         for place in self.alive() {
-            eventually("every node knows it", || async {
+            eventually("every node knows the new master", || async {
                 format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
             })
             .await;
@@ -133,7 +133,7 @@ impl Nodes {
         }
     }
 
-    /// Waits until the node answers, and makes the documented accounts there, but for all keys.
+    /// Waits until the node answers. Then makes the documented accounts on it, with access to all keys.
     async fn answers(&self, place: usize) {
         let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
@@ -145,19 +145,19 @@ impl Nodes {
         }
     }
 
-    /// The settings of a world on these nodes, with more of them.
+    /// Returns the settings of a world on these nodes. `more` is added.
     pub fn settings(&self, more: &str) -> String {
         let (url, seed) = (self.url_as(0, "tallyd:choose-one"), self.nodes[1].port);
         let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
         format!("[redis]\n{redis}{more}")
     }
 
-    /// A client with an API server's account.
+    /// Makes a client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
         client_of(&self.api(world))
     }
 
-    /// The configuration with an API server's account.
+    /// Returns the configuration with an API server's account.
     pub fn api(&self, world: &World) -> Config {
         let mut config = world.api.clone();
         config.redis.url = self.url_as(0, "tallyd_api:choose-another").as_str().into();
@@ -178,12 +178,13 @@ impl Nodes {
         client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 
-    /// A CLUSTER command on one node.
+    /// Sends a CLUSTER command to one node.
     pub async fn cluster(&self, place: usize, arguments: &[&str]) -> Value {
         redis::cmd("CLUSTER").arg(arguments).query_async(&mut self.connect(place).await).await.unwrap()
     }
 
-    /// A command on the node that has its key. It asks all nodes, because tallyd's own way is under test.
+    /// Sends a command to the node that has its key. Asks all nodes, because the test must not depend on tallyd's own
+    /// code.
     pub async fn command(&self, command: &Cmd) -> Value {
         for place in self.alive() {
             let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
@@ -195,7 +196,7 @@ impl Nodes {
         panic!("no node has the key of {command:?}");
     }
 
-    /// The node that serves the slot of that key.
+    /// Returns the node that serves the slot of this key.
     pub async fn place_of(&self, key: &str) -> usize {
         for place in self.alive() {
             let asked: RedisResult<Value> =
@@ -215,7 +216,7 @@ impl Nodes {
         redis::from_redis_value(self.cluster(place, &["MYID"]).await).unwrap()
     }
 
-    /// How often a node has answered with such an error.
+    /// Returns how often a node has answered with this error.
     pub async fn errors(&self, place: usize, name: &str) -> u64 {
         let info: String =
             redis::cmd("INFO").arg("errorstats").query_async(&mut self.connect(place).await).await.unwrap();
@@ -223,7 +224,7 @@ impl Nodes {
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
     }
 
-    /// Keeps nodes from declaring another one dead that only gets no CPU for some seconds.
+    /// Keeps the nodes from declaring another node dead that gets no CPU for some seconds.
     pub async fn be_patient(&self) {
         for place in self.alive() {
             let mut command = redis::cmd("CONFIG");
@@ -232,13 +233,13 @@ impl Nodes {
         }
     }
 
-    /// Makes a node reachable on another port.
+    /// Announces another port for a node.
     pub async fn announce(&self, place: usize, port: u16) {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("cluster-announce-port").arg(port);
         command.query_async::<()>(&mut self.connect(place).await).await.unwrap();
         for place in self.alive() {
-            eventually("every node knows it", || async {
+            eventually("every node knows the new port", || async {
                 format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
             })
             .await;
@@ -252,7 +253,7 @@ impl Nodes {
         let _: Value = command.query_async(&mut self.connect(from).await).await.unwrap();
     }
 
-    /// Sends a signal, such as `-STOP`.
+    /// Sends a signal to a node, such as `-STOP`.
     pub fn signal(&self, place: usize, name: &str) {
         let pid = self.nodes[place].child.id().to_string();
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
@@ -265,7 +266,7 @@ impl Nodes {
         self.nodes[place].killed = true;
     }
 
-    /// Restarts a killed node. It knows its id, and nothing else.
+    /// Restarts a killed node. The node has its id, and no other data.
     pub async fn start_again(&mut self, place: usize) {
         let killed = self.nodes.remove(place);
         let folder = tempfile::tempdir().unwrap();
@@ -275,7 +276,7 @@ impl Nodes {
         self.is_whole().await;
     }
 
-    /// The keys of the world on each running master.
+    /// Returns the keys of the world on each running master.
     pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
         let mut keys = Vec::new();
         for place in self.alive() {
@@ -289,7 +290,7 @@ impl Nodes {
         keys
     }
 
-    /// The counters of videos on each node, without zeros, and the fields `_` of their buckets.
+    /// Returns the counters of videos on each node, without zeros. Also returns the fields `_` of the videos' buckets.
     pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
         let mut all = Vec::new();
         for (place, keys) in self.alive().zip(self.keys(world).await) {
@@ -312,7 +313,7 @@ impl Nodes {
         all
     }
 
-    /// Fails unless the nodes together have every number of the model, each once, and no other.
+    /// Fails unless the nodes together have exactly the counters of the model, each once.
     pub async fn assert_equal(&self, world: &World, model: &Model) {
         let mut expected = model.counters();
         expected.retain(|_, count| *count != 0);
@@ -322,10 +323,10 @@ impl Nodes {
         for (target, count) in &expected {
             assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
         }
-        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have other numbers, too");
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have other counters, too");
     }
 
-    /// Changes a number outside of tallyd.
+    /// Changes a counter without tallyd.
     pub async fn drift(&self, world: &World, target: Target, by: i64) {
         let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
         self.command(redis::cmd("HINCRBY").arg(key).arg(target.id.0).arg(by)).await;

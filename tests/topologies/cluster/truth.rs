@@ -18,10 +18,10 @@ const SETTINGS: &str = "bucket_bits = 9\n[reconcile]\nscrub_parts = 2\n\
     [[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n[[board]]\nname = \"users\"\nperiod = \"total\"\n";
 
-/// The members' scores on a board.
+/// The scores of a board's members.
 type Scores = BTreeMap<Vec<u8>, u64>;
 
-/// Likes each target, then undoes some of the likes, all of them on two boards.
+/// Likes each target, then undoes some of the likes. Both change two boards.
 async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
     let (mut dice, mut videos, mut users) = (Dice::new(7), Scores::new(), Scores::new());
     let likes: Vec<(Target, UserId)> = (1..=TARGETS)

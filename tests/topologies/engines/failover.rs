@@ -9,7 +9,7 @@ use super::common::{Daemon, Model, World, assert_redis_equals, eventually, targe
 use super::servers::{ACCOUNT, Pair, are_here, number, run, text};
 use super::{stream_of_likes, take};
 
-/// A primary and its replica behind one address, which leads to the primary.
+/// A primary and its replica behind one address. The address leads to the primary.
 struct Stage {
     pair: Pair,
     proxy: Proxy,
@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// `None` if it can't be built here.
+    /// Returns `None` if this machine can't run the servers.
     async fn new(name: &str) -> Option<Self> {
         if !are_here() {
             return None;
@@ -32,7 +32,7 @@ impl Stage {
         Some(Self { pair, proxy, world })
     }
 
-    /// The address leads to the replica, which is the primary now. Connections to the old one stay open.
+    /// Makes the replica the primary, and lets the address lead to it. Connections to the old primary stay open.
     async fn promote(&mut self) {
         self.pair.promote().await;
         self.proxy.lead(self.pair.replica.address());
@@ -48,7 +48,7 @@ impl Stage {
         .await;
     }
 
-    /// A status value of the primary's semi-synchronous replication.
+    /// Reads a counter of the primary's semi-synchronous replication.
     async fn semi_sync(&self, name: &str) -> i64 {
         let sql = format!(
             "SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS \
@@ -57,7 +57,7 @@ impl Stage {
         number(&self.pair.primary_pool, &sql).await
     }
 
-    /// Waits until the daemon is in the middle of its work.
+    /// Waits until the daemon is writing batches.
     async fn at_work(&self, daemon: &Daemon) {
         daemon.logged("partition-taken").await;
         eventually("some batches are written", || async {
@@ -82,7 +82,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
     daemon.logged("read-only").await;
     stage.replica_has_all().await;
-    // One of two connections to the old server will notice the failover.
+    // Only one of two connections to the old server will notice the failover.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
     drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;
@@ -90,7 +90,7 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     let (one, two) = (store.acquire().await.unwrap(), store.acquire().await.unwrap());
     drop((one, two));
     for _ in 0..4 {
-        assert!(store.clock().await.unwrap().1, "a connection to the old server is lent");
+        assert!(store.clock().await.unwrap().1, "the pool gave out a connection to the old server");
     }
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     stage.world.drained(&publisher).await;
@@ -110,9 +110,9 @@ async fn a_server_that_only_says_that_it_is_read_only_is_left() {
     let Some(mut stage) = Stage::new("only_says").await else { return };
     let store = Store::new(&stage.world.config.mysql, 1).unwrap();
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
-    assert!(!store.clock().await.unwrap().1, "nothing is written, so nothing fails");
+    assert!(!store.clock().await.unwrap().1, "the server must report that it is read-only");
     stage.promote().await;
-    assert!(store.clock().await.unwrap().1, "the connection to the old server is lent again");
+    assert!(store.clock().await.unwrap().1, "the pool gave out the connection to the old server again");
     stage.world.close().await;
 }
 
@@ -129,7 +129,7 @@ async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_se
     let daemon = stage.world.daemon();
     stage.world.publish(&publisher, &take(&mut likes, 10_000, &mut model)).await;
     stage.at_work(&daemon).await;
-    // Later writes are only on the primary when it crashes. Asynchronous replication would lose them.
+    // Later writes are only on the primary when the primary crashes. With asynchronous replication they would be lost.
     run(&stage.pair.replica_pool, "STOP SLAVE IO_THREAD").await;
     stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     eventually("a batch waits for the replica", || async { stage.semi_sync("wait_sessions").await > 0 }).await;
@@ -157,7 +157,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
-    // No other server has the later commits, although they are acknowledged to the broker.
+    // Only this server has the later commits, although the daemon has already acknowledged their events.
     run(&stage.pair.replica_pool, "STOP SLAVE").await;
     for user in 21..=25 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
@@ -185,7 +185,7 @@ async fn a_comparison_reads_nothing_from_a_read_only_server() {
     assert!(store.fences("reconcile").await.is_ok());
     assert!(store.truths(&[(target(1), Metric(1))], None, None).await.is_ok());
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
-    // As behind a proxy that sends reads to replicas.
+    // The server is read-only, as a replica is behind a proxy that sends reads to replicas.
     let fences = store.fences("reconcile").await;
     assert!(fences.is_err_and(|error| error.is_of_no_primary()));
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;

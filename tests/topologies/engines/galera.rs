@@ -1,4 +1,4 @@
-//! A Galera cluster: every node accepts writes, and none sees another's locks.
+//! A Galera cluster. Every node accepts writes, and no node sees another node's locks.
 
 use std::process::id;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{stream_of_likes, take};
 
 /// Its nodes.
 struct Galera {
-    /// The address of each for the others.
+    /// The port of each node for the other nodes.
     groups: Vec<u16>,
     nodes: Vec<Server>,
     pools: Vec<MySqlPool>,
@@ -32,7 +32,7 @@ impl Galera {
         let mut galera = Self { groups: Vec::new(), nodes: Vec::new(), pools: Vec::new() };
         for _ in 0..count {
             let [group, increment, copy] = free_ports();
-            // The first one finds no other, and makes the cluster.
+            // The first node finds no other node, and makes the cluster.
             let mut arguments = arguments([group, increment, copy]);
             arguments
                 .push(galera.groups.first().map_or("--wsrep-cluster-address=gcomm://".to_owned(), |port| join(*port)));
@@ -45,7 +45,7 @@ impl Galera {
         galera
     }
 
-    /// Waits until each of the last nodes knows that many, and has their data.
+    /// Waits until all nodes know this count of nodes and have their data.
     async fn is_whole(&self, count: usize) {
         for pool in &self.pools {
             eventually("the node is in the cluster", || async {
@@ -85,7 +85,7 @@ fn arguments([group, increment, copy]: [u16; 3]) -> Vec<String> {
     ]
 }
 
-/// Cuts a node off from the others, or reconnects it.
+/// Cuts a node off from the other nodes, or reconnects it.
 async fn isolate(node: &MySqlPool, on: bool) {
     let on = u8::from(on);
     let all = format!("SET GLOBAL wsrep_provider_options = 'gmcast.isolate={on}'");
@@ -95,8 +95,8 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all commits of other nodes. A confirmed commit or migration can still be in flight to
-/// it.
+/// Waits until a node has applied all commits of the other nodes. A confirmed commit or migration can arrive there
+/// late.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",
@@ -121,7 +121,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     let publisher = world.publisher().await;
     let proxy = Proxy::to(galera.nodes[0].address()).await;
     let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
-    // One daemon has only the first partition. So the other daemon, on another node, gets the second.
+    // One daemon has a configuration with only the first partition. So the other daemon, which uses another node, gets
+    // the second partition.
     let one = world.daemon_with(&[
         ("TALLYD__MYSQL__URL", moving.as_str()),
         ("TALLYD__AMQP__PARTITIONS", "1"),
@@ -136,8 +137,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     for daemon in [&one, &two] {
         daemon.logged("partition-taken").await;
     }
-    // The first node is cut off from the others: it answers every statement with an error. The address leads elsewhere
-    // from now on, and connections to that node stay open.
+    // The first node is cut off from the other nodes, and answers every statement with an error. From now on the
+    // address leads to another node. Connections to the first node stay open.
     isolate(&galera.pools[0], true).await;
     proxy.lead(galera.nodes[2].address());
     world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
@@ -146,7 +147,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.assert_equals(&model).await;
     isolate(&galera.pools[0], false).await;
     galera.is_whole(3).await;
-    // Back to the first one, which is then killed.
+    // The address leads to the first node again. Then the first node is killed.
     proxy.lead(galera.nodes[0].address());
     proxy.cut();
     world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
@@ -168,8 +169,8 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.close().await;
 }
 
-/// A transaction has begun on the first node, while another daemon takes over on the second one. It must not commit,
-/// whether the takeover or its COMMIT arrives first.
+/// A daemon has begun a transaction on the first node, while another daemon takes over on the second node. The
+/// transaction must not commit, no matter which arrives first, the takeover or the COMMIT.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_was_overtaken_on_another_node_commits_nothing() {
     if !super::servers::are_here() {
@@ -186,7 +187,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
     partitions::take_partition(&mut one, 0, 1, "one").await.unwrap();
     for user in 1..=TRIES {
         let sql = "SELECT COUNT(*) FROM partition_owner";
-        eventually("the other node knows", || async {
+        eventually("the other node has the row", || async {
             number(&MySqlPool::connect(&galera.url(1, &world)).await.unwrap(), sql).await == 1
         })
         .await;
@@ -212,7 +213,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
         sqlx::query(expired).execute(&mut two).await.unwrap();
         let known = format!("SELECT CAST(run AS SIGNED) FROM {}.job_lock WHERE lease_until < NOW(6)", world.name);
-        eventually("the first node knows", || async {
+        eventually("the first node has the row", || async {
             sqlx::query_scalar::<_, i64>(AssertSqlSafe(known.clone()))
                 .fetch_optional(&galera.pools[0])
                 .await
@@ -225,7 +226,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
     world.close().await;
 }
 
-/// The other node may not know yet that the lease has expired.
+/// Retries, because the other node can learn late that the lease has expired.
 async fn eventually_taken(store: &Store) -> u64 {
     let run = Arc::new(std::sync::Mutex::new(0));
     eventually("another run begins", || async {

@@ -1,5 +1,5 @@
-//! MySQL on more than one server: a failover behind a fixed address, a Galera cluster whose nodes all accept writes;
-//! and events that are spread by their target.
+//! MySQL on more than one server: a failover behind a fixed address, and a Galera cluster whose nodes all accept
+//! writes. and events that are spread by their target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,7 +15,7 @@ use common::{Dice, Model, body, target};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
-/// Endless likes and unlikes of 200 targets by 2,000 users, each later than the last.
+/// Returns endless likes and unlikes of 200 targets by 2,000 users. Each is later than the last.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     let mut dice = Dice::new(seed);
     (0..).map(move |number| LikeEvent {
@@ -26,7 +26,7 @@ fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     })
 }
 
-/// The next bodies, which are also applied to the model.
+/// Returns the next bodies, and applies their events to the model.
 fn take(likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) -> Vec<(UserId, Vec<u8>)> {
     let events = likes.take(count).inspect(|event| model.apply(event));
     events.map(|event| body(&event)).collect()

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row};
 use super::common::ports::free_port;
 use super::common::{eventually, stderr, without_disk};
 
-/// Whether this machine has MariaDB's programs. They can be missing only if dev/lab uses another MySQL.
+/// Tells whether this machine has MariaDB's programs. They can be missing only if dev/lab uses MySQL.
 pub fn are_here() -> bool {
     let chosen = std::env::var("TALLYD_STACK_MYSQL_FROM").unwrap_or_default();
     if !chosen.starts_with("mysql-") {
@@ -21,7 +21,7 @@ pub fn are_here() -> bool {
     here
 }
 
-/// The folder of an empty server. Copying it is faster than making one.
+/// The folder of an empty server. A copy of it is faster than a new installation.
 pub struct Template(tempfile::TempDir);
 
 impl Template {
@@ -39,7 +39,7 @@ impl Template {
     }
 }
 
-/// A server that ends with the test.
+/// A server that stops when it is dropped.
 pub struct Server {
     pub port: u16,
     child: Child,
@@ -66,7 +66,7 @@ impl Server {
         format!("mysql://root@{}/", self.address())
     }
 
-    /// Connections of the administrator, who can write to a read-only server, too.
+    /// Connects the administrator, who can also write to a read-only server.
     pub async fn pool(&self) -> MySqlPool {
         let options: MySqlConnectOptions = format!("{}mysql", self.admin_url()).parse().unwrap();
         eventually("the server answers", || async {
@@ -85,7 +85,7 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Restarts a killed server on its old data, with one more argument.
+    /// Restarts a killed server with its old data and one more argument.
     pub fn start_again(&mut self, argument: String) {
         self.arguments.push(argument);
         self.child = spawn(self.folder.path(), self.port, &self.arguments);
@@ -129,13 +129,13 @@ fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
 fn program(name: &str, folder: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(name);
-    // A server that starts removes the temporary tables in its folder for them, even those of another server.
+    // At its start a server deletes the temporary tables in TMPDIR, even those of another server.
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder).envs(without_disk());
     command
 }
 
-/// As root, the servers run as the account of Debian's package. If the program that copies a Galera node runs as root,
-/// it writes as nobody.
+/// If the tests run as root, the servers run as the account of Debian's package. The program that copies a Galera node
+/// would otherwise write as `nobody`.
 fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output().unwrap();
     output.stdout == b"0\n"
@@ -148,7 +148,7 @@ fn user_argument() -> String {
 
 fn give(folder: &Path) {
     if is_root() {
-        // By number, because programs of dev/lab use another /etc/passwd.
+        // chown gets the account's id, because programs of dev/lab use another /etc/passwd.
         let account = std::env::var("TALLYD_STACK_MYSQL_UID").unwrap_or_else(|_| "mysql".to_owned());
         run_command(Command::new("chown").arg("-R").arg(account).arg(folder));
     }
@@ -166,7 +166,7 @@ pub struct Pair {
     pub replica_pool: MySqlPool,
 }
 
-/// An account with all rights but writes to a read-only server.
+/// An account with all rights, except writes to a read-only server.
 pub const ACCOUNT: &str = "tallyd";
 
 impl Pair {
@@ -199,10 +199,10 @@ impl Pair {
         pair
     }
 
-    /// Waits until the replica has written everything that it received, and makes it the primary.
+    /// Waits until the replica has written everything that it received. Then makes the replica the primary.
     pub async fn promote(&self) {
         run(&self.replica_pool, "STOP SLAVE IO_THREAD").await;
-        eventually("the replica has written all that it got", || async {
+        eventually("the replica has written everything that it received", || async {
             let status = sqlx::query("SHOW SLAVE STATUS").fetch_one(&self.replica_pool).await.unwrap();
             let got: String = status.get("Gtid_IO_Pos");
             text(&self.replica_pool, "SELECT @@gtid_slave_pos").await == got

@@ -10,7 +10,7 @@ use super::common::{Dice, Model, World, assert_redis_equals, target};
 const BY_USER: &str = "[amqp]\npartitions = 4";
 const BY_TARGET: &str = "[amqp]\npartitions = 4\npartition_by = \"target\"";
 
-/// The slots of `counter` that have each target's likes.
+/// Returns the slots of `counter` that have likes of each target.
 async fn slots(world: &World, from: u64) -> Vec<HashSet<u16>> {
     let rows = sqlx::query("SELECT GROUP_CONCAT(slot) FROM counter WHERE target_id >= ? GROUP BY target_id").bind(from);
     let rows = rows.fetch_all(&world.pool).await.unwrap();
@@ -27,7 +27,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     world.set(BY_TARGET);
     let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
-    // The same users and targets, through clients of both kinds at the same time.
+    // Clients of both kinds like the same targets for the same users, at the same time.
     for number in 0..1_200 {
         let client = if number % 2 == 0 { &by_user } else { &by_target };
         let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));
@@ -46,7 +46,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
         }
     }
     world.drained(&publisher).await;
-    // An unlike that changes nothing is published, too. It leaves a row that counts nothing.
+    // The client also publishes an unlike that changes nothing. This unlike leaves a row whose count is zero.
     let nonzero = |mut counters: BTreeMap<Target, i64>| {
         counters.retain(|_, count| *count != 0);
         counters
@@ -59,7 +59,10 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let slots = slots(&world, 101).await;
     assert_eq!(slots.len(), 20);
     assert!(slots.iter().all(|slots| slots.len() == 1), "a target's likes came through several partitions: {slots:?}");
-    assert!(slots.iter().collect::<Vec<_>>().windows(2).any(|two| two[0] != two[1]), "all came through one partition");
+    assert!(
+        slots.iter().collect::<Vec<_>>().windows(2).any(|two| two[0] != two[1]),
+        "all likes of a target came through one partition"
+    );
     assert!(daemon.stop().success());
     world.close().await;
 }

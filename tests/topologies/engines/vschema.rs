@@ -1,4 +1,4 @@
-//! Compares the files under ops/vitess with the existing tables.
+//! Compares the files under ops/vitess with the tables of the schema.
 
 use std::collections::BTreeSet;
 use std::path::Path;

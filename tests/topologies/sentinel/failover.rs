@@ -19,8 +19,8 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     let second = stage.group.is_promoted_over(first).await;
     goes_on(&crowd).await;
     stage.group.is_replica(first).await;
-    // Its connection was closed with the demotion.
-    eventually("it is another data set", || async {
+    // The old master closed the client's connection when it was demoted.
+    eventually("the new master has another data set", || async {
         stage.world.cache.data_set().await.is_ok_and(|found| found != data_set)
     })
     .await;
@@ -28,18 +28,18 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
     stage.group.kill(second);
     stage.group.is_promoted_over(second).await;
     goes_on(&crowd).await;
-    // It restarts empty, and acts as the master until a sentinel corrects it.
+    // The server restarts empty, and acts as a master until a sentinel corrects it.
     stage.group.start_again(second).await;
     goes_on(&crowd).await;
     stage.group.is_replica(second).await;
     goes_on(&crowd).await;
 
     let liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "no like met the failover");
+    assert!(liked.iter().any(Result::is_err), "some likes must fail during the failover");
     assert!(liked.iter().all(|liked| !matches!(liked, Err(LikeError::NotPublished { .. }))));
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
-    // Some likes were counted and lost. Others were counted and not published, because the answer was lost.
+    // The failover lost some counted likes. Other likes were counted but not published, because Redis' answer was lost.
     stage.reconcile("--changed").await;
     let log = stage.daemon.log();
     assert!(log.contains("checking Redis for lost buckets works again"), "{log}");
@@ -50,7 +50,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
 async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for_the_master() {
     let stage = Stage::new("sentinel_frozen").await;
     let old = stage.group.master().await.unwrap();
-    // Its connection survives the freeze, because it does nothing meanwhile.
+    // The connection of this client survives the freeze, because the client sends nothing during it.
     let idle = stage.group.client(&stage.world);
     let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap())];
     let crowd = stage.crowd();
@@ -71,7 +71,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     goes_on(&crowd).await;
 
     let mut liked = crowd.stop().await;
-    assert!(liked.iter().any(Result::is_err), "no like met the failover");
+    assert!(liked.iter().any(Result::is_err), "some likes must fail during the failover");
     assert!(kept.iter().all(Result::is_ok), "{kept:?}");
     liked.extend(kept);
     let model = model(liked);
@@ -84,14 +84,14 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
 async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_must_have_replicas() {
     let stage = Stage::new("sentinel_replaced").await;
     let old = stage.group.master().await.unwrap();
-    // As an API server that asks no sentinel while it is connected.
+    // This client acts like an API server that asks no sentinel while it is connected.
     let unaware = stage.group.unaware(&stage.world, old);
     let mut kept = vec![unaware.like(target(1), UserId(1), &[]).await.map(|clicked| clicked.counted().unwrap())];
     stage.group.fail_over().await;
     stage.group.is_promoted_over(old).await;
     assert!(stage.group.says(old, "role:master").await, "the test was too late");
     kept.push(unaware.like(target(1), UserId(2), &[]).await.map(|clicked| clicked.counted().unwrap()));
-    eventually("its replicas have left it", || stage.group.says(old, "connected_slaves:0")).await;
+    eventually("the old master must have no replicas", || stage.group.says(old, "connected_slaves:0")).await;
     stage.group.set(old, "min-replicas-to-write", "1").await;
     let refused = unaware.like(target(1), UserId(3), &[]).await;
     assert!(

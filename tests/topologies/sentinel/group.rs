@@ -1,4 +1,4 @@
-//! A master, two replicas and three sentinels that end with the test.
+//! A master, two replicas and three sentinels that stop when they are dropped.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -34,12 +34,12 @@ struct Server {
 }
 
 impl Server {
-    /// A server that keeps nothing on disk.
+    /// Starts a Redis server that saves nothing to disk.
     fn redis(port: u16, folder: &Path, master: Option<u16>) -> Self {
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
         command.arg(folder).args(["--masteruser", "replica", "--masterauth", "choose-a-fourth"]);
-        // Both sides ping each other often, so failovers are quick and need no waits.
+        // Master and replica ping each other often, so failovers are quick.
         command.args(["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]);
         if let Some(master) = master {
             command.args(["--replicaof", "127.0.0.1", &master.to_string()]);
@@ -118,7 +118,7 @@ impl Group {
         self.folder.path().join("password").to_str().unwrap().to_owned()
     }
 
-    /// Waits until a server answers, and makes the documented accounts there, but for all keys.
+    /// Waits until a server answers. Then makes the documented accounts on it, with access to all keys.
     async fn is_ready(&self, place: usize) {
         eventually("the server answers", || async { self.servers[place].connect().await.is_some() }).await;
         let mut admin = self.servers[place].connect().await.unwrap();
@@ -136,7 +136,7 @@ impl Group {
         info.is_ok_and(|info| info.lines().any(|found| found.trim() == line))
     }
 
-    /// A sentinel's answer as text. `None` if it does not answer.
+    /// Returns a sentinel's answer as text. Returns `None` if the sentinel does not answer.
     async fn ask_sentinel(&self, place: usize, words: &[&str]) -> Option<String> {
         let mut sentinel = self.sentinel(place).await?;
         let answer = redis::cmd(words[0]).arg(&words[1..]).query_async::<Value>(&mut sentinel).await.ok()?;
@@ -148,7 +148,7 @@ impl Group {
         redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.ok()
     }
 
-    /// The master's place, if all sentinels agree. `None` while they differ.
+    /// Returns the master's place, if all sentinels agree. Returns `None` while they differ.
     pub async fn master(&self) -> Option<usize> {
         let mut ports = Vec::new();
         for place in 0..SERVERS {
@@ -162,9 +162,9 @@ impl Group {
         self.servers.iter().position(|server| server.port == *port)
     }
 
-    /// Waits until another server than `old` is the master. Returns its place.
+    /// Waits until a server other than `old` is the master. Returns its place.
     pub async fn is_promoted_over(&self, old: usize) -> usize {
-        eventually("another one is the master", || async {
+        eventually("another server is the master", || async {
             match self.master().await {
                 Some(place) => place != old && self.says(place, "role:master").await,
                 None => false,
@@ -200,13 +200,13 @@ impl Group {
         self.servers[place].child.wait().unwrap();
     }
 
-    /// Restarts a killed server. It is empty and acts as a master.
+    /// Restarts a killed server. The server is empty and acts as a master.
     pub async fn start_again(&mut self, place: usize) {
         self.servers[place] = Server::redis(self.servers[place].port, self.folder.path(), None);
         self.is_ready(place).await;
     }
 
-    /// How often a server has run that command for clients other than its master.
+    /// Returns how often a server has run this command for clients other than its master.
     pub async fn commands(&self, place: usize, name: &str) -> u64 {
         let mut server = self.servers[place].connect().await.unwrap();
         let info: String = redis::cmd("INFO").arg("commandstats").query_async(&mut server).await.unwrap();
@@ -215,15 +215,15 @@ impl Group {
         count.map_or(0, |count| count.split(',').next().unwrap().parse().unwrap())
     }
 
-    /// Changes a setting of a server outside of tallyd.
+    /// Changes a setting of a server without tallyd.
     pub async fn set(&self, place: usize, name: &str, value: &str) {
         let mut server = self.servers[place].connect().await.unwrap();
         let mut set = redis::cmd("CONFIG");
         set.arg("SET").arg(name).arg(value).query_async::<()>(&mut server).await.unwrap();
     }
 
-    /// A sentinel without a password that takes a replica for a master named "other". Returns its address. It runs
-    /// while the guard is held.
+    /// Starts a sentinel without a password. It takes a replica for a master named "other". Returns its address. The
+    /// sentinel runs until the returned guard is dropped.
     pub fn mistaken(&self, replica: usize) -> (impl Drop + use<>, String) {
         let sentinel = Server::sentinel(self.folder.path(), "other", self.servers[replica].port, "");
         let address = sentinel.address();
@@ -238,7 +238,7 @@ impl Group {
         self.sentinels.iter().map(Server::address).collect()
     }
 
-    /// The settings of a world on the master, with more of them.
+    /// Returns the settings of a world on the master. `more` is added.
     pub fn settings(&self, more: &str) -> String {
         let (sentinels, file) = (self.sentinels(), self.password_file());
         format!(
@@ -247,7 +247,7 @@ impl Group {
         )
     }
 
-    /// A client of that server only, which ignores the sentinels.
+    /// Makes a client of this server that ignores the sentinels.
     pub fn unaware(&self, world: &World, place: usize) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();
@@ -255,7 +255,7 @@ impl Group {
         client_of(&config)
     }
 
-    /// A client with an API server's account.
+    /// Makes a client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();

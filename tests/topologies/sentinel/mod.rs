@@ -1,4 +1,4 @@
-//! The daemon on a Redis with sentinels. Each test has its own servers, of which another one becomes the master.
+//! The daemon on a Redis with sentinels. Each test has its own servers, and makes another server the master.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,7 +15,7 @@ use tallyd_rabbitmq::Publisher;
 
 use group::Group;
 
-/// Servers, a world on them whose counters are loaded, and a daemon.
+/// The servers, a world on them whose counters are loaded, and a daemon.
 struct Stage {
     daemon: Daemon,
     publisher: Publisher,
@@ -39,14 +39,14 @@ impl Stage {
         Crowd::new(self.group.client(&self.world), false)
     }
 
-    /// A run, which must have found everything.
+    /// Runs a reconcile, which must leave no drift.
     async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = self.world.reconcile(mode).await;
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         report
     }
 
-    /// All stores equal the model, and no run finds a drift.
+    /// Checks that all stores equal the model, and that no run finds a drift.
     async fn close(self, model: &Model) {
         self.world.drained(&self.publisher).await;
         self.world.assert_equals(model).await;
@@ -69,7 +69,7 @@ async fn goes_on(crowd: &Crowd) {
     eventually("likes continue", || async { crowd.counted() > before + TARGETS }).await;
 }
 
-/// The expected likes. Rejected ones are not included.
+/// Returns a model of the likes. Failed likes are left out.
 fn model(liked: Vec<Liked>) -> Model {
     let mut model = Model::default();
     liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));

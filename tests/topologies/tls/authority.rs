@@ -14,15 +14,15 @@ use rcgen::{
 pub enum Certificate {
     /// A certificate of the known CA, for the requested name.
     Right,
-    /// For another name.
+    /// A certificate for another name.
     OtherName,
-    /// Without a name, like the certificate that MySQL generates.
+    /// A certificate without a name, like the certificate that MySQL generates.
     NoName,
-    /// Signed by an unknown CA.
+    /// A certificate of an unknown CA.
     OtherAuthority,
     /// It has expired.
     Expired,
-    /// It is not valid yet.
+    /// A certificate that is not valid yet.
     Early,
 }
 
@@ -30,17 +30,17 @@ impl Certificate {
     pub const ALL: [Self; 6] =
         [Self::Right, Self::OtherName, Self::NoName, Self::OtherAuthority, Self::Expired, Self::Early];
 
-    /// The name of its file.
+    /// Returns the name of the certificate's file.
     pub fn file(self) -> String {
         format!("{self:?}.pem")
     }
 }
 
-/// Files of certificates, each in a separate folder. The servers run as other users and must not read tallyd's key.
+/// Files of certificates. Each is in a separate folder. The servers run as other users, and must not read tallyd's key.
 pub struct Files(tempfile::TempDir);
 
 impl Files {
-    /// All certificates of servers, with one key, and tallyd's certificate with the name `tallyd`.
+    /// Makes all certificates of servers with one key, and tallyd's certificate with the name `tallyd`.
     pub fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
@@ -79,7 +79,7 @@ impl Files {
     }
 }
 
-/// Its certificate, and the issuer that signs.
+/// Returns the certificate of a new CA, and the issuer that signs with it.
 fn authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
     let mut params = named(&[], name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

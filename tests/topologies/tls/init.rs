@@ -35,15 +35,15 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     assert!(stderr(&refused).contains("set [amqp] tls_ca_file to a file"), "{}", stderr(&refused));
     environment.push(("TALLYD__AMQP__TLS_CA_FILE", file("ca.pem")));
 
-    // With another name it could be another server, whichever CA signed it.
+    // A server with another name could be a wrong server, even if the right CA signed its certificate.
     servers.show_mysql(Certificate::OtherName).await;
     let refused = stderr(&day.init(&environment, &[]));
     assert!(
-        refused.contains("for other names (elsewhere.example), not for 127.0.0.1: write one of those"),
+        refused.contains("for other names (elsewhere.example), not for 127.0.0.1: write one of these names"),
         "{refused}"
     );
 
-    // MySQL's own certificate has no name, so its CA is enough.
+    // MySQL's own certificate has no name, so it is enough that the right CA signed it.
     servers.show_mysql(Certificate::NoName).await;
     let other = FirstDay::new("tlsname");
     assert!(other.initialized(&environment, &[]).contains("?ssl-mode=VERIFY_CA\"\n"));
@@ -52,7 +52,7 @@ async fn init_and_all_after_it_go_through_tls_to_every_server() {
     let config = day.initialized(&environment, &[]);
     assert!(!config.contains("ssl-mode"), "{config}");
     assert_eq!(config.matches("certificate and name are verified.").count(), 3, "{config}");
-    // RabbitMQ already has the account, from its certificate.
+    // The account in RabbitMQ already exists. Its name comes from the certificate.
     day.accounts(&["mysql", "redis"], &servers.mysql_admin_url(), &["--ssl", &format!("--ssl-ca={}", file("ca.pem"))]);
     day.done("migrate.toml", &["migrate"]);
     day.done("config.toml", &["config", "check"]);

@@ -1,5 +1,5 @@
-//! TLS to all three servers: which certificates are accepted and rejected, and the messages about them. The servers and
-//! the CA are the test's own.
+//! TLS to all three servers: accepted and rejected certificates, and the messages about them. The test has its own
+//! servers and its own CA.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -16,7 +16,7 @@ use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 
-/// The settings of all three servers. `certificate` is tallyd's own, for each of them.
+/// The settings of all three servers. `certificate` is tallyd's own certificate, for each server.
 fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String {
     let file = |name: &str| servers.files.path(name).display().to_string();
     let mut tls = format!("tls_ca_file = \"{}\"\n", file("ca.pem"));
@@ -33,8 +33,8 @@ fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String
     )
 }
 
-/// A wrong certificate, the server's or tallyd's, is a mistake and not an outage. `config check` reports it for each
-/// server.
+/// A wrong certificate, of the server or of tallyd, is a wrong configuration and not an outage. `config check` reports
+/// it for each server.
 fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
     let checked = world.tallyd(&["config", "check"]);
     let said = stderr(&checked);
@@ -53,8 +53,8 @@ async fn has_likes(world: &World, likes: i64) {
     .await;
 }
 
-/// A server with a `wrong` certificate is rejected, also by a daemon that starts, which continues automatically
-/// once the certificate is right.
+/// A daemon rejects a server with a wrong certificate. A daemon that starts rejects it, too, and continues
+/// automatically once the certificate is right.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
     let daemon = world.daemon();
@@ -70,10 +70,11 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
     stop(daemon);
 }
 
-/// Without a client certificate, and with one of a CA that the servers don't know. A server's alert follows the
-/// handshake and is lost if its end of the connection closes first, so the test retries until it was received.
+/// Connects without a client certificate, and with a certificate of a CA that the servers don't know. A server sends
+/// its alert after the handshake. The alert is lost if the client's end of the connection closes first, so the test
+/// retries until an alert arrives.
 async fn strangers_are_told(world: &World, servers: &Servers) {
-    let ended = "closes the connection immediately: see its log. It may require a client certificate that it trusts ([amqp] tls_cert_file)";
+    let ended = "closes the connection immediately: see RabbitMQ's log. Perhaps RabbitMQ requires a client certificate from an authority that it trusts ([amqp] tls_cert_file)";
     let asks = ["asks for a certificate (CertificateRequired): set [", "] tls_cert_file and tls_key_file"];
     let refuses = ["does not accept the certificate in [", "] tls_cert_file (UnknownCA)"];
     for (certificate, [before, after]) in [(None, asks), (Some("stranger.pem"), refuses)] {
@@ -89,7 +90,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
         })
         .await;
     }
-    // The master that a sentinel names requires it, not the address in the configuration.
+    // The master that a sentinel names requires the certificate. The address in the configuration does not matter.
     let elsewhere = settings(&world.name, servers, None)
         .replace(&format!("rediss://{}/0", servers.redis_address()), "rediss://127.0.0.2:1/0");
     world.write(&with_sentinel(&elsewhere, servers));
@@ -103,7 +104,7 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
     .await;
 }
 
-/// The same settings with a sentinel for Redis' master.
+/// Adds a sentinel for Redis' master to the settings.
 fn with_sentinel(settings: &str, servers: &Servers) -> String {
     settings.replace("[reconcile]", &format!("sentinels = [\"127.0.0.1:{}\"]\n[reconcile]", servers.sentinel_port))
 }
@@ -113,12 +114,12 @@ fn stop(daemon: Daemon) {
     assert!(daemon.stop().success(), "{log}");
 }
 
-/// With `VERIFY_CA` any name is accepted, but only the site's own CA, whatever the system trusts.
+/// With `VERIFY_CA` any name is accepted, but only the site's own CA. The CAs of the system do not matter.
 async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
     let by_name = settings(&world.name, servers, Some("tallyd.pem"));
     let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
     assert_ne!(by_name, by_authority);
-    // The system's store has the other CA.
+    // The system trusts only the other CA.
     let system = [("SSL_CERT_FILE", servers.files.path("other-ca.pem").display().to_string())];
     let said = |settings: &str| {
         world.write(settings);
@@ -165,12 +166,12 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let right = settings(&world.name, &servers, Some("tallyd.pem"));
     world.set(&right);
 
-    // A like by an API server through the daemon, and all requests of a run.
+    // An API server likes, the daemon writes the like, and a reconcile sends all its requests.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
     let checked = world.tallyd(&["config", "check"]);
     assert!(checked.status.success(), "{}", stderr(&checked));
-    // The daemon may be loading missing data into an empty Redis. Then the command says to try later.
+    // The daemon can be loading missing data into an empty Redis. Then the command exits with 75, so the test retries.
     eventually("a reconcile runs", async || {
         let ran = world.tallyd(&["reconcile"]);
         assert!(matches!(ran.status.code(), Some(0 | 75)), "{}", stderr(&ran));
@@ -188,7 +189,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     }
     stop(daemon);
 
-    // Sentinels are reached by TLS, too.
+    // tallyd also reaches the sentinels by TLS.
     world.write(&with_sentinel(&right, &servers));
     let shown = world.tallyd(&["show", "video:1"]);
     assert!(shown.status.success(), "{}", stderr(&shown));
@@ -211,7 +212,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);
     }
-    // A job can be tried later, because the certificate can be renewed.
+    // The exit code asks for a retry, because the certificate can be renewed.
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(75));
     goes_on_by_itself(&world, &mut servers, &client).await;
     a_stock_mysql_is_known_by_its_own_authority_alone(&world, &servers, &client).await;

@@ -1,4 +1,4 @@
-//! The test's own servers that only speak TLS and require a client certificate.
+//! The test's own servers. They speak only TLS, and require a client certificate.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use super::common::ports::free_ports;
 use super::common::{eventually, without_disk};
 use crate::engines::servers::{Server, Template, run};
 
-/// The folder of RabbitMQ's scripts, unless the environment names another one.
+/// RabbitMQ's folder of scripts, unless the environment names another folder.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
-/// A server that ends with the test, also if a later one fails to start.
+/// A server that stops when it is dropped, even if a later server fails to start.
 struct Process(Child);
 
 impl Process {
@@ -49,7 +49,7 @@ impl Servers {
         let files = Files::new();
         let folder = tempfile::tempdir().unwrap();
         fs::copy(files.path(&Certificate::Right.file()), files.path("shown.pem")).unwrap();
-        // The slowest first. The others are made while it starts.
+        // RabbitMQ is the slowest server, so it starts first. The other servers start meanwhile.
         let rabbitmq = Rabbit::start(&files);
         let [redis_port, sentinel_port] = free_ports();
         let redis = redis_server(&files, redis_port, folder.path(), &["--save", ""]);
@@ -90,12 +90,12 @@ impl Servers {
         servers
     }
 
-    /// The URL of an administrator in MySQL who needs no certificate.
+    /// Returns the URL of an administrator in MySQL who needs no certificate.
     pub fn mysql_admin_url(&self) -> String {
         self.mysql.admin_url()
     }
 
-    /// An account with the daemon's rights that requires a client certificate.
+    /// Makes an account with the daemon's rights that requires a client certificate.
     pub async fn mysql_account(&self, database: &str) {
         let sql = format!(
             "CREATE USER tallyd REQUIRE X509; GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO tallyd; \
@@ -116,7 +116,7 @@ impl Servers {
         format!("127.0.0.1:{}", self.rabbitmq.port)
     }
 
-    /// From now on all servers use that certificate.
+    /// Makes all servers use this certificate from now on.
     pub async fn show(&mut self, shown: Certificate) {
         self.show_mysql(shown).await;
         self.show_others(shown).await;
@@ -161,8 +161,8 @@ fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> 
     Process::spawn(&mut command)
 }
 
-/// It requires no client certificate. So a client without one learns the master from it, and the master rejects the
-/// client.
+/// The sentinel requires no client certificate. So a client without a certificate learns the master from the sentinel,
+/// and the master rejects the client.
 fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     let file = |name: &str| files.path(name).display().to_string();
     let text = format!(
@@ -178,7 +178,7 @@ fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     Process::spawn(Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()))
 }
 
-/// One node in which users log in with their certificates.
+/// A node of RabbitMQ in which users log in with their certificates.
 struct Rabbit {
     port: u16,
     child: Child,
@@ -204,7 +204,7 @@ impl Rabbit {
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("rabbitmq.conf", &text);
         write("rabbitmq-env.conf", "");
-        // Certificates are read for each connection, not every two minutes.
+        // RabbitMQ reads certificates for each connection, not every two minutes.
         write("advanced.config", "[{ssl, [{bypass_pem_cache, true}]}].");
         write("enabled_plugins", "[rabbitmq_consistent_hash_exchange, rabbitmq_auth_mechanism_ssl].");
         let epmd =
@@ -234,7 +234,7 @@ impl Rabbit {
             .env("RABBITMQ_LOGS", path("server.log"))
             .env("RABBITMQ_GENERATED_CONFIG_DIR", path("generated"))
             .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments)
-            // The script becomes the server.
+            // The script replaces itself with the server.
             .env("RUNNING_UNDER_SYSTEMD", "true")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())

@@ -1,4 +1,4 @@
-//! docs/events.schema.json and docs/asyncapi.yaml, held to the decoder.
+//! Checks docs/events.schema.json and docs/asyncapi.yaml against the decoder.
 
 mod shape;
 
@@ -17,7 +17,7 @@ use super::{blocks, read, root};
 
 const SCHEMA: &str = "docs/events.schema.json";
 
-/// All names, settable numbers, and no clock.
+/// Returns a configuration with all names, with settable counters, and without a limit on times.
 fn terms() -> Terms {
     let rules = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"view\"\nsettable = true";
@@ -97,7 +97,7 @@ fn the_schema_and_the_decoder_agree_on_examples_and_vectors() {
             let mut body = vector["event"].clone();
             body["at"] = serde_json::from_str(body["at"].as_str().unwrap()).unwrap();
             if body["at"] == Micros::MAX.0 + 1 {
-                // Validators compare doubles, which can't tell it from the maximum.
+                // Validators compare doubles, so this value looks equal to the maximum.
                 continue;
             }
             if body.get("type").is_none() {
@@ -130,7 +130,7 @@ fn the_schema_accepts_what_only_the_text_or_the_size_makes_wrong() {
     }
 }
 
-/// Values that are right somewhere, and values that are wrong everywhere.
+/// Values that are valid in some field, and values that are valid in no field.
 fn values() -> impl Strategy<Value = Value> {
     let words = ["like", "unlike", "count", "set", "reset", "fence", "video", "view", "unread", "", "42", "042", "-1"];
     let edges = ["9223372036854775807", "9223372036854775808", "9223372036854775799", "10000000000000000000", "42\n"];
@@ -153,7 +153,7 @@ fn values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// An event that is mostly right.
+/// An event whose fields are mostly valid.
 fn events() -> impl Strategy<Value = Value> {
     let fields =
         ["type", "kind", "target_id", "user_id", "metric", "delta", "value", "event_id", "at", "count", "more"];
@@ -175,7 +175,7 @@ fn events() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Whether a name is text, but of no configuration.
+/// Tells whether a name is text that no configuration has.
 fn is_by_configuration(event: &Value) -> bool {
     let unknown = |field: &str, known: &[&str]| event[field].as_str().is_some_and(|name| !known.contains(&name));
     unknown("kind", &["video"]) || unknown("metric", &["view", "unread", "like"])

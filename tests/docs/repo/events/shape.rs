@@ -1,4 +1,4 @@
-//! The events as types, from which docs/events.schema.json is made. Limits are the decoder's.
+//! The events as types, from which docs/events.schema.json is made. The limits are constants of the decoder.
 
 #![expect(dead_code, reason = "no event is ever made: only the schema is")]
 
@@ -99,11 +99,11 @@ impl JsonSchema for MetricName {
     }
 }
 
-/// The pattern of decimal numbers from 1 to a maximum, without leading zeros.
+/// Returns a pattern for decimal integers from 1 to a maximum, without leading zeros.
 fn up_to(max: u64) -> String {
     let digits = max.to_string();
     let shorter = format!("[1-9][0-9]{{0,{}}}", digits.len() - 2);
-    // As long as the maximum: equal up to a digit that is smaller, and then any digits.
+    // These integers are as long as the maximum: equal up to one smaller digit, then any digits.
     let mut parts = vec![shorter];
     for (place, digit) in digits.bytes().enumerate() {
         let least = if place == 0 { b'1' } else { b'0' };
