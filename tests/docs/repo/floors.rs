@@ -1,11 +1,11 @@
-//! The layers inside the daemon: a module imports only lower layers, and tasks never call each other. Between crates
+//! The floors inside the daemon: a module imports only lower floors, and tasks never call each other. Between crates
 //! Cargo ensures the same.
 
 use std::collections::BTreeSet;
 
 use super::{root, sources};
 
-/// The modules of `src/`, from the highest layer down. Modules of one layer can import each other, except for the
+/// The modules of `src/`, from the highest floor down. Modules of one floor can import each other, except for the
 /// tasks.
 const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
@@ -76,16 +76,16 @@ fn imports_point_down_and_tasks_never_call_each_other() {
         if from == "lib" {
             continue;
         }
-        assert!(floor(from).is_some(), "src/{path}: the module {from} has no layer in tests/docs/repo/floors.rs");
+        assert!(floor(from).is_some(), "src/{path}: the module {from} has no floor in tests/docs/repo/floors.rs");
         for to in imported(&text) {
             let is_known = floor(&to).is_some();
-            assert!(is_known, "src/{path}: the module {to} has no layer in tests/docs/repo/floors.rs");
+            assert!(is_known, "src/{path}: the module {to} has no floor in tests/docs/repo/floors.rs");
             if !is_allowed(from, &to) {
                 wrong.insert((from.to_owned(), to));
             }
         }
     }
-    assert!(wrong.is_empty(), "these imports go to a higher layer, or from one task to another: {wrong:?}");
+    assert!(wrong.is_empty(), "these imports point up to a higher floor, or from one task to another: {wrong:?}");
 }
 
 /// The gateway is an API server. The daemon itself must not count or publish as one.
