@@ -1,4 +1,4 @@
-//! Boards for operators: their periods with the state of each, and the first places of a board.
+//! Shows boards to operators: the periods of each board with their states, and the first places of one period.
 //!
 //! A board is read from Redis while it is open, and from MySQL once it is archived. `view` has the output types.
 
@@ -22,17 +22,17 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// Maximum number of listed periods of a board from MySQL.
+/// Maximum number of a board's periods that are listed from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// How many periods before the current one are searched in Redis, if MySQL does not have them yet.
+/// How many periods before the current one are searched for in Redis, if MySQL has no row of them yet.
 const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotShown {
     /// The configuration has no such board.
-    #[error("no board is called \"{name}\": the configuration has {known}")]
+    #[error("no board is called \"{name}\"; configured boards: {known}")]
     UnknownBoard {
         /// The requested name.
         name: String,
@@ -43,21 +43,24 @@ pub(crate) enum NotShown {
     #[error(transparent)]
     Period(#[from] PeriodError),
     /// The board has periods of several lengths, and the request names none.
-    #[error("{name} has boards by {periods}: name a period, for example 2026-11-21, 2026-W47, 2026-11 or total")]
+    #[error(
+        "{name} has periods of several lengths ({periods}): name a period, for example 2026-11-21, 2026-W47, 2026-11 \
+         or total"
+    )]
     NoPeriod {
         name: String,
         /// The lengths of its periods.
         periods: String,
     },
     /// The board has no periods of that length.
-    #[error("{name} has no board by {kind}")]
+    #[error("{name} has no periods of the length {kind}")]
     NoSuchPeriod {
         name: String,
         /// The requested length.
         kind: PeriodKind,
     },
     /// Its archive is deleted.
-    #[error("{0}: its archive was deleted, because archive_keep is over")]
+    #[error("{0}: its archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     /// Redis lost the board while it was archived.
     #[error("{0}: Redis lost its frozen zset before it was archived")]
@@ -75,7 +78,7 @@ pub(crate) struct Boards<'a> {
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
-    /// Each board's current period, then earlier ones, newest first.
+    /// Lists each board's current period, then its earlier periods, newest first.
     pub(crate) async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
@@ -84,12 +87,12 @@ impl Boards<'_> {
         Ok(list)
     }
 
-    /// All snapshots, for [`Self::list_of`].
+    /// Reads all snapshots. [`Self::list_of`] needs them.
     pub(crate) async fn saved(&self) -> Result<Saved> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
-    /// Like [`Self::list`], for one board.
+    /// Does the same as [`Self::list`] for one board.
     pub(crate) async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
@@ -101,7 +104,7 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// A period that is not archived, from Redis.
+    /// Reads from Redis a period that is not archived.
     async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
@@ -122,7 +125,7 @@ impl Boards<'_> {
         })
     }
 
-    /// The periods before the current one, newest first.
+    /// Returns the periods before the current one, newest first.
     async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let calendar = board.calendar(jiff::tz::db())?;
@@ -150,8 +153,8 @@ impl Boards<'_> {
         Ok(listed)
     }
 
-    /// The first `count` places of a board, by default of its current period. If the configuration has the board for
-    /// several lengths of period, `period` is required.
+    /// Returns the first `count` places of a board in `period`, by default in its current period. `period` is required
+    /// if the board is configured with several period lengths.
     pub(crate) async fn top(
         &self,
         name: &str,

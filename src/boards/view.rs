@@ -1,4 +1,4 @@
-//! The output types of boards, for operators. Pure.
+//! The types in which boards are shown to operators, as text and as JSON. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -62,13 +62,13 @@ pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// Its number of members: in Redis until it is archived, in MySQL after that.
+    /// The count of its members: in Redis until it is archived, then in MySQL.
     pub members: u64,
-    /// Seconds until it ends; `None` if it has ended, or never will.
+    /// Seconds until it ends; `None` if it has ended or never ends.
     pub ends_in_s: Option<u64>,
-    /// Seconds since it ended; `None` while it is open, and if it ended too long ago.
+    /// Seconds since it ended; `None` while it is open, or if it ended more than `LOOK_BACK` periods ago.
     pub ended_s_ago: Option<u64>,
-    /// Seconds since its last snapshot; `None` without one, and once it is archived.
+    /// Seconds since its last snapshot; `None` if it has no snapshot, or if it is archived.
     pub saved_s_ago: Option<u64>,
 }
 
@@ -90,24 +90,24 @@ pub(crate) enum Source {
 pub(crate) struct Top {
     pub board: String,
     pub period: String,
-    /// The server that it was read from.
+    /// The server that the board was read from.
     pub from: Source,
-    /// The first place first.
+    /// Ordered by place.
     pub entries: Vec<Row>,
 }
 
 /// One place of a board.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
-    /// From 1.
+    /// The first place is 1.
     pub place: u64,
     /// The member as text. Bytes that are not UTF-8 are replaced.
     pub member: String,
     /// The score in the zset.
     pub score: f64,
-    /// The number that decides the rank, if the board's `tie` packs two numbers into its scores.
+    /// The part of the score that decides the rank. `None` unless the board's `tie` packs two values into each score.
     pub primary: Option<u64>,
-    /// The number that decides between equal members, in the same case.
+    /// The part of the score that decides between members of equal rank. `None` if `primary` is.
     pub second: Option<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Row {
 }
 
 impl Top {
-    /// As comma-separated values with a header.
+    /// Returns the places as comma-separated values with a header line.
     ///
     /// # Errors
     /// Fails if a row cannot be written. This does not happen in memory.

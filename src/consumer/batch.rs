@@ -1,8 +1,8 @@
-//! Messages after their delivery: those that wait in the inbox, and the batch that one transaction writes.
+//! Holds delivered messages: first in the inbox, then in the batch that one transaction writes.
 //!
-//! The broker counts messages, not bytes, and the library takes every message that arrives. After millions of single
-//! events, lists of 1 MiB each would fill the memory while MySQL does not answer. So the session takes everything from
-//! the library immediately and counts its bytes.
+//! The broker limits the count of messages in flight, not their bytes, and the AMQP library takes every message that
+//! arrives. If lists of 1 MiB each follow millions of single events, they would fill the memory while MySQL does not
+//! answer. So the session takes each message from the library immediately and counts its bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -22,7 +22,7 @@ use tallyd_mysql::letters::DeadLetter;
 /// Maximum number of traces in the log line of a slow batch.
 const TRACEPARENTS_MAX: usize = 3;
 
-/// A received message with its headers decoded. Large headers are kept only as far as a dead letter keeps them.
+/// A received message with its headers decoded. Large headers are cut to the part that a dead letter keeps.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub body: Vec<u8>,
@@ -36,7 +36,8 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// The bytes of the body and of the headers as received: a message with an empty body can have 128 KiB of headers.
+    /// Returns the bytes of the body and of the received headers. A message with an empty body can have 128 KiB of
+    /// headers.
     pub(super) fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes
     }
@@ -99,9 +100,9 @@ pub(super) struct Received {
 pub(super) enum Event {
     /// A like or unlike.
     Like(LikeEvent),
-    /// A number changes.
+    /// Adds an amount to a counter.
     Count(CountEvent),
-    /// A number becomes a value.
+    /// Sets a counter to a value.
     Set(SetEvent),
 }
 
@@ -114,7 +115,7 @@ impl Event {
         }
     }
 
-    /// Whether the ledger should know the event, and the event is older than the ledger's `floor`.
+    /// Whether the event is a count or a set that is older than the ledger's `floor`.
     pub(super) fn is_before(&self, floor: Micros) -> bool {
         !matches!(self, Self::Like(_)) && self.at() < floor
     }
@@ -147,12 +148,13 @@ pub(super) struct Batch {
     pub bytes: usize,
     /// The traces of the first messages that have one.
     pub traceparents: Vec<String>,
-    /// This machine's clock during decoding.
+    /// Readings of this machine's clock during decoding.
     pub clock: Clock,
 }
 
 impl Batch {
-    /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the limits.
+    /// Whether the batch must be written before it takes another message. It can exceed the limits, because its last
+    /// message can be a list.
     pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
@@ -175,11 +177,11 @@ impl Batch {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps one part and returns the other, with the fences, which follow all events. If the batch can be split, both
-    /// parts are smaller.
+    /// Keeps the first part of the batch and returns the second. The second part gets the fences, because they follow
+    /// all events. Both parts are smaller if the batch [can be split](Self::can_split).
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
-        // Events on one side and dead letters on the other; if there is only one of the two, halves.
+        // One part gets the events and the other part the dead letters. A batch that has only one of the two is halved.
         let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
         let (events, refused) = (self.events.len(), self.refused.len());
         Self {
@@ -196,8 +198,8 @@ impl Batch {
     }
 }
 
-/// How often the message was returned to the broker: the header `x-delivery-count` of quorum queues. On a first
-/// delivery the publisher can have set that header, so it is ignored.
+/// Returns how often the message was returned to the broker, from the header `x-delivery-count` of quorum queues. The
+/// header is ignored on a first delivery, because the publisher can have set it.
 fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
     let headers = properties.headers().as_ref().filter(|_| redelivered);
     match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {

@@ -34,7 +34,7 @@ use tallyd_mysql::{Store, StoreError};
 /// A batch is split after this many errors that a smaller transaction can avoid.
 const TOO_MUCH_MAX: u32 = 2;
 
-/// A slower batch is logged. Most batches take a few milliseconds, the largest about a second.
+/// A batch that takes longer is logged. Most batches take a few milliseconds, the largest about a second.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// The writer of one partition, for one session with the broker.
@@ -58,7 +58,7 @@ pub(super) struct BatchWriter {
 /// The result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
-    /// The number of distinct rows of its events.
+    /// The count of distinct rows that its events write.
     pub rows: usize,
     /// Events that can never be applied.
     pub refused: usize,
@@ -88,7 +88,7 @@ enum Outcome {
     Forgotten(Micros),
 }
 
-/// The errors of a part so far.
+/// Counts the errors of a part.
 #[derive(Default)]
 struct Tries {
     rivals: Rivals,
@@ -96,7 +96,8 @@ struct Tries {
 }
 
 impl BatchWriter {
-    /// Makes the writer of `partition`, which is one of `partitions`, until `ends`.
+    /// Makes the writer of `partition`. `partitions` is the count of all partitions. `ends` is cancelled when the
+    /// session ends.
     pub(super) fn new(
         partition: &Partition,
         config: &Config,
@@ -196,7 +197,7 @@ impl BatchWriter {
         );
     }
 
-    /// Releases the partition after everything is written and the broker has the rest.
+    /// Releases the partition. The caller has written its last batch and closed the channel.
     pub(super) async fn release(&self) {
         self.transaction.ownership.release(&self.store).await;
     }
@@ -248,7 +249,10 @@ impl BatchWriter {
             }
             _ if error.is_contention() && tries.rivals.has_room() => {
                 let error = chain(&error);
-                debug!(event = "contention", partition, "another transaction was first, retrying: {error}");
+                debug!(
+                    event = "contention",
+                    partition, "another transaction used the same rows, retrying the batch: {error}"
+                );
                 tries.rivals.wait().await;
                 Outcome::Again
             }
@@ -285,15 +289,15 @@ impl BatchWriter {
             partition = self.partition,
             reason = Reason::RefusedByDatabase.code(),
             error,
-            "MySQL refused one event, which is now in dead_letter: {error}"
+            "MySQL refused an event, which becomes a dead letter: {error}"
         );
         letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
     }
 
-    /// Makes the dead letter of an event older than the ledger: it is unknown whether it was applied.
+    /// Makes the dead letter of an event older than the ledger. It is unknown whether the event was applied.
     fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
         let error = format!(
-            "the ledger no longer knows events before {}: applied_event_keep was shorter in a daemon",
+            "the ledger no longer has events before {}: a daemon ran with a shorter applied_event_keep",
             instant(floor)
         );
         letter_of(event, Refusal { reason: Reason::AtTooOld, error }, &self.queue)
@@ -307,7 +311,7 @@ fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
 }
 
-/// The error for logs and metrics. MySQL's text can quote a key with ids in it, so it is left out for such errors.
+/// Returns the error's text for logs and metrics. MySQL's own text is left out if it can quote a key with ids.
 fn without_values(error: &StoreError) -> String {
     match error.number() {
         Some(number) if error.fate() == Fate::Item || error.is_contention() => {
@@ -317,7 +321,7 @@ fn without_values(error: &StoreError) -> String {
     }
 }
 
-/// The error with its causes: its own text is only the action.
+/// Returns the error's text with its causes, because its own text names only the action.
 fn chain(error: &StoreError) -> String {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
     causes.join(": ")

@@ -1,5 +1,5 @@
-//! Compares this machine's clock with MySQL's. The `at` of events is checked against this clock: for a slow clock every
-//! event is from the future.
+//! Compares this machine's clock with MySQL's. The `at` of events is checked against this machine's clock. If that
+//! clock is slow, every event seems to be from the future.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use tallyd_core::model::Micros;
 use tallyd_mysql::StoreError;
 
-/// How far the two clocks can be apart, in seconds.
+/// Largest accepted difference between the two clocks, in seconds.
 const APART_MAX_S: i64 = 60;
 
 /// A clock that never jumps.

@@ -1,4 +1,4 @@
-//! Counts a partition's work: for the metrics once per batch, for the log once a minute.
+//! Counts a partition's work. The counts are added to the metrics once per batch, and logged once a minute.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tallyd_core::model::Micros;
 /// How often the throughput is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Received messages and events that are not in the metrics yet.
+/// Counts of received messages and events that are not in the metrics yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReceivedCounts {
     pub messages: u64,
@@ -34,7 +34,7 @@ impl ReceivedCounts {
         } += 1;
     }
 
-    /// Adds them to the metrics.
+    /// Adds the counts to the metrics, and resets them.
     pub(super) fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
         let metrics = &telemetry().consumer;
@@ -47,7 +47,7 @@ impl ReceivedCounts {
     }
 }
 
-/// Records a batch, or a part of one, that is committed.
+/// Records a committed batch, or a committed part of a batch.
 pub(super) fn committed(batch: &Batch, rows: usize) {
     let (now, metrics) = (clock::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
@@ -67,7 +67,7 @@ pub(super) fn again(code: &'static str) {
     telemetry().consumer.retry(code);
 }
 
-/// How long the steps of a transaction took. Recorded once it is committed.
+/// How long each step of a transaction took. The times are recorded once the transaction is committed.
 pub(super) struct Steps {
     last: Instant,
     took: Vec<(Step, f64)>,

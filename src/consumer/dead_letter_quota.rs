@@ -1,5 +1,5 @@
-//! The dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need not ask
-//! each other. A letter over the quota goes to the queue of returned messages if its event can perhaps be applied
+//! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
+//! coordination. A letter over the quota goes to the queue of returned messages if its event can perhaps be applied
 //! later. Otherwise it is only counted.
 
 use std::collections::VecDeque;
@@ -24,10 +24,10 @@ use tallyd_mysql::StoreError;
 use tallyd_mysql::letters::{self, DeadLetter};
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// Messages that are published before the first one is confirmed.
+/// Maximum number of messages that are published and not confirmed yet.
 const IN_FLIGHT: usize = 500;
 
-/// One partition's share of the quota. Also handles letters over it.
+/// One partition's share of the quota. It also handles the letters that exceed the share.
 pub(super) struct DeadLetterQuota {
     broker: Broker,
     /// Uses a separate connection: under a memory alarm the broker reads nothing from a connection that publishes.
@@ -45,7 +45,7 @@ pub(super) struct DeadLetterQuota {
 }
 
 impl DeadLetterQuota {
-    /// The quota of one of `partitions`.
+    /// Makes the quota of one partition. `partitions` is the count of all partitions.
     pub(super) fn new(partition: &Partition, partitions: u16, max: Derived<u64>, ends: CancellationToken) -> Self {
         Self {
             broker: partition.broker.clone(),
@@ -61,7 +61,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Returns the first `letters`, as many as the quota allows as of this transaction.
+    /// Returns the first of `letters`, as many as the quota allows in this transaction.
     pub(super) async fn admit<'a>(
         &mut self,
         tx: &mut MySqlConnection,
@@ -76,8 +76,9 @@ impl DeadLetterQuota {
         Ok(letters.get(..admitted).unwrap_or(letters))
     }
 
-    /// Publishes letters over the quota to the queue of returned messages, or counts them, before their batch is
-    /// acknowledged. Fails if the session ends before the broker has confirmed all of them.
+    /// Handles letters over the quota before their batch is acknowledged. It publishes letters that can perhaps be
+    /// applied later to the queue of returned messages, and counts the other letters. Fails if the session ends before
+    /// the broker has confirmed all published letters.
     pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));

@@ -1,4 +1,4 @@
-//! Decodes a message to events: as tallyd's own JSON, or by the map of its queue.
+//! Decodes a message to events, as tallyd's own JSON or with the map of its queue.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use tallyd_core::event::{self, Message, Refusal, Terms};
 use tallyd_core::mapping;
 use tallyd_core::model::Micros;
 
-/// Decodes a body. `is_direct` means that it was published directly to the queue. API servers can only publish to
-/// exchanges, so they cannot forge a fence.
+/// Decodes a body. `is_direct` means that the message was published directly to the queue. API servers can only publish
+/// to exchanges, so they cannot forge a fence.
 pub(super) fn decode(
     body: &[u8],
     is_direct: bool,
@@ -24,7 +24,7 @@ pub(super) fn decode(
     };
     match event::fence_of(body).filter(|_| is_direct) {
         Some(fence) => each(Ok(Message::Fence(fence)), 0..body.len()),
-        // A replayed dead letter is direct, too.
+        // A replayed dead letter is also published directly.
         None => mapping::decode_all(body, map, terms, now, each),
     }
 }

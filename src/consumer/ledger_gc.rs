@@ -1,5 +1,5 @@
-//! Ledger clean-up: empties the ledger of applied counts, and the log of counts of settable counters, day by day. A day
-//! is emptied once its events are too old to be accepted.
+//! Cleans up the ledger of applied counts, and the log of counts of settable counters. The entries of a day are deleted
+//! once events of that day are too old to be accepted.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use tallyd_mysql::Store;
 
-/// How often it checks whether a day is over. Several daemons can do it.
+/// How often the clean-up checks for days to empty. Several daemons can do this at the same time.
 const EVERY: Duration = Duration::from_secs(3_600);
 
-/// Delay if another session holds the table. While the clean-up waits for the table, every batch with counts waits,
-/// too.
+/// Delay before the next try if another session has locked the table. While the clean-up waits for the table, every
+/// batch with counts waits, too.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Empties days that are older than `[consumer] applied_event_keep`, until the stop.
@@ -25,8 +25,8 @@ pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop:
     while !stop.is_cancelled() {
         let keep = live.current().consumer.applied_event_keep.0;
         let emptied = async {
-            // Uses MySQL's clock, so that one daemon's wrong clock does no harm, and only if this machine's clock
-            // agrees.
+            // MySQL's clock decides, so a daemon's wrong clock does no harm. Nothing is emptied while this machine's
+            // clock differs from MySQL's.
             let (now, _) = store.clock().await?;
             if Clock::default().hold(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
         };

@@ -16,15 +16,15 @@
 //!   reads the state that the first one wrote. If old states are read first, both can insert a row that neither found.
 //!   The second insert violates the primary key, and its whole transaction runs again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, everything else that was delivered is written,
-//!   all of it is acknowledged, and the channel is closed. In one step the broker then requeues the rest and activates
-//!   the next consumer. So a fence never passes an event that a daemon holds, and "no consumer, empty queue" means that
-//!   nothing is in flight.
+//!   all of it is acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
+//!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds, and "no
+//!   consumer, empty queue" means that nothing is in flight.
 //! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer for up to a second,
 //!   until daemon 2 has read the pause, too. Each daemon ends its session as at the stop, so nothing is lost or
 //!   doubled, and the order is kept.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
-//! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The later
-//!   arrival wins: see `tallyd_core::mapping`, order.
+//! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
+//!   that arrives later wins (see "order" in `tallyd_core::mapping`).
 //!
 //! The consumer must never acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue
 //! dead-letters a message after 20 returns), or end because a server does not answer.
@@ -67,7 +67,7 @@ use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
 
-/// Messages in flight have at most the bytes of this many batches.
+/// The messages in flight have at most the bytes of this many full batches.
 const PREFETCH_BATCHES: usize = 4;
 
 /// If one of these tasks is paused, no partition is consumed.
@@ -78,7 +78,7 @@ const STAND_BACK: Duration = Duration::from_millis(100);
 
 /// One partition's consumer.
 pub struct Partition {
-    /// From 0. Partitions of maps have much higher numbers.
+    /// Counted from 0. Partitions of maps have much higher numbers.
     pub number: u16,
     /// The map that decodes its messages, if they are not tallyd's own JSON.
     pub map: Option<Arc<Map>>,
@@ -87,7 +87,7 @@ pub struct Partition {
     pub store: Store,
     /// This daemon: host and process.
     pub owner: String,
-    /// A reload changes metric rules and limits. Other settings are as of the start.
+    /// A reload changes metric rules and limits. Other settings keep their values from the start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
     /// Wakes the outbox after a commit with additions to Redis. Dropped at the end.
@@ -105,11 +105,11 @@ enum SessionEnd {
     Paused,
     #[error("another prefetch fits the message sizes better")]
     OtherPrefetch,
-    /// The next session must use a smaller prefetch. No event of the open batch was tried.
+    /// The next session must use a smaller prefetch. MySQL did not get the open batch yet.
     #[error("a message was redelivered {0} times")]
     Redelivered(i64),
     /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
-    #[error("the received messages have {0} bytes, which is over the memory limit")]
+    #[error("the received messages exceed the memory limit: they have {0} bytes")]
     LargeMessages(usize),
     #[error("the broker cancelled the consumer")]
     Cancelled,
@@ -150,7 +150,8 @@ struct Learned {
 }
 
 impl Learned {
-    /// How many messages can be in flight. Batches are limited in bytes, and so are the messages that wait for them.
+    /// Returns how many messages can be in flight. The count also keeps their bytes within those of
+    /// [`PREFETCH_BATCHES`] full batches.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
@@ -174,7 +175,7 @@ impl Learned {
 }
 
 impl Partition {
-    /// Its name in log messages.
+    /// Returns the partition's name for log messages.
     fn name(&self) -> PartitionName {
         PartitionName { number: self.number, map: self.map.as_ref().map(|map| map.name.clone()) }
     }
@@ -196,7 +197,7 @@ impl Partition {
             let is_paused = self.control.paused(PAUSED_BY).is_some();
             vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
             vitals.oldest(None);
-            // The database is checked first. Otherwise messages would be received only to be returned.
+            // The database is checked first. Otherwise the session would receive messages that it must return.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
@@ -235,14 +236,14 @@ impl Partition {
                 event = "partition-given-back",
                 partition = self.number,
                 error = format!("{end:#}"),
-                "the session stopped before all its messages were written; the broker keeps these: {end:#}"
+                "the session stopped before all its messages were written; the broker keeps the unwritten messages: {end:#}"
             ),
             end => self.wait(outage.failed(&format!("{end:#}"))).await,
         }
     }
 
     async fn database_is_ready(&self, learned: &mut Learned) -> Result<()> {
-        if let Some(problem) = self.store.schema().await.context("ask for the schema")?.problem() {
+        if let Some(problem) = self.store.schema().await.context("check the schema")?.problem() {
             bail!(problem);
         }
         let (now, writable) = self.store.clock().await?;
@@ -259,8 +260,8 @@ impl Partition {
         let mut rivals = Rivals::default();
         let exact = loop {
             let mut conn = self.store.acquire().await?;
-            match conn.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await {
-                // Other partitions try it beside these rows.
+            match conn.limit("test the faster way to write rows", |it| likes::upserts_in_order(it, self.number)).await {
+                // Other partitions test it on adjacent rows.
                 Err(error) if error.is_contention() && rivals.has_room() => rivals.wait().await,
                 tried => break tried?,
             }
@@ -275,7 +276,8 @@ impl Partition {
         Ok(exact)
     }
 
-    /// Connects, declares missing queues and exchanges, and starts to consume. Also returns the number of partitions.
+    /// Connects, declares missing queues and exchanges, and starts to consume. Also returns the count of partitions in
+    /// use.
     async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
         let link = self.broker.connect(&format!("{} of {}", self.name(), self.owner)).await?;
         let partitions = self.declare(&link).await?;
@@ -295,9 +297,9 @@ impl Partition {
         Ok((link, deliveries, partitions))
     }
 
-    /// Declares what is missing on the broker, for all partitions in use. This daemon can be configured with fewer
-    /// partitions, and must not undo another daemon's declarations. Additional partitions are recorded in MySQL before
-    /// they are declared. Returns the number of partitions.
+    /// Declares missing queues and exchanges for all partitions in use. This daemon can be configured with fewer
+    /// partitions than are in use, and must not undo another daemon's declarations. Additional partitions are recorded
+    /// in MySQL before they are declared. Returns the count of partitions in use.
     async fn declare(&self, link: &Link) -> Result<u16> {
         self.declare_numbered(link).await?;
         if let Some(map) = &self.map {
@@ -309,7 +311,7 @@ impl Partition {
     /// Declares the map's queue and binds it, after the map is recorded in MySQL.
     async fn declare_map(&self, link: &Link, map: &Map) -> Result<()> {
         let queue = queue_of(map, &self.broker);
-        match self.broker.probe_map_exchange(link, &queue).await.context("ask for the site's exchange")? {
+        match self.broker.probe_map_exchange(link, &queue).await.context("check the exchange of the map")? {
             Found::Right => {}
             Found::Missing => bail!(
                 "[[map]] {}: the exchange {} does not exist, and tallyd never declares it: declare it, or correct `exchange`",
@@ -336,17 +338,17 @@ impl Partition {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
-            // If another daemon added partitions meanwhile, this daemon can have declared again what the other one
-            // removed.
+            // If another daemon added partitions meanwhile, this daemon can have made a binding again that the other
+            // daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
-            // A smaller number was read from a server that lags.
+            // A smaller count comes from a server that lags.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {
                 return Ok(());
             }
         }
     }
 
-    /// Consumes nothing until the pause ends, or until MySQL has said that there is none.
+    /// Waits until the pause ends, or until MySQL reports that there is no pause.
     async fn wait_until_allowed(&self, vitals: &PartitionState) {
         if self.control.paused(PAUSED_BY).is_some() {
             vitals.stands(Standing::Paused);

@@ -19,13 +19,13 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// After a transaction that found a known event, this many transactions ask the ledger.
+/// How many transactions ask the ledger after one of them found an event that was applied before.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
     pub metric: Metric,
-    /// Targets have Bloom filters. The outbox adds the users who like them.
+    /// Targets have Bloom filters. The outbox adds the users who like a target.
     pub has_filters: bool,
     /// Old states are read before rows are written. This is the slower way, for servers that do not support the faster
     /// one.
@@ -37,7 +37,7 @@ pub(super) struct LikeRows {
 
 /// The result of writing a batch's likes.
 pub(super) struct Written {
-    /// The number of distinct rows of its events.
+    /// The count of distinct rows that its events write.
     pub rows: usize,
     /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,
@@ -76,7 +76,7 @@ impl LikeRows {
     }
 }
 
-/// Writes rows by reading their old states first, and logs the events of watched targets.
+/// Reads the old states of the rows, writes the rows, and logs the events of watched targets.
 async fn write_reading(
     tx: &mut MySqlConnection,
     events: &[LikeEvent],
@@ -102,8 +102,8 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost no count was applied before. So the ledger is asked only after a failed transaction,
-/// and for some time after it knew an event, because more of them can follow.
+/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
+/// transaction. It is also asked for some time after it knew an event, because more such events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// How many more transactions ask the ledger.
@@ -138,7 +138,7 @@ impl Counts {
         Ok(all)
     }
 
-    /// Records that a transaction failed: perhaps it contained a count that was applied before, and perhaps its COMMIT
+    /// Records that a transaction failed. Perhaps it contained a count that was applied before, or its COMMIT
     /// succeeded.
     pub(super) fn failed(&mut self) {
         self.asks_ledger = self.asks_ledger.max(1);
@@ -148,7 +148,7 @@ impl Counts {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
     }
 
-    /// Records counts in the ledger. Returns those that were not in it.
+    /// Records counts in the ledger. Returns the counts that were not in it before.
     async fn note(
         &mut self,
         tx: &mut MySqlConnection,
@@ -167,7 +167,7 @@ impl Counts {
 }
 
 /// Decides which sets and counts of settable counters take effect, and how the counters change. All these counters are
-/// locked first, in a fixed order: another partition can write the same ones.
+/// locked first, in a fixed order, because another partition can write the same counters.
 async fn apply_settable(
     tx: &mut MySqlConnection,
     sets: BTreeMap<CounterKey, LastSet>,
@@ -182,13 +182,13 @@ async fn apply_settable(
     let known = sets::lock(tx, &keys).await?;
     let resolved = resolve(&sets, counts, &known);
     let standing = sets::standing(tx, &resolved.won).await?;
-    let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
+    let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a counter"))?;
     sets::note(tx, &resolved.won, &resolved.live).await?;
     Ok((resolved, differences))
 }
 
-/// The event capture: logs the events of targets that a reconcile watches, so that the reconcile knows their values as
-/// of any instant. Caches the last watch and its counters.
+/// The event capture: logs the events of targets that a reconcile watches. From this log the reconcile computes their
+/// counters at any instant. Caches the last watch and its counters.
 pub(super) struct EventCapture {
     /// The metric of likes.
     like: Metric,
@@ -214,13 +214,13 @@ impl EventCapture {
         Ok(())
     }
 
-    /// Whether likes are captured, so that the rows' former states must be read in full.
+    /// Whether likes are captured. If so, the former states of all rows must be read.
     pub(super) fn has_likes(&self) -> bool {
         self.of_likes().is_some()
     }
 
-    /// Logs each like event of a watched target with the row's former state. This includes events that coalescing or a
-    /// newer row made void.
+    /// Logs each like event of a watched target with the row's former state. This includes events that have no effect,
+    /// because of coalescing or a newer row.
     pub(super) async fn log_likes(
         &self,
         tx: &mut MySqlConnection,
@@ -254,7 +254,7 @@ impl EventCapture {
         watches::log_counts(tx, watch, &logged).await
     }
 
-    /// The watch, if it includes any target's likes.
+    /// Returns the watch if it includes the likes of any target.
     fn of_likes(&self) -> Option<u64> {
         self.watch.filter(|_| self.keys.iter().any(|(_, metric)| *metric == self.like))
     }

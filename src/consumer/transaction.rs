@@ -18,7 +18,7 @@ use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_core::partition::PartitionName;
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
-/// Maximum number of hints per batch.
+/// Maximum number of drift hints per batch.
 const KEPT_MAX: usize = 1_000;
 
 /// The transactions of one partition, for one session with the broker.
@@ -100,15 +100,15 @@ impl Transaction {
     }
 }
 
-/// Dates likes that the daemon counts by MySQL's clock instead of their sender's clock. So a `changed` reconcile lists
-/// them, however late or wrong a sender's clock is.
+/// Sets the time of likes that the daemon counts to MySQL's time, instead of the sender's. So a `changed` reconcile
+/// lists them, even if they are late or the sender's clock is wrong.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;
     }
 }
 
-/// The differences of likes and counts together, sorted by key.
+/// Merges the differences of likes and of counts, sorted by key.
 fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Difference> {
     if !counts.is_empty() {
         differences.extend(counts);
@@ -117,8 +117,8 @@ fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Diffe
     differences
 }
 
-/// Adds to counters. Also appends additions for Redis to the partition's outbox, after its row `last`. Returns whether
-/// anything was appended.
+/// Adds the differences to the counters in MySQL. Also appends additions for Redis to the partition's outbox, after its
+/// row `last`. Returns whether anything was appended.
 async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),
@@ -135,7 +135,8 @@ async fn add_to_counters(
     Ok(!(additions.is_empty() && likers.is_empty()))
 }
 
-/// Ownership of the partition: each transaction compares the epoch of this session with the partition's row.
+/// Ownership of the partition: each transaction compares the epoch of this session with the epoch in the partition's
+/// row.
 pub(super) struct Ownership {
     partition: u16,
     name: PartitionName,
@@ -175,7 +176,7 @@ impl Ownership {
         }
     }
 
-    /// Releases the partition after everything is written and the broker has the rest.
+    /// Releases the partition. The caller has written its last batch and closed the channel.
     pub(super) async fn release(&self, store: &Store) {
         let Some(epoch) = self.epoch else { return };
         let released = async {
@@ -191,9 +192,9 @@ impl Ownership {
     }
 }
 
-/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. It would not
-/// list a target whose events are applied late (a replayed dead letter, an event that an API server held back). An
-/// earlier reconcile can have removed these events from Redis.
+/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. Without a hint
+/// it would not list a target whose events are applied late (a replayed dead letter, an event that an API server held
+/// back). An earlier reconcile can have removed the effect of these events from Redis.
 struct DriftHints {
     overlap: Derived<Duration>,
 }
@@ -212,8 +213,8 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // A backlog is also that old. But a run lists everything since the run before it, and no run has begun since
-        // then.
+        // Events of a backlog are also that old. But they need a hint only if a run has begun after them, because the
+        // next run lists everything since the last run began.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();
@@ -222,7 +223,7 @@ impl DriftHints {
     }
 }
 
-/// The older of `differences`, before `before`, of counters that API servers count in Redis, sorted by key.
+/// Returns the counters that changed before `before` and that API servers count in Redis, sorted by key.
 fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<CounterKey> {
     let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
     let mut late: Vec<CounterKey> =

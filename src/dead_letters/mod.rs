@@ -5,13 +5,13 @@
 //!
 //! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records that. The letter
 //!   is still open and can be replayed once more: applying an event twice changes nothing.
-//! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: only now the replay is
-//!   recorded. The replay is recorded only if the letter's `refusals` have not changed since it was read, so the letter
-//!   stays open.
+//! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: the command records the
+//!   replay. It does so only if the letter's `refusals` has not changed since it was read. Here it has changed, so the
+//!   letter stays open.
 //! * A: a message is taken from the queue of returned messages and written. B: the command is killed before it
 //!   acknowledges the message. The broker delivers the message again. It has the same digest, so it is the same row.
 //! * A: letters are selected for deletion because they were replayed. B: the consumer opens one of them again. The
-//!   statement that deletes checks this again.
+//!   DELETE statement checks again that a letter was replayed.
 //!
 //! The commands must never acknowledge a message that is not committed. They must not take a message that MySQL cannot
 //! store, because the broker drops messages that are requeued often. They must not delete a letter that was not
@@ -53,7 +53,7 @@ pub enum Which {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct List {
-    /// The result of moving messages from the queue of returned messages; `None` if that was not requested.
+    /// The result of moving messages from the queue of returned messages; `None` if the move was not requested.
     pub returned: Option<Returned>,
     pub letters: Vec<Row>,
     pub more: bool,
@@ -179,7 +179,7 @@ impl From<Letter> for Row {
 impl Whole {
     fn new(letter: Letter, preview: Preview) -> Self {
         let raw = letter.body.clone();
-        // tallyd writes headers as JSON. If someone changed them manually, they are shown as text.
+        // tallyd writes headers as JSON. Headers that were changed manually and are no longer JSON are shown as text.
         let headers = serde_json::from_str(&letter.headers).unwrap_or_else(|_| Value::String(letter.headers.clone()));
         let now = Now {
             taken: preview.taken,

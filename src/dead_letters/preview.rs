@@ -19,18 +19,20 @@ pub struct Preview {
     pub taken: usize,
     pub refused: usize,
     pub refusal: Option<Refusal>,
-    /// The body is a fence of a run that ended long ago. Nothing is lost with it.
+    /// The body is a fence of a run that ended long ago. It is no longer needed.
     pub is_fence: bool,
-    /// The body contains likes. The [Bloom filters](crate::jobs::filters) must learn of them.
+    /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,
-    /// The routing key that producers use: for likes as in `[amqp] partition_by`, for counts the target; for a list
-    /// that of its first event.
+    /// The routing key that producers use. For likes it follows `[amqp] partition_by`. For counts it is the target's
+    /// id. A list has the routing key of its first event.
     pub routing_key: String,
-    /// The queue of a map. The letter is replayed to this queue, and not through tallyd's exchange.
+    /// The map's queue that the letter came through. The letter is replayed to this queue, and not through tallyd's
+    /// exchange.
     pub map_queue: Option<String>,
 }
 
-/// Checks letters by the queue that they came through: messages of maps are not tallyd's own JSON.
+/// Judges letters. The queue that a letter came through decides how it is decoded, because messages of maps are not
+/// tallyd's own JSON.
 pub(crate) struct Judge {
     terms: Terms,
     /// The maps by the name of their queue.
@@ -109,12 +111,12 @@ impl Preview {
         match (&self.refusal, self.taken) {
             _ if self.is_fence => "a fence of a run that has ended: it is no longer needed".to_owned(),
             (None, 0) => "it holds no event".to_owned(),
-            (None, 1) => "would be taken".to_owned(),
-            (None, taken) => format!("all {taken} events would be taken"),
+            (None, 1) => "would be accepted".to_owned(),
+            (None, taken) => format!("all {taken} events would be accepted"),
             (Some(Refusal { reason, error }), 0) => format!("would be refused: {}: {error}", reason.code()),
             (Some(Refusal { reason, error }), taken) => {
                 let all = taken + self.refused;
-                format!("{taken} of {all} events would be taken; the first of the others: {}: {error}", reason.code())
+                format!("{taken} of {all} events would be accepted; first refusal: {}: {error}", reason.code())
             }
         }
     }
@@ -156,7 +158,7 @@ mod tests {
     fn what_producers_send_is_taken_with_their_routing_key() {
         let preview = judged(&like(7, "video"));
         assert!(preview.is_taken() && preview.has_likes);
-        assert_eq!((preview.routing_key.as_str(), preview.words().as_str()), ("7", "would be taken"));
+        assert_eq!((preview.routing_key.as_str(), preview.words().as_str()), ("7", "would be accepted"));
         let count = format!(
             r#"{{"type":"count","kind":"video","target_id":"42","metric":"view","delta":1,"event_id":"a","at":{NOW}}}"#
         );
@@ -175,7 +177,7 @@ mod tests {
         let preview = judged(&format!("[{},{},{}]", like(8, "film"), like(9, "video"), like(10, "video")));
         assert_eq!((preview.taken, preview.refused, preview.routing_key.as_str()), (2, 1, "9"));
         assert!(!preview.is_taken());
-        assert!(preview.words().starts_with("2 of 3 events would be taken; the first of the others: unknown-kind: "));
+        assert!(preview.words().starts_with("2 of 3 events would be accepted; first refusal: unknown-kind: "));
         assert!(judged("[]").is_taken());
     }
 

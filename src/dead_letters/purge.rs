@@ -11,7 +11,7 @@ use crate::runtime::fault;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Selection;
 
-/// Letters that one statement deletes: at most 100 MiB.
+/// Maximum number of letters that one statement deletes. They have at most 100 MiB.
 const AT_ONCE: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -87,7 +87,7 @@ impl fmt::Display for Report {
             write!(f, "\n{open_left} more were never replayed and are kept: --open includes them")?;
         }
         if *stopped {
-            write!(f, "\nstopped: the others are unchanged")?;
+            write!(f, "\nstopped: the remaining letters are unchanged")?;
         }
         Ok(())
     }

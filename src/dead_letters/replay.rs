@@ -18,20 +18,20 @@ use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
 use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
-/// Letters that are in memory, in flight, and recorded together.
+/// Maximum number of letters that are read, published and recorded together.
 const AT_ONCE: usize = 64;
 
-/// Bytes of letters in memory, not counting the last one.
+/// Maximum bytes of letters in memory, not counting the last letter.
 const BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// Skipped letters that the report names.
+/// Maximum number of skipped letters that the report names.
 const LEFT_NAMED_MAX: usize = 1_000;
 
 pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub judge: &'a Judge,
-    /// Bloom filters are configured. They must learn of likes.
+    /// Bloom filters are configured. They must be rebuilt after likes are replayed.
     pub has_filters: bool,
     /// Also replays letters that would be refused, and letters that were replayed before.
     pub force: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Left {
     pub because: String,
 }
 
-/// Replayed likes are in no filter: only likes that lua/like.lua counted recently are.
+/// Replayed likes are in no filter. Filters get only recent likes that lua/like.lua counted.
 const REBUILD: &str = "the replayed letters contain likes: once these are written, run `tallyd filters rebuild`";
 
 impl Replay<'_> {
@@ -67,7 +67,8 @@ impl Replay<'_> {
     /// limit.
     ///
     /// # Errors
-    /// [`super::NoLetter`], before anything is sent. Fails if a server fails; the replays before that are recorded.
+    /// Fails with [`super::NoLetter`] before anything is sent. Also fails if a server fails. Replays before that
+    /// failure are recorded.
     pub(crate) async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
         let mut report = Report { dry_run: self.dry_run, ..Report::default() };
         if let Which::Ids(ids) = which {
@@ -76,7 +77,10 @@ impl Replay<'_> {
         let publisher = self.connect().await?;
         let done = self.pages(which, limit.unwrap_or(u64::MAX), publisher.as_ref(), &mut report, stop).await;
         done.with_context(|| {
-            format!("{} dead letters were replayed before this failure, and the others are unchanged", report.replayed)
+            format!(
+                "{} dead letters were replayed before this failure, and the remaining letters are unchanged",
+                report.replayed
+            )
         })?;
         Ok(report)
     }
@@ -101,7 +105,8 @@ impl Replay<'_> {
         report: &mut Report,
         stop: &CancellationToken,
     ) -> Result<()> {
-        // Letters that are refused again during the run keep their number. New letters are not included.
+        // Letters that are refused again during the run keep their id, so they are not sent again. New letters are not
+        // included.
         let until = self.store.newest_dead_letter().await?;
         let mut after = 0;
         loop {
@@ -195,7 +200,7 @@ async fn page_of(store: &Store, ids: &[u64], after: u64, limit: u64) -> Result<V
     Ok(store.dead_letters_of(&next).await?)
 }
 
-/// Ids whose bodies are read together: limited in number and in bytes.
+/// Splits a page into groups of ids whose bodies are read together. Each group is limited in count and in bytes.
 fn pieces(page: &[(u64, u64)]) -> Vec<Vec<u64>> {
     let mut pieces: Vec<Vec<u64>> = Vec::new();
     let mut bytes = 0;
@@ -217,7 +222,7 @@ impl fmt::Display for Report {
         let what = if self.dry_run { "would be replayed" } else { "replayed" };
         write!(f, "{} of {} dead letters {what}", self.replayed, self.found)?;
         if self.open_again > 0 {
-            write!(f, "\n{} of those were immediately refused again, or deleted", self.open_again)?;
+            write!(f, "\n{} of the replayed letters were immediately refused again, or deleted", self.open_again)?;
         }
         for Left { id, because } in &self.left_because {
             write!(f, "\n{id} was skipped: {}", printable(because))?;
@@ -230,7 +235,7 @@ impl fmt::Display for Report {
             write!(f, "\n{filters}")?;
         }
         if self.stopped {
-            write!(f, "\nstopped: the others are unchanged")?;
+            write!(f, "\nstopped: the remaining letters are unchanged")?;
         }
         Ok(())
     }

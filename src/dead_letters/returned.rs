@@ -1,4 +1,5 @@
-//! Moves messages that the broker returned too often from its queue into the table.
+//! Moves messages from the queue of returned messages into the table `dead_letter`. The queue has messages that were
+//! returned to the broker too often, and dead letters over the quota.
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ pub struct Returned {
     pub fences: u64,
     /// Messages that are still in the queue, because one call takes a limited number.
     pub left: u32,
-    /// The quota of dead letters is full. The rest waits in the queue.
+    /// The quota of dead letters is full. The other messages wait in the queue.
     pub full: bool,
     pub problem: Option<String>,
 }
@@ -50,14 +51,14 @@ pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u6
 }
 
 async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned) -> Result<()> {
-    // This is checked before any message is taken: each return counts, and RabbitMQ 4 also drops messages of this queue
-    // that were returned too often.
+    // Both checks are made before any message is taken, because each return counts: RabbitMQ 4 also drops messages of
+    // this queue that were returned too often.
     store.may_keep_dead_letters().await?;
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);
     match take_so_many(store, broker, (AT_ONCE, room), returned).await {
-        // One message can be undeliverable, or MySQL can refuse it. The messages beside it were requeued. Taken one by
-        // one they succeed.
+        // One message can be undeliverable, or MySQL can refuse it. The other messages of its transaction were
+        // requeued. They succeed if messages are taken one by one.
         Err(error) if error.downcast_ref().is_none_or(is_of_one) => {
             take_so_many(store, broker, (1, room), returned).await
         }
@@ -76,7 +77,7 @@ async fn take_so_many(
     returned: &mut Returned,
 ) -> Result<()> {
     let link = broker.connect("dead letters").await?;
-    // Recognizing a fence does not depend on the configuration.
+    // The default configuration is enough to recognize a fence.
     let terms = Terms::from(&Config::default());
     let mut refused = None;
     while returned.taken_in + returned.fences < room {
@@ -92,7 +93,10 @@ async fn take_so_many(
             kept => kept?,
         }
         let acknowledged = taken.last.ack(BasicAckOptions { multiple: refused.is_none() });
-        ensure!(link.call("acknowledge", acknowledged).await?, "the delivery is stale: the broker has taken it back");
+        ensure!(
+            link.call("acknowledge", acknowledged).await?,
+            "the delivery is stale: the broker has requeued the message"
+        );
         returned.taken_in += taken.letters.len() as u64;
         returned.fences += taken.fences;
         returned.left = taken.left;
@@ -109,7 +113,7 @@ async fn take_so_many(
 struct Taken {
     letters: Vec<DeadLetter>,
     fences: u64,
-    /// Acknowledges the last one and, with `multiple`, all before it.
+    /// Acknowledges the last message and, with `multiple`, all messages before it.
     last: Acker,
     left: u32,
 }

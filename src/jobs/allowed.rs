@@ -12,7 +12,8 @@ use tallyd_core::job_name::JobName;
 pub(super) struct Allowed {
     /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// Reads the orders, because a shell has no other task for that. Aborted when this is dropped.
+    /// The tasks that read operators' orders. A command has no other task for that. They are aborted when this is
+    /// dropped.
     _following: JoinSet<()>,
 }
 
@@ -20,7 +21,7 @@ impl Allowed {
     /// Reads the current orders, and follows them.
     ///
     /// # Errors
-    /// [`JobError::Paused`]. Also fails if MySQL fails.
+    /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
     pub(super) async fn begin(servers: &Servers, job: JobName, stop: &CancellationToken) -> Result<Self, JobError> {
         let (control, needs) = (servers.control.clone(), needed_by(job));
         control.refresh(&servers.store).await?;

@@ -49,7 +49,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// A session that has lasted this long counts as working, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
-/// A batch that fills, and the means to acknowledge it.
+/// A batch that is being filled, and the acker of its last message.
 #[derive(Default)]
 struct Open {
     batch: Batch,
@@ -147,12 +147,12 @@ struct Session<'a> {
     writing: Option<Writing>,
     learned: &'a mut Learned,
     /// Ends once something was written, or after some time without a failure. A connection that only seems to work must
-    /// not be reopened at full speed.
+    /// not be reopened without a delay.
     outage: &'a mut Outage,
     began: Instant,
     /// A batch was written or failed in MySQL, or nothing failed for some time.
     is_proven: bool,
-    /// Messages since the prefetch was last checked.
+    /// Count of messages since the prefetch was last checked.
     seen: u16,
     refused: Flood,
     stall_detector: StallDetector,
@@ -166,11 +166,12 @@ impl Session<'_> {
         let mut tick = tokio::time::interval(TICK);
         let (stop, control) = (self.partition.stop.clone(), self.partition.control.clone());
         let mut paused = pin!(control.until_paused(PAUSED_BY));
-        // Messages gather until then.
+        // Messages gather until this instant.
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {
-                // Otherwise the writer beats at each try: a writer that hangs must not look like a loop that waits.
+                // While a batch is written, only the writer beats, at each try. Otherwise a writer that hangs would not
+                // be noticed.
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(&self.vitals);
@@ -205,7 +206,7 @@ impl Session<'_> {
         }
     }
 
-    /// Checks, while idle, whether the queue really has nothing to deliver.
+    /// If the session is idle, checks that the queue really has nothing to deliver.
     async fn check_idle(&mut self) -> Result<(), SessionEnd> {
         if self.began.elapsed() > PROBATION {
             self.went_well();
@@ -222,7 +223,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A batch was written, or nothing failed for some time.
+    /// Records that a batch was written, or that nothing failed for some time.
     fn went_well(&mut self) {
         self.outage.over();
         self.is_proven = true;
@@ -233,7 +234,7 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// The inbox has twice the bytes that should be in flight, and a smaller prefetch is possible.
+    /// Whether the inbox has more than twice the bytes that should be in flight, and a smaller prefetch is possible.
     fn is_overfull(&self) -> bool {
         let bytes_max = self.config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2);
         self.inbox.bytes > bytes_max && self.prefetch > PREFETCH_MIN
@@ -247,7 +248,8 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message and those that have already arrived: messages inside the library are not counted.
+    /// Takes one message, and all messages that have already arrived. Messages that stay inside the library are not
+    /// counted.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
         self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
@@ -284,8 +286,8 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Checks, once per prefetch, whether the message sizes differ much from its assumption, or whether redelivered
-    /// messages have been handled.
+    /// Whether the prefetch should change, because the message sizes are different or because redelivered messages have
+    /// been handled. It is checked once per `prefetch` messages.
     fn prefetch_is_off(&mut self) -> bool {
         self.seen += 1;
         if self.seen < self.prefetch {

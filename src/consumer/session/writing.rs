@@ -59,7 +59,7 @@ impl Session<'_> {
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
         let acknowledged = self.partition.heartbeat.during(ack).await?;
         if !acknowledged {
-            return Err(anyhow!("the delivery is stale: the broker has taken it back"));
+            return Err(anyhow!("the delivery is stale: the broker has requeued the message"));
         }
         self.unacked.writing = None;
         self.unacked.note(&self.vitals);
@@ -93,8 +93,8 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the running transaction, and takes in the messages that still arrive: the library would hold as many
-    /// as the broker sends.
+    /// Waits for the running transaction. Meanwhile it takes in the messages that still arrive. Otherwise the library
+    /// would hold them, and they would not be counted.
     async fn written(&mut self) -> Result<Written, SessionEnd> {
         loop {
             tokio::select! {
@@ -105,10 +105,10 @@ impl Session<'_> {
         }
     }
 
-    /// Closes the channel. In one step the broker then requeues what was not acknowledged and activates the next
-    /// consumer, so no fence passes an event that this session holds. A cancelled consumer would keep its messages
-    /// while the next one is active. Waits for the running transaction, which commits or fails. Returns the writer
-    /// if none was running.
+    /// Closes the channel. In one step the broker then requeues the unacknowledged messages and activates the next
+    /// consumer. So no fence overtakes an event that this session holds. If the consumer were only cancelled, it would
+    /// keep its messages while the next consumer is active. Also waits until the running transaction commits or fails.
+    /// Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {
         self.ends.cancel();
         self.open.received.note();

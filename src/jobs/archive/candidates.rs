@@ -45,8 +45,8 @@ impl Candidates {
     }
 }
 
-/// Periods from MySQL: those that were frozen and have not ended, and those with a snapshot. If Redis has lost a board,
-/// nothing else shows that it existed.
+/// Returns the periods in MySQL that were frozen and have not ended, and the periods that have a snapshot. If Redis has
+/// lost a board, only these rows show that it existed.
 async fn unfinished(run: &BoardRun<'_>, boards: &[Board], scope: &Scope, open: &[Open]) -> Result<Vec<Candidate>> {
     let unfinished = run.store.unfinished_periods().await?;
     let saved = run.store.snapshots().await?.into_iter().map(|(at, _)| at);

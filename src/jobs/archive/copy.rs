@@ -1,4 +1,4 @@
-//! Copies the frozen zset to rows, and proves that they are equal. Only a few pages are in memory.
+//! Copies the frozen zset to rows, and proves that zset and rows are equal. Only a few pages are in memory at a time.
 
 use tokio::task::JoinHandle;
 
@@ -11,10 +11,10 @@ use tallyd_mysql::archive_rows::Places;
 use tallyd_mysql::boards::PeriodRow;
 use tallyd_redis::Cache;
 
-/// Pages that one transaction writes: each commit waits for the disk.
+/// Maximum number of pages that one transaction writes. Each commit waits for the disk, so fewer commits are faster.
 const COMMIT_PAGES: usize = 10;
 
-/// With this many members no further page is added: a transaction holds the job's lock.
+/// Maximum number of members that one transaction writes, because a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
 
 pub(super) struct Copier<'a> {
@@ -25,7 +25,7 @@ pub(super) struct Copier<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
     pub tally: Tally,
-    /// Members after the top ones, which are not archived.
+    /// Count of members that are not archived, because they are below the top places.
     pub left_out: u64,
 }
 
@@ -34,8 +34,8 @@ impl<'a> Copier<'a> {
         Self { run, page_members }
     }
 
-    /// Writes the frozen zset to the places of a copy, highest score first, up to place `top`. Overwrites existing
-    /// rows. While pages are written, the next ones are read, and the previous ones are read back from both stores.
+    /// Writes the frozen zset to the rows of a copy, highest score first, up to place `top`. Overwrites existing rows.
+    /// While pages are written, the next ones are read, and the previous ones are read back and compared.
     pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);
@@ -64,7 +64,7 @@ impl<'a> Copier<'a> {
         if let Some(last) = verifying {
             tally.add(joined(last).await?);
         }
-        // A zset is never empty. So the rows must not be trimmed if Redis has lost it.
+        // Redis keeps no empty zsets, so it has lost this one or a part of it. The rows must not be trimmed then.
         if copied == 0 || copied < wanted {
             return Err(Halt::Kept(Reason::FrozenGone));
         }
@@ -82,7 +82,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that both stores end where the copy did. Everything before that was verified as it was written.
+    /// Checks that both stores end where the copy did. All places before that were verified while they were written.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
@@ -128,7 +128,7 @@ struct Pages {
 }
 
 impl Pair {
-    /// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
+    /// Reads the next pages of the frozen zset up to place `until`, as many as one transaction writes.
     async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
         let Self { cache, page_members, at, copy, .. } = self;
         let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
@@ -149,9 +149,8 @@ impl Pair {
         Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
     }
 
-    /// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal
-    /// members and scores in equal order give equal counts and equal checksums. The sums are kept, so that later
-    /// changes are detected.
+    /// Compares both stores place by place, from place `from + 1` to place `until`, or until both stores end. Returns
+    /// the count and the checksums of the compared members. They are recorded, so later changes are detected.
     async fn verify(self, from: u64, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();
@@ -177,12 +176,12 @@ impl Pair {
     }
 }
 
-/// The result of a task. A panic becomes an error.
+/// Waits for a task and returns its result. A panic becomes an error.
 async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
     task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }
 
-/// The first place from `first` on at which the stores differ, or only one of them has a member.
+/// Returns the first place, counted from `first`, at which the stores differ or only one store has a member.
 fn first_difference(first: u64, page: &[BoardMember], rows: &[(u64, BoardMember)]) -> Option<u64> {
     let both = (first..).zip(page).zip(rows);
     let unequal = both.filter(|((place, member), (row_place, row))| place != row_place || *member != row);

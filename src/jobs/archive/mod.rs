@@ -14,9 +14,10 @@
 //! prune        delete archives and snapshots whose time is over
 //! ```
 //!
-//! A run has no input but the truth: it checks every closed period and does what is missing. So if a run dies at any
-//! step, the next run does its work. Two rules always hold. A zset leaves Redis only after its rows are committed and
-//! were read back equal, place by place. At most 15,000 members are in memory, however large the board is.
+//! A run depends only on the current state in Redis and MySQL: it checks every closed period and does the missing
+//! steps. So if a run crashes at any step, the next run continues its work. Two rules always hold. A zset leaves Redis
+//! only after its rows are committed and were read back equal, place by place. At most 15,000 members are in memory,
+//! however large the board is.
 //!
 //! # The races
 //!
@@ -25,38 +26,40 @@
 //!
 //! * A before B's freeze: the write is part of the frozen zset.
 //! * A after B's freeze: the live key is created again and holds only late writes. B moves them into the frozen zset
-//!   page by page. One script adds and removes each member, so a script that runs twice, or after its timeout, adds
-//!   nothing twice.
+//!   page by page. One script adds and removes each member, so each member is added once, even if a script runs twice
+//!   or after its timeout.
 //! * A during the merge: the member is moved, or waits for the next run.
 //! * A after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and copies beside the
-//!   archive. Readers have the old copy until the new one is verified.
+//!   archive. Readers get the old copy until the new copy is verified.
 //! * A just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
-//! * A after the frozen zset is removed: late writes alone are not the board. A live key is frozen only if MySQL has no
-//!   row of the period, or Redis has gone back (below). Otherwise it stays, and every report names it with the reason.
+//! * A after the frozen zset is removed: the live key has only late writes, not the board. A live key is frozen only if
+//!   MySQL has no row of the period, or if Redis went back to an older state (below). Otherwise it stays, and every
+//!   report names it with the reason.
 //! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
 //!   the archive keeps the higher score. This is known, and only possible after `archive_grace`.
-//! * B dies between any two steps ([`FAULT_POINTS`]): after the RENAME the frozen key without a row is the board. The
-//!   copy begins again and writes the same places. Each run sets the EXPIRE of a zset that is done.
+//! * B crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
+//!   board. The copy begins again and writes the same places. Each run sets the EXPIRE of a zset that is done.
 //! * B and C run concurrently: the job's lock admits one. If B's lease expires while its process is paused, C takes
-//!   over, and B resumes later. MySQL refuses each of B's writes, because each locks the lock's row and finds C's
+//!   over, and B resumes later. MySQL refuses each of B's writes, because each write locks the lock's row and finds C's
 //!   number there. Redis does not know that lock. So a run claims a board before it reads the board's progress, and
-//!   every script that changes a closed period refuses another run's claim. The claim has a random number, because
+//!   every script that changes a closed period refuses another run's claim. The claim contains a random number, because
 //!   MySQL can assign C's number twice after a failover. If B claims after C, C's scripts are refused and C's run
 //!   fails. B's next read of MySQL finds that B was overtaken. The next run does everything.
 //! * Redis is flushed: the claim is lost too, so scripts in flight do nothing. A board that is lost before it was
 //!   verified is reported, never "done", and nothing is frozen in its place. After "done" nothing is lost, and the
 //!   period is recorded as ended. During a second copy (of late writes) the first archive is complete, and the late
 //!   writes are reported as lost.
-//! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the lacking step is done
-//!   again. Such a Redis can have a live zset that MySQL has as frozen, while Redis' older records do not. Such a zset is
-//!   the board in its former state, and not late writes. Adding it to its archive would count it twice, so it is raised
-//!   instead (`rollback_recovery`). A mark that was undone looks like a lost board, and is reported.
-//! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as usual. A row that says "done"
-//!   can be older than the archive of late writes. Redis counts what it moved into a frozen zset. If that is more than
-//!   MySQL has recorded, the board is archived again. A zset that has ended since the backup is lost, with its late
-//!   writes.
-//! * A clock is wrong: a period is over by MySQL's clock. If the host's or Redis' clock differs by minutes, the run
-//!   does nothing.
+//! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
+//!   again. Such a Redis can have a live zset of a period that is frozen in MySQL, but not in Redis' older records.
+//!   This zset is the board in its former state. It does not consist of late writes. If it were added to its archive,
+//!   its members would count twice. So it is raised to the archive instead (`rollback_recovery`). If Redis lost a mark
+//!   in this way, the board looks lost and is reported.
+//! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row that
+//!   says "done" can be from before late writes were archived. Redis counts the members that it moved into a frozen
+//!   zset. If this count is higher than MySQL's, the board is archived again. A zset that has ended since the backup is
+//!   lost, together with its late writes.
+//! * A clock is wrong: MySQL's clock decides when a period is over. If the host's or Redis' clock differs by minutes,
+//!   the run does nothing.
 //! * Something else changes the frozen zset, or the rows, between copy and end: the pages differ. The zset is kept
 //!   without an expiry, and the report names the first place that differs. The run continues with the other boards.
 
@@ -101,10 +104,10 @@ pub const FAULT_POINTS: [&str; 13] = [
     "archive:ended",
 ];
 
-/// The same for a board that Redis has in its state before the freeze.
+/// Fault points while a board is raised to its archive, because Redis went back to a state before the freeze.
 pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
-/// The same for the deletion of an archive or a snapshot.
+/// Fault points while an archive or a snapshot is deleted.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
 /// Maximum number of archives of one board that one run deletes. The next runs delete the others.
@@ -123,7 +126,7 @@ impl Archiver {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Does what is due now. While the clocks differ it does nothing, and reports that.
+    /// Does what is due now. If the clocks differ, it does nothing and reports that.
     pub async fn run_now(&self, run: u64, scope: &Scope, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         match clock::start(&self.store, &self.cache).await? {
             Start::At(now) => self.run(run, scope, now, to, stop).await,
@@ -131,8 +134,8 @@ impl Archiver {
         }
     }
 
-    /// Does what is due at `now`, as the run that holds the lock of [`JOB`]. A dry run reports what that would be. It
-    /// changes nothing, and needs neither lock nor run.
+    /// Does what is due at `now`. `run` is the run that holds the lock of [`JOB`]. A dry run only reports what is due.
+    /// It changes nothing, so it needs no lock and no run.
     pub async fn run(
         &self,
         run: u64,
@@ -193,7 +196,7 @@ async fn prune(
 ) -> Step<()> {
     for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
         let keep = board.archive_keep.0;
-        // Zero keeps archives forever. But the rest of an archive is deleted if a run has begun to delete it.
+        // Zero keeps archives forever. An archive that a run has begun to delete is still deleted completely.
         let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
         let like = scope.period.as_deref().unwrap_or(board.period.like());
         for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
@@ -215,7 +218,7 @@ async fn prune(
     Ok(())
 }
 
-/// Deletes one archive. The row is changed first, so that the remaining rows do not count as an archive.
+/// Deletes one archive. The period's row is changed first, so that the remaining rows do not count as an archive.
 async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.note_pruned(run.number, at, run.now).await?;
     fault::point("archive:pruning");
@@ -225,7 +228,7 @@ async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod
     let BoardPeriod { board, period } = at;
     info!(
         event = "board-pruned",
-        board, period, "{board} {period}: its archive was deleted, because archive_keep is over"
+        board, period, "{board} {period}: its archive was deleted, because it was older than archive_keep"
     );
     Ok(())
 }

@@ -11,7 +11,7 @@ use tallyd_redis::boards::BoardKeys;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     pub keys: BoardKeys,
-    /// In MySQL; `None` if it was never frozen.
+    /// The period's row in MySQL; `None` if the period was never frozen.
     pub row: Option<PeriodRow>,
     pub backup: Backup,
     /// How long its zset stays in Redis; `None` if the configuration no longer has the board.
@@ -23,7 +23,7 @@ pub(super) struct Facts {
 pub(super) enum Plan {
     /// There is no such board, or everything is done.
     Nothing,
-    /// Freeze, merge, copy and verify, or continue with that.
+    /// Freeze, merge, copy and verify, or continue with these steps.
     Archive { expire_after: Duration },
     /// Redis has the board in its state before the freeze: raise it to the archive, and archive it again.
     Raise { row: PeriodRow, expire_after: Duration },
@@ -46,7 +46,7 @@ pub(super) fn decide(facts: Facts) -> Plan {
 
 /// Decides for a period that was never frozen, as far as MySQL knows.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
-    // A part of a board must not be archived as the board. A frozen one was complete when it was frozen.
+    // A part of a board must not be archived as the complete board. A frozen zset was complete when it was frozen.
     if !frozen && backup == Backup::Lost {
         return Plan::Keep(Reason::LostLive);
     }
@@ -60,13 +60,14 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
-        // The live zset is not a late write: a server took over, or was started, with its state from before the freeze.
+        // The live zset does not consist of late writes: a server took over, or was started, with a state from before
+        // the freeze.
         (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
             Plan::Raise { row, expire_after }
         }
-        // Its rows are verified, so at most late writes are lost with it.
+        // The rows of a copy are verified, so at most late writes are lost with the zset.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
         // A live zset alone has only late writes, never the board: it is not frozen a second time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
@@ -74,7 +75,7 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
         (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
-        // MySQL went back to a state before the late writes were archived.
+        // The second case of the condition: MySQL went back to a state before the late writes were archived.
         (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
             Plan::Archive { expire_after }
         }
@@ -91,7 +92,7 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// The problem with an archived zset that is no longer in Redis; `None` if nothing is lost or left.
+/// The problem with an archived zset that is no longer in Redis; `None` if no late writes are lost or left over.
 pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {
@@ -173,7 +174,7 @@ mod tests {
             let facts = Facts { keys: keys(Freeze { generation, note }), row: Some(ended), ..FACTS };
             assert_eq!(decide(facts), expected, "{generation} {note:?}");
         }
-        // No zset is there, or only the frozen one; its archive is deleted; the time that it should stay is unknown.
+        // Redis has no zset; it has both zsets; the archive is deleted; `expire_after` is unknown.
         for (live, frozen, state, expire_after, expected) in [
             (false, false, Done, Some(STAY), Plan::NoteEnded),
             (true, true, Done, Some(STAY), ARCHIVE),

@@ -1,15 +1,16 @@
-//! Archives a board again if Redis has it in its state before the freeze: a replica that lagged has taken over, or a
-//! server was started from an old dump.
+//! Archives a board again after Redis went back to a state before the freeze. This happens when a replica that lagged
+//! takes over, or when a server is started from an old dump.
 //!
-//! Redis records a freeze in the script that does it, beside the run that first claimed the board: the generation of
-//! the data. MySQL records both when the rows are verified. If Redis' freeze is older than MySQL's, Redis has gone back
-//! in time. Its live zset is then the former board plus later additions, and the two cannot be distinguished. So each
-//! member gets the maximum of its scores in Redis and in MySQL, in the archive and in a snapshot: nothing counts twice.
-//! The losses are: what Redis itself has lost and, if the period was archived with late writes, what changed since
-//! Redis went back. Then the period is archived as if for the first time. The raised zset counts its pages, so that it
-//! is not frozen on another server that takes over meanwhile.
+//! The script that freezes a zset also records the freeze in Redis. Beside it, Redis has the number of the run that
+//! first claimed the board. This number is the generation of the data. MySQL records both when the rows are verified.
+//! If Redis' freeze is older than MySQL's, Redis has gone back in time. Its live zset is then the former board plus
+//! later additions, and the two cannot be distinguished. So each member gets its highest score among Redis, the archive
+//! and a snapshot, and nothing counts twice. The losses are: what Redis itself has lost and, if the period was archived
+//! with late writes, what changed since Redis went back. Then the period is archived as if for the first time. Redis
+//! counts the pages that were raised. If another server takes over meanwhile, the count shows it, and the zset is not
+//! frozen.
 //!
-//! After a flush the generation is newer, and a live zset of a period that MySQL has as frozen holds only late writes.
+//! After a flush the generation is newer, and a live zset of a period that is frozen in MySQL holds only late writes.
 
 use tracing::warn;
 
@@ -20,7 +21,7 @@ use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_mysql::boards::PeriodRow;
 
 /// Raises the live zset to MySQL's scores, and records that the archive must be made again. Then the zset can be
-/// frozen. Returns the number of pages that it was raised by.
+/// frozen. Returns the count of pages that were raised.
 pub(super) async fn raise_to_archive(
     run: &BoardRun<'_>,
     at: &BoardPeriod,
@@ -53,7 +54,7 @@ pub(super) async fn raise_to_archive(
         raised,
         "{board} {period}: Redis went back to a state before the archive: {raised} members were raised to the scores in MySQL, and the board is archived again"
     );
-    // Recorded before the freeze. After the freeze the zset would be treated as already archived.
+    // This is recorded before the freeze. Otherwise the frozen zset could be treated as already archived.
     run.store.note_frozen(run.number, at, generation, run.now).await?;
     fault::point("archive:noted-again");
     Ok(pages)

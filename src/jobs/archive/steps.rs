@@ -1,7 +1,7 @@
 //! The steps for one period. Each step can run again: the next run continues where this one ended.
 //!
 //! First claim the board, then keep a frozen zset or freeze the live one, and record that it is frozen. Then merge late
-//! writes, copy, trim and verify the end. At last record that the period is done, and let the zset expire.
+//! writes, copy, trim and verify the end. Finally record that the period is done, and let the zset expire.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
-/// How long after its time a zset expires, if no run has ended it.
+/// How long after `expire_after` a zset expires if no run has ended it.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Steps<'a> {
@@ -90,7 +90,7 @@ impl<'a> Steps<'a> {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
             Plan::Keep(reason) => Err(Halt::Kept(reason)),
             Plan::Archive { expire_after } if keys.frozen => {
-                // Its EXPIRE would remove data that is not archived yet.
+                // Removes the zset's expiry, because it would delete data that is not archived yet.
                 self.run.present(cache.keep_frozen(at, number).await?)?;
                 let frozen = Frozen { freeze: keys.freeze, late_members: keys.late_members };
                 self.archive(candidate, row, frozen, expire_after).await
@@ -113,11 +113,11 @@ impl<'a> Steps<'a> {
                 store.note_ended(number, at, now).await?;
                 match plan::left_over(row, keys.live) {
                     Some(reason) => Err(Halt::Kept(reason)),
-                    None => Ok(report(Outcome::Ended).because("Redis no longer had it")),
+                    None => Ok(report(Outcome::Ended).because("Redis no longer had its zset")),
                 }
             }
             Plan::Wait { left } => {
-                // This is repeated each time: the run that recorded "done" can have died before this step.
+                // This is repeated each time: the run that recorded "done" can have crashed before this step.
                 self.let_expire(at, row.and_then(|row| row.copy), left).await?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))))
             }
@@ -130,7 +130,7 @@ impl<'a> Steps<'a> {
         Ok(Facts { keys, row, backup, expire_after: candidate.expire_after, now: self.run.now })
     }
 
-    /// Freezes the live zset, which was raised by that number of `pages`, if any.
+    /// Freezes the live zset. If it was raised, `pages` is the count of raised pages.
     async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Frozen> {
         let note = freeze.note.unwrap_or(0);
         let frozen = self.run.cache.freeze_board(at, self.run.number, note, pages).await?;
@@ -157,7 +157,8 @@ impl<'a> Steps<'a> {
         }
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
-        // Written beside the verified copy, which stays the archive until this one is verified.
+        // The new copy is written beside the verified copy. The verified copy stays the archive until the new copy is
+        // verified.
         let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);
         let copied = self.copier.copy(at, copy, *top).await?;
         fault::point("archive:copied");
@@ -165,7 +166,7 @@ impl<'a> Steps<'a> {
         fault::point("archive:trimmed");
         self.copier.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        // A zset that was restored from the rows lacks the members that were left out of them.
+        // A zset that was restored from the rows lacks the members that were left out of the rows.
         let restored = row.filter(|row| row.restored_at.is_some());
         let left_out = restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out));
         let tally = copied.tally;
@@ -182,7 +183,7 @@ impl<'a> Steps<'a> {
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
     }
 
-    /// Moves late writes into the frozen zset, until a page is not full. The next run moves still later writes.
+    /// Moves late writes into the frozen zset, until a page is not full. The next run moves writes that arrive later.
     async fn merge_late(&self, at: &BoardPeriod, rule: Rule) -> Step<u64> {
         let BoardRun { cache, number, .. } = *self.run;
         let mut merged = 0;
@@ -199,7 +200,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Lets the zset of an archived board expire after that time, and deletes the copy that is no longer its archive.
+    /// Lets the zset of an archived board expire after `stay` and [`SAFETY_NET`]. Also deletes the copy that is no
+    /// longer the archive.
     async fn let_expire(&self, at: &BoardPeriod, copy: Option<u8>, stay: Duration) -> Step<()> {
         let stay = stay.saturating_add(SAFETY_NET);
         self.run.taken(self.run.cache.expire_frozen(at, self.run.number, stay).await?)?;
@@ -212,7 +214,7 @@ impl<'a> Steps<'a> {
         self.copier.trim(at, copy ^ 1, 0).await
     }
 
-    /// Ends an archived zset, if it and the rows are still equal to the verified data.
+    /// Removes an archived zset from Redis, if the zset and the rows are still equal to the verified data.
     async fn end(&self, at: &BoardPeriod, row: PeriodRow) -> Step<PeriodReport> {
         let verified = match self.copier.verify_again(at, row).await {
             Ok(tally) if tally == row.tally => Ok(tally),
@@ -221,7 +223,7 @@ impl<'a> Steps<'a> {
         };
         let verified = match verified {
             Err(Halt::Kept(reason)) => {
-                // Otherwise the zset would expire, although it is no longer proven equal.
+                // Removes the zset's expiry, because the zset is no longer proven to be equal to the rows.
                 self.run.taken(self.run.cache.keep_frozen(at, self.run.number).await?)?;
                 return Err(Halt::Kept(Reason::ArchivedBefore(Box::new(reason))));
             }
@@ -262,7 +264,7 @@ impl<'a> Steps<'a> {
             }
             Plan::Wait { left } => report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))),
             Plan::End { .. } => report(Outcome::WouldEnd),
-            Plan::NoteEnded => report(Outcome::WouldEnd).because("Redis no longer has it"),
+            Plan::NoteEnded => report(Outcome::WouldEnd).because("Redis no longer has its zset"),
             Plan::Raise { .. } => {
                 let (live, _) = cache.count_board(at).await?;
                 PeriodReport { members: live, ..report(Outcome::WouldArchive) }.because(Reason::WentBack)

@@ -1,4 +1,4 @@
-//! MySQL's data of a board beside its archive: the rows of a snapshot, and whether Redis still has the same board.
+//! Reads a board's snapshot and archive from MySQL, and checks whether Redis still has the same board.
 
 use crate::runtime::fault;
 use tallyd_core::model::{BoardMember, BoardPeriod};
@@ -10,7 +10,7 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 
-/// Members of one page: a script accepts at most some thousand arguments.
+/// Members of one page. A script accepts at most some thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
 /// How many of a snapshot's best members are compared to decide whether Redis has the board.
@@ -20,9 +20,9 @@ const TOLD_BY: u64 = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
     None,
-    /// MySQL has one, and Redis has lost nothing since.
+    /// MySQL has a snapshot, and Redis has lost nothing since.
     Intact,
-    /// MySQL has one, and Redis has lost the board since, or a part of it.
+    /// MySQL has a snapshot, and Redis has lost the board or a part of it since.
     Lost,
 }
 
@@ -36,25 +36,27 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
     Ok(if is_intact { Backup::Intact } else { Backup::Lost })
 }
 
-/// Whether the live zset is the saved board, in addition to its mark. If Redis evicted only the zset, and it has grown
-/// again, it is a different one: its best members together have less than half of their saved scores.
+/// Whether the live zset is still the saved board. The mark alone does not show this, because Redis can evict only the
+/// zset. A zset that has grown again after that is a different board: the best saved members together have less than
+/// half of their saved scores.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;
-    // The part that decides between equals is left out: if it is a time, it decreases with every change.
+    // The part of the score that decides between equal members is left out. If it is a time, it decreases with every
+    // change.
     let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
     let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
     Ok(live * 2.0 >= saved)
 }
 
-/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. After a loss of all data its
-/// generation is newer.
+/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. A loss of all data does not count,
+/// because Redis' generation is newer after it.
 pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }
 
-/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that the remaining rows do not count as
-/// one.
+/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that the remaining rows do not count as a
+/// snapshot.
 pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;

@@ -128,7 +128,7 @@ pub(super) enum Reason {
     RestoreInterrupted,
 
     // Why nothing is restored.
-    #[error("its archive was deleted, because archive_keep is over")]
+    #[error("its archive was deleted, because it was older than archive_keep")]
     Pruned,
     #[error("its frozen zset is in Redis, and its archive is complete")]
     Archived,

@@ -24,7 +24,7 @@ pub struct Scope {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ScopeError {
-    #[error("no board is called \"{name}\": the configuration has {known}")]
+    #[error("no board is called \"{name}\"; configured boards: {known}")]
     UnknownBoard { name: String, known: String },
     #[error(transparent)]
     Period(#[from] PeriodError),
@@ -225,7 +225,7 @@ mod tests {
     fn mistakes_are_said() {
         let now = "2026-11-15T16:59:59Z";
         for (scope, expected) in [
-            (scope(Some("like"), None), "no board is called \"like\": the configuration has likes, posts"),
+            (scope(Some("like"), None), "no board is called \"like\"; configured boards: likes, posts"),
             (scope(None, Some("2026-W60")), "\"2026-W60\" is not a period"),
             (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no requested board"),
             (
