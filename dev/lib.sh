@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 #
-# Shared by dev/up, dev/down and dev/rabbitmqctl: folders and ports of the private servers, recognizing our own processes, and
-# waiting with a deadline. Source it, do not run it.
+# Shared by dev/up, dev/down and dev/rabbitmqctl: the folders and ports of the private servers, how to recognize our own processes, and waiting with a
+# deadline. Source it, do not run it.
 #
 # Settings, from the environment:
 #   TALLYD_STACK_DIR        the folder that holds all data, logs and pid files   (default: target/stack of this checkout)
@@ -164,7 +164,7 @@ stack_versions() {
         *) PROGRAM[$service]=$service-server ;;
         esac
         [[ ${FROM[$service]} ]] || continue
-        # If a folder's version no longer exists, the folder can still be stopped and wiped, but dev/up rejects it.
+        # If VERSIONS no longer has a folder's version, dev/down can still stop the servers and wipe the folder, but dev/up rejects it.
         row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
             die "$variable is '${FROM[$service]}', which is not in 'dev/lab --list'."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
@@ -173,7 +173,7 @@ stack_versions() {
     done
 }
 
-# A version must not use the data of another version.
+# A server must not use the data of another version.
 require_recorded_version() {
     local recorded=
     [[ ! -s $STACK_DIR/$1/from ]] || recorded=$(<"$STACK_DIR/$1/from")
@@ -210,17 +210,17 @@ is_program() {
     esac
 }
 
-# Every server is started with this in its environment. It identifies our processes, because pids are reused.
+# Every server starts with this mark in its environment. The mark identifies our processes: a pid alone is not enough, because the system reuses pids.
 process_mark() { echo "TALLYD_STACK_SERVER=$STACK_DIR/$1"; }
 
-# is_ours SERVICE PID: checks the program and our mark. (A zombie has neither, and /proc hides other users' environments.)
+# is_ours SERVICE PID: checks the program and our mark. (A zombie has no program and no environment, and /proc hides the environments of other users.)
 is_ours() {
     local comm mark match=-zqxF
     [[ $2 =~ ^[1-9][0-9]*$ ]] || return 1
     { read -r comm <"/proc/$2/comm"; } 2>/dev/null || return 1
     is_program "$1" "$comm" || return 1
     mark=$(process_mark "$1")
-    # If our epmd has died, the broker or rabbitmqctl starts another, which inherits the mark of its parent.
+    # If our epmd has died, the broker or rabbitmqctl starts another epmd, which inherits our mark.
     if [[ $1 == epmd ]]; then mark=$(process_mark '') match=-zqF; fi
     grep "$match" -- "$mark" "/proc/$2/environ" 2>/dev/null
 }
@@ -232,18 +232,19 @@ running_pid() {
     is_ours "$1" "$pid" && echo "$pid"
 }
 
-# all_pids SERVICE: prints all our processes of the service, including those without a pid file ('cargo clean' deletes the whole
-# folder while the servers run).
+# all_pids SERVICE: prints the pids of all our processes of the service, even if the pid file is missing ('cargo clean' deletes the whole folder while
+# the servers run).
 all_pids() {
     local proc comm
     for proc in /proc/[1-9]*; do
-        # Reading a name is cheap. Only processes with a matching name are checked further.
+        # Reading a name is cheap, so only processes with a matching name are checked further.
         { read -r comm <"$proc/comm"; } 2>/dev/null || continue
         if is_program "$1" "$comm" && is_ours "$1" "${proc##*/}"; then echo "${proc##*/}"; fi
     done
 }
 
-# stop_pids SERVICE SECONDS PID...: sends SIGTERM, and SIGKILL after the deadline. With 0 seconds, it sends SIGKILL immediately.
+# stop_pids SERVICE SECONDS PID...: sends SIGTERM, then SIGKILL to processes that still run after SECONDS. With 0 seconds, it sends SIGKILL
+# immediately.
 stop_pids() {
     local service=$1 seconds=$2 pid
     shift 2
@@ -267,7 +268,7 @@ gone() { ! is_ours "$1" "$2"; }
 
 now_ms() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); }
 
-# wait_until SECONDS COMMAND...: polls until the command succeeds. Fails at the deadline.
+# wait_until SECONDS COMMAND...: repeats the command until it succeeds. Fails after SECONDS.
 wait_until() {
     local deadline=$(($(now_ms) + $1 * 1000))
     shift
@@ -281,8 +282,8 @@ port_answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
 # ---------------------------------------------------------------------------------------------- RabbitMQ
 
-# Fills RABBIT_ENV, so that RabbitMQ's server and command line tools use our node, and nothing in /etc or in the caller's environment. The
-# scripts in /usr/sbin switch the user and drop the environment, and the scripts in RABBIT_BIN do not.
+# Fills RABBIT_ENV. With it, RabbitMQ's server and command line tools use our node, and ignore /etc and the caller's environment. Use the scripts in
+# RABBIT_BIN with it: those in /usr/sbin switch the user and drop the environment.
 RABBIT_BIN=/usr/lib/rabbitmq/bin
 rabbit_env() {
     local dir=$STACK_DIR/rabbitmq
@@ -299,7 +300,7 @@ rabbit_env() {
         RABBITMQ_LOG_BASE="$dir"
         RABBITMQ_LOGS="$dir/server.log"
         RABBITMQ_GENERATED_CONFIG_DIR="$dir/generated"
-        # The command line tools are Erlang nodes, too, and would listen on all addresses.
+        # The command line tools are Erlang nodes, too. By default, they would listen on all addresses.
         RABBITMQ_CTL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
     )
 }

@@ -46,7 +46,7 @@ def ask(path, events=None):
 
 
 def event(kind, video, user):
-    # The time of the click. A like that is sent again with the same time counts once.
+    # The time of the click. If a like is sent again with the same time, it counts once.
     return {"type": kind, "kind": "video", "target_id": str(video), "user_id": str(user), "at": time.time_ns() // 1000}
 
 
@@ -96,7 +96,7 @@ class Site(BaseHTTPRequestHandler):
             self.send_error(404)
 
     def log_message(self, *_):
-        """Logs nothing, instead of a line for each request."""
+        """Logs nothing. By default, the server would log a line for each request."""
 
 
 # The first process of a container ignores SIGTERM unless it sets a handler.

@@ -1,5 +1,5 @@
-//! Commands that import, compare, export or erase a site's data. An operator starts each of them, as a run with its own lock. No daemon runs
-//! them.
+//! Commands that import, compare, export or erase a site's data. An operator starts these commands. Each command takes
+//! its own lock. A daemon never runs them.
 
 pub mod compare;
 pub mod erase;

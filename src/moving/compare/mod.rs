@@ -1,15 +1,17 @@
-//! Compares an older site's numbers with tallyd's (`counter`), while both count. It reports how many targets differ, by how much, and
-//! whether that grows from run to run.
+//! Compares the counts of an older site with tallyd's counts (the table `counter`), while both systems count. It
+//! reports how many targets differ, by how much, and whether the difference grows from run to run.
 //!
-//! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again, [`LOOKS_APART`] later.
-//! A target that differs in both checks, in one direction, *differs* by the smaller difference. In-flight events reach one side before the
-//! other, and so cause a difference in one check only. A target that is liked all the time can have such events in both checks. The trend
-//! tolerates that.
+//! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again,
+//! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction. The smaller of the
+//! two differences counts. In-flight events reach one side before the other, so they usually cause a difference in only
+//! one check. A target that users like all the time can have in-flight events in both checks. The trend tolerates a few
+//! such targets.
 //!
-//! Keys are read for the targets of `counter`. Then the keys are searched for targets that `counter` lacks. A query is read page by page
-//! together with `counter`, in one snapshot.
+//! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
+//! targets that `counter` lacks. For counts from a query, it reads each page of the query together with `counter`, in
+//! one snapshot.
 //!
-//! A comparison must never change a number or a key.
+//! A comparison must never change a count or a key.
 
 pub mod report;
 mod sides;
@@ -41,27 +43,27 @@ use tallyd_rabbitmq::Publisher;
 /// Time between the two checks of a suspect.
 pub const LOOKS_APART: Duration = Duration::from_secs(5);
 
-/// At this many suspects, they are checked again.
+/// When there are this many suspects, the run checks them again before it continues.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// The most targets in a page.
+/// Maximum number of targets in a page.
 const PAGE_TARGETS: usize = 10_000;
 
-/// The most earlier runs that a report shows.
+/// Maximum number of earlier runs that a report shows.
 const EARLIER_MAX: u64 = 10;
 
 const JOB: &str = CommandName::Compare.name();
 
-/// Place of the older site's numbers.
+/// Tells from where the older site's counts are read.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// In keys of Redis.
+    /// From keys of Redis.
     Keys(Template),
-    /// In a table, read by a query like that of a `[[recount]]`.
+    /// From a table, by a query like the query of a `[[recount]]`.
     Query(Query),
 }
 
-/// The numbers to compare.
+/// Selects the counts to compare.
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub source: Source,
@@ -70,7 +72,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The mode of the run. Runs over the same numbers have the same mode, so that a run finds the earlier ones.
+    /// Returns the run's mode. Runs that compare the same counts have the same mode, so a run can find the earlier
+    /// runs.
     fn mode(&self) -> String {
         let (of, text) = match &self.source {
             Source::Keys(template) => ("keys", template.to_string()),
@@ -92,10 +95,10 @@ struct Run<'a> {
     report: Report,
 }
 
-/// Compares once, under the job's lock, and notes the result for later runs.
+/// Compares once, under the job's lock, and stores the result for later runs.
 ///
 /// # Errors
-/// [`JobError::Refused`] with the problem of the query. Also fails if a server fails.
+/// Fails with [`JobError::Refused`] if the query is wrong, or with another error if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -151,7 +154,7 @@ async fn compare(
     Ok(run.report)
 }
 
-/// The results of earlier successful runs, newest first.
+/// Returns the results of earlier successful runs, newest first.
 async fn earlier(servers: &Servers, mode: &str) -> Result<Vec<Earlier>> {
     let rows = servers.store.ended_runs(JOB, mode, Micros(0), EARLIER_MAX).await?;
     let earlier = rows.into_iter().filter(|row| row.outcome == "done").filter_map(|row| {
@@ -187,7 +190,7 @@ impl Run<'_> {
         let Page { looks, unreadable, .. } = page;
         self.report.unreadable += unreadable;
         for (id, look) in looks {
-            // A search can find a key twice.
+            // A scan of Redis can return a key twice.
             if look.drift() != 0 && self.suspects.insert(id, look).is_some() {
                 continue;
             }
@@ -212,7 +215,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until the servers are ready for a page. Returns false at the stop.
+    /// Waits until the servers are ready for a page. Returns false if the run must stop.
     async fn wait(&mut self) -> Result<bool> {
         let progress = &self.progress;
         let show = |reason: Option<&str>| progress.send_modify(|shown| shown.waiting = reason.map(str::to_owned));

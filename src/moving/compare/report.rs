@@ -28,35 +28,36 @@ pub enum End {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The older site's numbers: `keys like:count:{id}` or `query`.
+    /// The source of the older site's counts: for example `keys like:count:{id}`, or `query`.
     pub source: String,
     pub kind: String,
     pub metric: String,
     /// Targets that either side knows.
     pub checked: u64,
-    /// Targets with equal numbers at the first check.
+    /// Targets whose two counts were equal at the first check.
     pub equal: u64,
-    /// Targets that differed at the first check, and were equal or differed in the other direction at the second: events in flight.
+    /// Targets that differed only because of events in flight: at the second check, they were equal or differed in the
+    /// other direction.
     pub transient: u64,
-    /// Targets that differed at both checks, in one direction.
+    /// Targets that differed at both checks, in the same direction.
     pub differ: u64,
     /// Differing targets that the older site does not have.
     pub missing_old: u64,
     /// Differing targets without a row in `counter`.
     pub missing_tallyd: u64,
-    /// Keys that hold no number. They are not compared.
+    /// Keys whose content is not a number. They are not compared.
     pub unreadable: u64,
     /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,
-    /// Targets of which tallyd has more, by size.
+    /// Targets for which tallyd's count is higher, grouped by the size of the difference.
     pub tallyd_more: Sizes,
-    /// Targets of which tallyd has less, by size.
+    /// Targets for which tallyd's count is lower, grouped by the size of the difference.
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
     /// Earlier runs over the same numbers, the newest first.
     pub earlier: Vec<Earlier>,
-    /// The number that grows from run to run. `None` if none grows.
+    /// A sentence about the total that grew since the newest earlier run. `None` if no total grew.
     pub grows: Option<String>,
     /// How the run ended.
     pub ended: End,
@@ -70,20 +71,20 @@ pub struct TargetReport {
     pub target: String,
     pub old: Option<i64>,
     pub tallyd: Option<i64>,
-    /// The drift at both checks. Positive if tallyd has more.
+    /// The smaller drift of the two checks. Positive if tallyd's count is higher.
     pub drift: i64,
 }
 
 /// An earlier run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Earlier {
-    /// In microseconds since the epoch.
+    /// End of the run, in microseconds since the epoch.
     pub ended_at: i64,
     #[serde(flatten)]
     pub found: Found,
 }
 
-/// The most targets that a report names.
+/// Maximum number of targets that a report names.
 const WORST_MAX: usize = 20;
 
 impl Report {
@@ -103,7 +104,7 @@ impl Report {
 
     /// Judges a target by two checks.
     pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
-        // The delta is the correction of tallyd's number, so the drift is its negative.
+        // The delta would correct tallyd's count, so the drift is the delta with the opposite sign.
         let drift = -confirmed_delta(first.drift(), second.drift());
         if drift == 0 {
             self.transient += 1;
@@ -122,7 +123,8 @@ impl Report {
         }
     }
 
-    /// Notes earlier runs, and whether this run found more than the newest one.
+    /// Adds the earlier runs to the report, and notes whether this run found more differences than the newest earlier
+    /// run.
     pub(super) fn note_trend(&mut self, earlier: &[Earlier]) {
         self.keep_worst();
         self.earlier = earlier.to_vec();
@@ -206,7 +208,7 @@ impl Report {
 pub(super) struct Progress {
     pub checked: u64,
     pub differ: u64,
-    /// Suspects to check again.
+    /// Suspects that wait for their second check.
     pub pending: u64,
     /// Why the run waits. `None` if it does not wait.
     pub waiting: Option<String>,
@@ -270,7 +272,7 @@ mod tests {
         let before = |differ| Earlier { ended_at: 0, found: Found { checked: 100, differ, drift_sum: 0 } };
         report.note_trend(&[before(19), before(90)]);
         assert!(
-            report.to_string().ends_with("the difference grows: targets that differ: 30, 19 in the run before"),
+            report.to_string().ends_with("the difference grows: 30 targets differ (19 in the previous run)"),
             "{report}"
         );
         report.note_trend(&[before(20)]);

@@ -1,4 +1,4 @@
-//! The two sides of a comparison: the older site's numbers and `counter`.
+//! Reads the two sides of a comparison: the older site's counts and the table `counter`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,36 +21,36 @@ const QUERY_MAX: Duration = Duration::from_secs(30);
 
 const ACTION: &str = "search for the site's keys";
 
-/// The numbers of a target at one check.
+/// The two counts of a target, read by one check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The older site's number, or `None` if it has none.
+    /// The older site's count, or `None` if the site has no count.
     pub old: Option<i64>,
-    /// The number in `counter`, or `None` if there is no row.
+    /// The count in `counter`, or `None` if there is no row.
     pub counted: Option<i64>,
 }
 
 impl Look {
-    /// Positive if tallyd has more.
+    /// Returns a positive number if tallyd's count is higher.
     pub(super) fn drift(&self) -> i64 {
         self.counted.unwrap_or(0).saturating_sub(self.old.unwrap_or(0))
     }
 }
 
-/// The numbers of some targets at one check.
+/// The counts of a group of targets, read by one check.
 #[derive(Default)]
 pub(super) struct Page {
     pub looks: BTreeMap<TargetId, Look>,
     /// The last target that the page covers.
     pub until: TargetId,
-    /// Keys that hold no number.
+    /// Keys whose content is not a number.
     pub unreadable: u64,
 }
 
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// Pages of a query that have suspects.
+    /// The query's pages that have suspects: each from the first target (exclusive) to the second one.
     pages: Vec<(TargetId, TargetId)>,
 }
 
@@ -59,7 +59,8 @@ impl<'a> Sides<'a> {
         Self { servers, subject, pages: Vec::new() }
     }
 
-    /// The targets after `after` that `counter` has. With a query, also the targets that the query returns.
+    /// Reads the next targets after `after`: the targets in `counter` and, with a query, also the targets that the
+    /// query returns.
     pub(super) async fn page(&mut self, after: TargetId, limit: usize) -> Result<Page> {
         match &self.subject.source {
             Source::Keys(template) => {
@@ -79,7 +80,8 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// The start of the search for keys of targets that `counter` lacks. A query needs no search, because its pages include these targets.
+    /// Starts the scan for keys of targets that `counter` lacks. A query needs no scan, because its pages include these
+    /// targets.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         match &self.subject.source {
             Source::Keys(_) => Ok(self.servers.cache.begin_scan().await?),
@@ -87,7 +89,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Some keys of targets that `counter` lacks, and the place for the next call.
+    /// Reads some keys of targets that `counter` lacks. Also returns the position for the next call.
     pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
         let (kind, metric) = (&self.subject.kind, &self.subject.metric);
         let Source::Keys(template) = &self.subject.source else { return Ok((Page::default(), None)) };
@@ -119,7 +121,7 @@ impl<'a> Sides<'a> {
             Source::Query(query) => {
                 let mut looks = BTreeMap::new();
                 for (mut after, until) in std::mem::take(&mut self.pages) {
-                    // More than one page if new targets were added in between.
+                    // Targets that were added since the first check can make this more than one page.
                     while after < until {
                         let page = self.ask(query, after, until).await?;
                         looks.extend(page.looks.into_iter().filter(|(id, _)| suspects.contains_key(id)));
@@ -136,7 +138,7 @@ impl<'a> Sides<'a> {
         Ok(Page { until, ..self.held(template, counted).await? })
     }
 
-    /// The values of the keys, together with the numbers of `counter`.
+    /// Reads the keys of these targets, and combines them with the counts of `counter`.
     async fn held(&self, template: &Template, counted: Vec<(TargetId, Option<i64>)>) -> Result<Page> {
         let (kind, metric) = (&self.subject.kind.0, &self.subject.metric.0);
         let names: Vec<String> = counted.iter().map(|(id, _)| template.name(kind, *id, metric)).collect();
@@ -156,7 +158,7 @@ impl<'a> Sides<'a> {
         Ok(page)
     }
 
-    /// The numbers of `counter` of these targets.
+    /// Reads the counts of these targets from `counter`.
     async fn counted(&self, ids: impl IntoIterator<Item = TargetId>) -> Result<Vec<(TargetId, Option<i64>)>> {
         let (kind, metric) = (self.subject.kind.1, self.subject.metric.1);
         let keys: Vec<CounterKey> = ids.into_iter().map(|id| (Target { kind, id }, metric)).collect();

@@ -1,8 +1,9 @@
-//! Erases from boards, under the archiver's lock and the board's claim. Zsets and snapshots lose the member. In a verified archive, and in the
-//! frozen zset of that archive, another name keeps the place and the score.
+//! Erases a member from boards, under the archiver's lock and the board's claim. The member is deleted from zsets and
+//! snapshots. In a verified archive and in its frozen zset, the member is renamed, and the score stays.
 //!
-//! Members with equal scores are ordered by their bytes, in Redis and also in the archive. The new name takes its place in this order, and other
-//! members move by one. So a frozen zset is still equal to its archive, and an archive can be restored.
+//! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name gets its place
+//! in this order, so other members can move by one place. The frozen zset stays equal to its archive, and the archive
+//! can still be restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,23 +29,23 @@ use tallyd_mysql::erase::{Moved, Place};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::erase::BoardZset;
 
-/// Rows of an archive that are read in one call.
+/// Number of archive rows that one call reads.
 const PAGE_ROWS: usize = 5_000;
 
-/// Result of erasing a member from boards.
+/// The result of erasing a member from boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Members {
-    /// Zsets that lost the member, or in which it was renamed.
+    /// Zsets in which the member was deleted or renamed.
     zsets: u64,
-    /// Places of archives in which the member was renamed.
+    /// Archive rows in which the member was renamed.
     places: u64,
     /// Rows of snapshots.
     saved: u64,
-    /// Messages about periods whose archive differs from the verified one.
+    /// Messages about archives that were left unchanged, because they differ from their verified state.
     left: Vec<String>,
 }
 
-/// Places of the member in MySQL and Redis, by period.
+/// The member's places in archives and its zsets, by period.
 type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
 
 impl Run<'_> {
@@ -74,7 +75,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits for the archiver, but not longer than for a fence.
+    /// Waits until the archiver has released its lock, at most as long as for a fence.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
@@ -84,7 +85,7 @@ impl Run<'_> {
             match ran {
                 Ran::Ended(members) => return Ok(members),
                 Ran::Held { owner, .. } if began.elapsed() > self.config.reconcile.fence_max.0 => {
-                    let text = format!("{owner} is archiving boards: try again when that has ended");
+                    let text = format!("{owner} is archiving boards: try again when the archive run has ended");
                     return Err(JobError::NotNow(text).into());
                 }
                 Ran::Held { .. } => tokio::time::sleep(LOOK_EVERY).await,
@@ -125,7 +126,7 @@ impl Run<'_> {
         Ok(members)
     }
 
-    /// Searches for the member in every period of the board that MySQL knows, and in the latest ones by the clock.
+    /// Searches for the member in every period of the board that MySQL has, and in the latest periods by the clock.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.servers.store, self.order.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
@@ -159,7 +160,7 @@ impl Run<'_> {
         Ok(found)
     }
 
-    /// The period's row, if a copy of it is verified.
+    /// Returns the period's row, if the period has a verified archive.
     async fn verified(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let row = self.servers.store.board_period(at).await?;
         Ok(row.filter(|row| row.copy.is_some() && row.state != PeriodState::Pruned))
@@ -179,11 +180,13 @@ impl Run<'_> {
                     let to = store.place_for(at, *place, &by).await?;
                     let (before, after) = self.tallies(at, *place, &by).await?;
                     if before != row.tally {
-                        let text = format!("the archive of {at} is not what was verified: it was not changed");
+                        let text =
+                            format!("the archive of {at} is not what was verified, so the erase did not change it");
                         members.left.push(text);
                         continue;
                     }
-                    // The zset first: if this run ends here, the next run finds the member in MySQL again and chooses the same name.
+                    // Renames the member in the zset first. If this run ends here, the next run finds the member in
+                    // MySQL and chooses the same new name.
                     let zset = (at, &BoardZset::Frozen);
                     let changed = cache.erase_member(run, zset, former.as_bytes(), Some(&by)).await?;
                     members.zsets += taken(changed)?;
@@ -197,7 +200,7 @@ impl Run<'_> {
                         new: after.checksum,
                     };
                     if !store.move_member(run, at, moved).await? {
-                        bail!("the archive of {at} was changed meanwhile: try again");
+                        bail!("another process changed the archive of {at}: try again");
                     }
                     members.places += 1;
                 }
@@ -207,7 +210,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The tallies of a copy's rows, with the current name and with the new one.
+    /// Returns the tallies of a copy's rows: first with the current name, then with the new name.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {
@@ -227,7 +230,7 @@ impl Run<'_> {
     async fn erase_zset(&self, run: u64, at: &BoardPeriod, zset: &BoardZset, members: &mut Members) -> Result<()> {
         let cache = &self.servers.cache;
         members.zsets += match zset {
-            // This zset was made from the archive's rows, and the next restore makes it again.
+            // This zset is a restored copy of the archive. The next restore creates it again.
             BoardZset::Restored(tag) if tag.starts_with('a') => {
                 cache.drop_zset(at, zset).await?;
                 1
@@ -256,7 +259,7 @@ impl runner::Report for Members {
 impl fmt::Display for Members {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { zsets, places, saved, left } = self;
-        write!(f, "a member was erased from {zsets} zsets, {places} places of archives and {saved} rows of snapshots")?;
+        write!(f, "a member was erased from {zsets} zsets, {places} archive rows and {saved} snapshot rows")?;
         left.iter().try_for_each(|left| write!(f, "; {left}"))
     }
 }

@@ -1,4 +1,5 @@
-//! Erases likes, one page of rows at a time. It publishes unlikes like any user, and deletes the rows after the unlikes are committed.
+//! Erases likes, one page of rows at a time. For each liked row, the run publishes an ordinary unlike event. When the
+//! unlikes are committed, it deletes the rows.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,32 +18,32 @@ use tallyd_mysql::Store;
 use tallyd_mysql::erase::{JOB, LikeRow};
 use tallyd_mysql::ranges::LAST;
 
-/// Rows of one page. The run waits for one fence after each page.
+/// Number of rows in a page. The run waits for one fence for each page.
 const PAGE_ROWS: usize = 2_000;
 
-/// Targets at which one statement searches for a user's rows. It takes some ten milliseconds.
+/// Number of targets for which one statement searches a user's rows. The statement takes tens of milliseconds.
 const PAGE_TARGETS: usize = 2_000;
 
-/// Unlikes that wait for their confirms at the same time.
+/// Maximum number of unlikes that wait for a confirm at the same time.
 const AT_ONCE: usize = 64;
 
-/// Time between two checks of queues that are too long.
+/// While queues are too long, the time between two checks of their length.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
-/// Position of a run, in the order of the primary key.
+/// The position of a run, in the order of the primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cursor {
     kind: u8,
     target_id: u64,
     user_id: u64,
-    /// All likes are erased.
+    /// True when all likes are erased.
     ended: bool,
 }
 
-/// The notes for a run that resumes this one.
+/// The state from which `--resume` continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The subject. The next successful run deletes the checkpoint.
+    /// The name of the subject. The next successful run deletes the checkpoint, and the name with it.
     of: String,
     cursor: Cursor,
     unlikes: u64,
@@ -50,11 +51,11 @@ struct Checkpoint {
     liked_again: u64,
 }
 
-/// The rows of the subject, page by page.
+/// Reads the subject's rows page by page.
 struct Rows<'a> {
     store: &'a Store,
     subject: &'a Subject,
-    /// The kinds to search for a user's rows, in order.
+    /// The kinds of targets in which to search for a user's rows, in order.
     kinds: Vec<Kind>,
     index: Option<String>,
     cursor: Cursor,
@@ -86,7 +87,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased. For a user without an index, only another run finds them.
+    /// Counts rows that appeared after their page was erased. Skipped if this would need a scan of all targets. Then
+    /// only another run finds such rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.order.dry_run || !rows.is_cheap() {
@@ -105,7 +107,8 @@ impl<'a> Run<'a> {
     async fn erase_page(&mut self, page: &[LikeRow]) -> Result<()> {
         self.unlike(page).await?;
         fault::point("erase:published");
-        // Needed even if all rows are unlikes: an older in-flight like would create the row again after its deletion.
+        // The fence is needed even if all rows are unlikes: after the deletion, an older in-flight like would create
+        // the row again.
         self.fence().await?;
         fault::point("erase:fenced");
         let pairs: Vec<(Target, UserId)> = page.iter().map(|row| (row.target, row.user)).collect();
@@ -116,7 +119,7 @@ impl<'a> Run<'a> {
         for cache in &self.caches {
             self.report.redis_keys += cache.forget_clicks(&self.kinds, &pairs).await?;
         }
-        // A target's filter is dropped once, at the end.
+        // When a target is erased, its filter is dropped once, at the end.
         if matches!(self.order.subject, Subject::User(_)) {
             let targets: BTreeSet<Target> = pairs.into_iter().map(|(target, _)| target).collect();
             self.drop_filters(&targets.into_iter().collect::<Vec<_>>()).await?;
@@ -134,7 +137,7 @@ impl<'a> Run<'a> {
             .iter()
             .filter(|row| row.liked)
             .filter_map(|row| {
-                // Newer than the row, even if clocks differ.
+                // The unlike must be newer than the row, even if clocks differ.
                 let at = now.max(Micros(row.at.0.saturating_add(1)));
                 let LikeRow { target, user, .. } = *row;
                 let event = LikeEvent { target, user, at, liked: false };
@@ -163,7 +166,8 @@ impl<'a> Run<'a> {
             }
             info!(
                 event = "erase-waiting",
-                waiting, "waiting, live traffic goes first: {waiting} messages wait, above the limit of {max}"
+                waiting,
+                "waiting, live traffic goes first: {waiting} messages are in the queues, and the limit is {max}"
             );
             self.stop.run_until_cancelled(tokio::time::sleep(PACE_EVERY)).await;
         }
@@ -198,12 +202,13 @@ impl<'a> Run<'a> {
 }
 
 impl Rows<'_> {
-    /// Whether the rows can be found without a scan of all targets.
+    /// Returns whether MySQL can find the rows without a scan of all targets.
     fn is_cheap(&self) -> bool {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }
 
-    /// The next page. For a user without an index, it has the rows of some targets, and can be empty.
+    /// Returns the next page of rows. If the table has no index by user, a page covers a group of targets, and can be
+    /// empty.
     async fn next(&mut self) -> Result<Vec<LikeRow>> {
         let Cursor { kind, target_id, user_id, .. } = self.cursor;
         let page = match (self.subject, &self.index) {
@@ -226,8 +231,8 @@ impl Rows<'_> {
         Ok(page)
     }
 
-    /// The user's rows at the next targets that have like records. The server jumps from target to target, so the cost depends on the
-    /// number of targets, not of rows.
+    /// Returns the user's rows for the next targets that have like records. MySQL jumps from target to target, so the
+    /// cost depends on the number of targets, not on the number of rows.
     async fn scan(&mut self, user: UserId) -> Result<Vec<LikeRow>> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.0 >= self.cursor.kind).copied() else {
             self.cursor.ended = true;

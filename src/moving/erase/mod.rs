@@ -1,4 +1,4 @@
-//! `tallyd erase`: deletes all data of a user or a target, while the site is running.
+//! `tallyd erase`: deletes all data about a user or a target, while the site is running.
 //!
 //! # Steps
 //!
@@ -12,28 +12,34 @@
 //! waiting  count the messages in the queues
 //! ```
 //!
-//! Each step does only the missing work. So the next run completes a run that crashed anywhere ([`FAULT_POINTS`]), and a run after a successful
-//! one finds nothing. Only the likes of a user can take long, because `like_record` has no index by user: all targets are listed, and for each
-//! page of them the user's rows are read by their keys. `--resume` continues after the last page.
+//! Each step does only work that is still missing. If a run crashes at any point ([`FAULT_POINTS`]), the next run
+//! completes its work. A run after a successful run finds nothing to do. Only the likes of a user can take long,
+//! because `like_record` has no index by user. The run lists all targets, and reads the user's rows by their keys for
+//! each page of targets. `--resume` continues after the last finished page.
 //!
 //! # Races
 //!
 //! *A is this run; B is the site.*
 //!
-//! * B likes after A's unlike. The newer event wins, so the row is a like and stays. It is counted as `liked_again`.
-//! * B's like was published before A's unlike, in any partition. The fence comes after both, so the row is final when A deletes it.
-//! * A deletes a row, so older events no longer lose against its version. B's daemon had committed the batch with the like and crashed before
-//!   the acknowledgement. The like is redelivered, then the unlike that follows it in the queue, and the row exists again as an unlike. A
-//!   producer that publishes an old event again has the same effect. The counters are still right, and the next run deletes the row.
-//! * B's filter run has read the user before A deleted the row. A drops the filter after that. B's filter is rejected, because the config that
-//!   names its run is gone. A later run builds the filter without the user. A deletes the remembered click before it drops the filter.
-//! * B writes a snapshot or an archive of a board. This can't happen at the same time, because A has the archiver's lock and the board's claim.
+//! * B likes after A's unlike. The newer event wins, so the row is a like and stays. The report counts the row as
+//!   `liked_again`.
+//! * B published a like before A's unlike, in any partition. The fence comes after both events, so the row is final
+//!   when A deletes it.
+//! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row, and the
+//!   row's version no longer blocks older events. The broker redelivers the like and then the unlike that follows it in
+//!   the queue. The row exists again, as an unlike. A producer that publishes an old event again has the same effect.
+//!   The counters stay right, and the next run deletes the row.
+//! * B's filter run has read the user before A deleted the row. Then A drops the filter, with the config that names B's
+//!   run. Redis therefore rejects B's filter, and a later run builds the filter without the user. A deletes the
+//!   remembered click before it drops the filter.
+//! * B wants to write a snapshot or an archive of a board. B must wait, because A holds the archiver's lock and the
+//!   board's claim.
 //! * A renames a member of a frozen zset and crashes before it renames it in MySQL. The next run finds the row and chooses the same name.
-//! * A reconcile is running. It needs the events that the consumers log for it. These rows stay and are counted, and the reconcile deletes them
-//!   at its end.
+//! * A reconcile is running, and needs the rows that the consumers write for it. A leaves these rows and reports how
+//!   many there are. The reconcile deletes them at its end.
 //!
-//! An erase must never delete a row whose newer like was committed, an event of another user, or data that Redis does not have yet. After a
-//! successful run, no log, report or checkpoint names the erased user or target.
+//! An erase must never delete a row that a newer like has changed, an event of another user, or data that Redis does
+//! not have yet. After a successful run, no log, report or checkpoint names the erased user or target.
 
 mod boards;
 mod likes;
@@ -64,7 +70,7 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// Points at which a test can end the process: between any two steps, in order.
+/// The points at which a test can end the process, in order. There is one between any two steps.
 pub const FAULT_POINTS: [&str; 10] = [
     "erase:published",
     "erase:fenced",
@@ -78,10 +84,10 @@ pub const FAULT_POINTS: [&str; 10] = [
     "erase:boards",
 ];
 
-/// While one of these tasks is paused, unlikes are not written.
+/// While one of these tasks is paused, no daemon writes the unlikes.
 const PAUSED_BY: &[Task] = &[Task::Consumer];
 
-/// Time between two checks while waiting.
+/// Time between two checks while the run waits.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// An operator's order to erase.
@@ -91,7 +97,7 @@ pub struct Order {
     /// Boards whose members are users, or targets of this kind, in addition to the boards of the rules.
     pub boards: Vec<String>,
     pub dry_run: bool,
-    /// Continue after the last page of a run that did not finish.
+    /// Continue after the last finished page of an earlier run.
     pub resume: bool,
 }
 
@@ -105,7 +111,7 @@ impl Order {
     }
 }
 
-/// Erases under its own lock.
+/// Erases all data about the subject, under the lock of this job.
 ///
 /// # Errors
 /// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Finished work is kept.
@@ -147,7 +153,7 @@ struct Run<'a> {
     servers: &'a Servers,
     config: &'a Config,
     kinds: KindNames,
-    /// One for each layout.
+    /// One cache for each layout of counters.
     caches: Vec<Cache>,
     fences: Fences<'a>,
     // The order.
@@ -220,8 +226,8 @@ impl<'a> Run<'a> {
         self.fences.pass(number_of(self.number, self.fences_sent)).await
     }
 
-    /// Waits until Redis has all rows that are in the outbox now. Then these rows can be rewritten, and none is added to numbers that are deleted
-    /// next.
+    /// Waits until Redis has all rows that are in the outbox now. Then these rows can be rewritten, and Redis adds no
+    /// row to counters that the next step deletes.
     async fn settle(&mut self) -> Result<()> {
         if self.order.dry_run {
             return Ok(());
@@ -243,7 +249,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Deletes data that belongs only to the subject.
+    /// Deletes the data that belongs only to the subject.
     async fn erase_numbers(&mut self) -> Result<()> {
         let Servers { store, cache, .. } = self.servers;
         let dry_run = self.order.dry_run;
@@ -267,8 +273,9 @@ impl<'a> Run<'a> {
         self.drop_filters(&[target]).await
     }
 
-    /// Drops the filters of these targets, because bits can't be removed from a filter. If a target's counter has changed, the daemon's next
-    /// run builds its filter again. Otherwise its likes were taken back before, and the daily run over all targets builds it again.
+    /// Drops the filters of these targets, because a filter can't forget one user. If the erase changed a target's
+    /// counter, the daemon's next filter run builds the filter again. If the user's rows were unlikes already, the
+    /// counter did not change, and the daily run over all targets builds the filter again.
     async fn drop_filters(&mut self, targets: &[Target]) -> Result<()> {
         if !self.config.filter.is_on() {
             return Ok(());
@@ -284,7 +291,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts undelivered messages of all users and targets.
+    /// Counts the messages in all queues, of all users and targets.
     async fn count_waiting(&mut self) -> Result<()> {
         let Servers { store, broker, .. } = self.servers;
         let in_use = InUse::read(store, broker).await?;
@@ -297,13 +304,14 @@ impl<'a> Run<'a> {
         }
         let returned = broker.returned();
         if let Some(Waiting { messages, .. }) = self.report.waiting.iter().find(|waiting| waiting.queue == returned) {
-            let text = format!("{messages} messages wait in {returned}: run `tallyd dead list`, then erase again");
+            let text =
+                format!("{messages} messages wait in the queue {returned}: run `tallyd dead list`, then erase again");
             self.report.left.push(text);
         }
         let watched = self.servers.store.watched_of(&self.order.subject).await?;
         if watched > 0 {
             let text = format!(
-                "{watched} rows of watched_event, watched_count or watched_target: the running reconcile deletes them at its end"
+                "{watched} rows of watched_event, watched_count or watched_target remain: the running reconcile deletes them at its end"
             );
             self.report.left.push(text);
         }
@@ -316,7 +324,7 @@ impl<'a> Run<'a> {
         let by_api = self.kinds.all().any(|(kind, _)| rules.of(kind, like).writer == Writes::Api);
         self.report.redis_follows = by_api && self.report.unlikes > 0 && self.report.of == "user";
         if self.report.liked_again > 0 {
-            let text = format!("{} like records came after the unlikes: erase again", self.report.liked_again);
+            let text = format!("{} like records were written after the unlikes: erase again", self.report.liked_again);
             self.report.left.push(text);
         }
         let unclear = &self.report.unclear_letters;

@@ -22,49 +22,49 @@ const BEYOND: [&str; 4] = [
 pub struct Report {
     /// `user` or `target`.
     pub of: &'static str,
-    /// Nothing was changed, only counted.
+    /// True for a dry run, which only counts.
     pub dry_run: bool,
     pub stopped: bool,
-    /// The run that this run resumed.
+    /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
-    /// Likes that were taken back by published unlikes.
+    /// Likes for which the run published an unlike.
     pub unlikes: u64,
-    /// Rows of `like_record` that were deleted.
+    /// Deleted rows of `like_record`.
     pub rows: u64,
     /// Rows that were liked again after the unlikes. They stay.
     pub liked_again: u64,
-    /// Rows of a target's numbers, by table.
+    /// Deleted rows of a target's counters, by table.
     pub numbers: BTreeMap<&'static str, u64>,
-    /// Keys and fields in Redis: numbers of a target, remembered clicks, a user's own keys.
+    /// Deleted keys and fields in Redis: a target's counters, remembered clicks, a user's own keys.
     pub redis_keys: u64,
-    /// Dropped filters. The daemon builds them again.
+    /// Dropped filters. The daemon builds these filters again.
     pub filters: u64,
     /// Rows of the outbox that were rewritten or deleted.
     pub outbox_rows: u64,
     pub letters_deleted: u64,
-    /// Lists that contain events of others.
+    /// Dead letters that also contain events of other users or targets.
     pub letters_rewritten: u64,
-    /// Dead letters that can name the subject in a way that tallyd does not know.
+    /// Ids of dead letters that possibly name the subject in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
-    /// Reports and checkpoints of runs that were rewritten.
+    /// Runs whose report or checkpoint was rewritten.
     pub runs: u64,
-    /// Zsets of boards that have lost the member.
+    /// Zsets of boards in which the member was deleted or renamed.
     pub zsets: u64,
-    /// Places of archived boards that were renamed.
+    /// Rows of archived boards in which the member was renamed.
     pub places: u64,
-    /// Rows of boards' snapshots.
+    /// Deleted rows of board snapshots.
     pub saved: u64,
-    /// Queues with messages of any user.
+    /// Queues that have messages, of any user.
     pub waiting: Vec<Waiting>,
-    /// API servers count likes, so a reconcile must still subtract the unlikes from the numbers in Redis.
+    /// True if API servers count likes. Then a reconcile must still subtract the unlikes from the counters in Redis.
     pub redis_follows: bool,
-    /// Work that is left for another run or an operator.
+    /// Work that another run or an operator must still do.
     pub left: Vec<String>,
-    /// Places that no run reaches.
+    /// Places that this command can't clean.
     pub beyond: [&'static str; 4],
 }
 
-/// A queue with messages.
+/// A queue that has messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     pub queue: String,
@@ -76,7 +76,7 @@ impl Report {
         Self { of, dry_run, beyond: BEYOND, ..Self::default() }
     }
 
-    /// Whether no work is left.
+    /// Returns whether no work is left.
     pub fn is_complete(&self) -> bool {
         !self.stopped && self.left.is_empty()
     }
@@ -98,7 +98,7 @@ impl fmt::Display for Report {
         let Self { of, unlikes, rows, redis_keys, filters, outbox_rows, runs, zsets, places, saved, .. } = self;
         let Self { letters_deleted, letters_rewritten, .. } = self;
         let would = if self.dry_run { "would be " } else { "" };
-        write!(f, "{of}: {unlikes} likes {would}taken back, {rows} like records {would}deleted")?;
+        write!(f, "{of}: {unlikes} likes {would}undone, {rows} like records {would}deleted")?;
         if !f.alternate() {
             return if self.stopped { f.write_str("; stopped") } else { Ok(()) };
         }
@@ -109,7 +109,7 @@ impl fmt::Display for Report {
             (redis_keys, "keys and fields in Redis"),
             (filters, "filters (the daemon builds them again)"),
             (letters_deleted, "dead letters"),
-            (saved, "rows of snapshots of boards"),
+            (saved, "rows of board snapshots"),
         ] {
             if *count > 0 {
                 write!(f, "\n{count} {what} {would}deleted")?;
@@ -117,7 +117,7 @@ impl fmt::Display for Report {
         }
         for (count, what) in [
             (outbox_rows, "rows of the outbox"),
-            (letters_rewritten, "dead letters with events of others"),
+            (letters_rewritten, "dead letters that also have other events"),
             (runs, "reports of runs"),
         ] {
             if *count > 0 {
@@ -125,10 +125,13 @@ impl fmt::Display for Report {
             }
         }
         if zsets + places > 0 {
-            write!(f, "\n{zsets} zsets of boards and {places} places of archives {would}cleared of the member")?;
+            write!(f, "\nthe member {would}removed from {zsets} zsets and {places} archive rows of boards")?;
         }
         for Waiting { queue, messages } in &self.waiting {
-            write!(f, "\n{messages} messages of any user wait in {queue}: erase again after they are written")?;
+            write!(
+                f,
+                "\n{messages} messages of any user wait in the queue {queue}: erase again after the daemons have written them"
+            )?;
         }
         if self.redis_follows {
             write!(f, "\nAPI servers count likes: run `tallyd reconcile --changed` to subtract the unlikes in Redis")?;
@@ -156,7 +159,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Notes one more page of a kind.
+    /// Adds one more page of a kind.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }
@@ -193,16 +196,16 @@ mod tests {
             filters: 1,
             letters_rewritten: 2,
             waiting: vec![Waiting { queue: "tally.likes.0".to_owned(), messages: 4 }],
-            left: vec!["1 like records came after the unlikes: erase again".to_owned()],
+            left: vec!["1 like records were written after the unlikes: erase again".to_owned()],
             ..Report::new("user", false)
         };
-        assert_eq!(report.to_string(), "user: 3 likes taken back, 5 like records deleted");
+        assert_eq!(report.to_string(), "user: 3 likes undone, 5 like records deleted");
         let text = format!("{report:#}");
         for part in [
             "\n1 filters (the daemon builds them again) deleted\n",
-            "\n2 dead letters with events of others rewritten\n",
-            "\n4 messages of any user wait in tally.likes.0",
-            "\nleft: 1 like records came",
+            "\n2 dead letters that also have other events rewritten\n",
+            "\n4 messages of any user wait in the queue tally.likes.0",
+            "\nleft: 1 like records were written",
             "\nnot reached: backups, ",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");

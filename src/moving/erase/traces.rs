@@ -1,4 +1,4 @@
-//! Removes the subject from rows that name it beside others. The rest of such a row stays.
+//! Removes the subject from rows that also name other users or targets. The other data of such a row stays.
 
 use anyhow::Result;
 
@@ -7,13 +7,13 @@ use tallyd_core::erase::{Cleared, Subject, replaced};
 use tallyd_mysql::erase::{NamedRow, NamedRun};
 use tallyd_mysql::letters::Selection;
 
-/// Dead letters whose numbers are read in one call.
+/// Number of dead letters whose ids one call reads.
 const LETTERS_PAGE: u64 = 500;
 
-/// Dead letters whose bodies are read in one call. A body has at most some megabytes.
+/// Number of dead letters whose bodies one call reads. A body can have a few megabytes.
 const LETTERS_AT_ONCE: usize = 16;
 
-/// The most dead letters that a report names.
+/// Maximum number of dead letters that a report names.
 const NAMED_MAX: usize = 1_000;
 
 impl Run<'_> {
@@ -23,7 +23,8 @@ impl Run<'_> {
         self.erase_reports().await
     }
 
-    /// Redis has these rows, and the offsets in its buckets are above the rows' numbers. So no row is added again, and rewriting is safe.
+    /// Rewriting is safe, because Redis has these rows already: the offsets in its buckets are above the ids of the
+    /// rows, so Redis adds none of them again.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -37,7 +38,7 @@ impl Run<'_> {
                     }
                     self.report.outbox_rows += match self.order.dry_run {
                         true => 1,
-                        // A row that was added after the wait is not rewritten. The next run rewrites it.
+                        // MySQL does not rewrite a row that was added after the wait. The next run does.
                         false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
                     };
                 }
@@ -84,7 +85,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reports list targets that had drifted. Checkpoints of unfinished runs contain the last target, and the place before it works as well.
+    /// A report can list the target because it had drifted. The checkpoint of an unfinished run can have the target as
+    /// its last position. The id before it is an equally good position.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

@@ -1,19 +1,23 @@
 //! `tallyd export`: writes the likes and unlikes since the cut-over to the site's old table, so that the site can return to that table.
 //!
-//! Steps of a pass: list the targets whose `counter` changed -> read their rows of `like_record` that are equally new -> write each row's current
-//! state by the site's own statements, in key order, some hundred in one transaction. A repeated pass writes the same states.
+//! Steps of a pass: list the targets whose counter changed since the last pass -> read their rows of `like_record` that
+//! changed since then -> write each row's current state with the site's own statements, in key order, up to [`ROWS`]
+//! rows in a transaction. A repeated pass writes the same states again.
 //!
 //! Races:
 //!
-//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass starts `overlap` before this pass started, so
-//!   it reads B's row.
-//! * A: a pass lists. B: a target that it has not reached changes, and moves to a part that was listed before (`update_span`). C: the pass misses
-//!   it. So the pass lists the changes since its start again, until two lists in a row start and end within one span of five minutes. Changes
-//!   in that span do not move.
-//! * A: a run reads rows, and freezes until its lease ends. B: another run writes newer states. C: the first run wakes up. Before each transaction,
-//!   it checks that it still has the job's lock, because the site's server can't check this.
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass also reads all
+//!   changes since `overlap` before the start of this pass, so it reads B's row.
+//! * A: a pass lists changed targets. B: a target that is not listed yet changes again, and moves to a part of the list
+//!   that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since its start
+//!   again. It stops when two consecutive lists start and end within the same span of five minutes, because a change
+//!   within a span does not move a target.
+//! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
+//!   wakes up. Before each transaction, a run checks that it still has the job's lock, because the site's server can't
+//!   check this.
 //!
-//! A pass misses an event whose `at` is older than `overlap` when it is written. `tallyd import --verify` finds it.
+//! A pass misses an event that is written to MySQL more than `overlap` after its `at`. `tallyd import --verify` finds
+//! such an event.
 //!
 //! An export must never change anything but the site's table.
 
@@ -44,31 +48,32 @@ use tallyd_mysql::site_query::QueryError;
 use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::Publisher;
 
-/// The most rows of `counter` in one list call.
+/// Maximum number of rows of `counter` that one list call reads.
 const PAGE_TARGETS: usize = 10_000;
 
-/// Targets whose rows one statement reads.
+/// Number of targets whose rows one statement reads.
 const READ_TARGETS: usize = 500;
 
-/// Rows that are read in one call and written in one transaction.
+/// Maximum number of rows that one call reads and one transaction writes.
 const ROWS: usize = 500;
 
 /// Connections to the site's server: one writes, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// How far the daemons' clocks can be behind MySQL's clock when a pass lists again.
+/// When a pass lists again, it allows that a daemon's clock is this far behind MySQL's clock.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
-/// The most lists in one pass. More than a few mean that listing takes minutes. Then the next pass finds the rest.
+/// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. Then the next pass
+/// finds the remaining changes.
 const LISTS_MAX: usize = 10;
 
 const JOB: &str = CommandName::Export.name();
 
-/// Start of an export.
+/// The time from which an export starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     Since(Micros),
-    /// The point that the last run of this export reached.
+    /// Continue where the last run of this export ended.
     Resume,
 }
 
@@ -79,10 +84,10 @@ pub struct RunOptions {
     pub every: Option<Duration>,
 }
 
-/// Progress over all runs.
+/// The progress of all runs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// Everything that was written before this is exported, in microseconds by MySQL's clock.
+    /// All rows written before this time are exported. In microseconds, by MySQL's clock.
     until: i64,
 }
 
@@ -106,10 +111,10 @@ struct Run<'a> {
     report: Report,
 }
 
-/// Exports under the job's lock, once or until `stop`.
+/// Exports under the job's lock, either once or repeatedly until `stop`.
 ///
 /// # Errors
-/// [`JobError::Refused`] with the problem of a statement. Also fails if a server fails.
+/// Fails with [`JobError::Refused`] if a statement is wrong, or with another error if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -182,7 +187,7 @@ impl<'a> Exporter<'a> {
                 let noted = store.last_checkpoint(JOB, &self.export.name, number, false).await?;
                 let Some((_, text)) = noted else {
                     return Err(JobError::Refused(format!(
-                        "no run of {} has noted its progress: add --since with the time of the cut-over",
+                        "no run of {} has stored its progress: add --since with the time of the cut-over",
                         self.export.name
                     ))
                     .into());
@@ -214,12 +219,13 @@ impl Run<'_> {
             self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
         if self.stop.is_cancelled() {
-            self.report.end(End::Stopped, "it was stopped; --resume continues");
+            self.report.end(End::Stopped, "it was stopped; --resume continues the export");
         }
         Ok(())
     }
 
-    /// Exports the rows written since `since`. Returns the time up to which they are exported, or `None` if it was stopped.
+    /// Exports the rows written since `since`. Returns the time up to which rows are exported, or `None` if the run was
+    /// stopped.
     async fn pass(&mut self, since: Micros) -> Result<Option<Micros>> {
         let store = &self.on.servers.store;
         let since = since.before(self.on.export.overlap.0);
@@ -242,7 +248,8 @@ impl Run<'_> {
         Ok(Some(until))
     }
 
-    /// Exports the rows since `since` of the targets that changed since `listed_since`. Returns false if it was stopped before the end.
+    /// Lists the targets that changed since `listed_since`, and exports their rows that changed since `since`. Returns
+    /// false if the run was stopped before the end.
     async fn list(&mut self, listed_since: Micros, since: Micros) -> Result<bool> {
         let like = self.on.metrics.like();
         let mut before = ChangedBefore::NEWEST;
@@ -325,7 +332,7 @@ fn checkpoint(until: Micros) -> Result<String> {
     serde_json::to_string(&Checkpoint { until: until.0 }).context("write the progress of the run")
 }
 
-/// Whether the same pass can succeed later, because a server is unreachable.
+/// Returns whether a retry of the pass can succeed, because the error is that a server is unreachable.
 fn is_passing(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(StoreError::TakenOver(_)) => false,

@@ -27,21 +27,21 @@ pub struct Report {
     pub export: String,
     /// Finished passes.
     pub passes: u64,
-    /// Changed targets. A target counts once for each list that has it.
+    /// Changed targets. A target counts once for each list in which it appears.
     pub targets: u64,
     /// Rows that were written as likes. A row counts once for each pass that writes it.
     pub likes: u64,
-    /// Rows that were written or deleted as unlikes.
+    /// Rows whose unlike was written, or that were deleted for an unlike.
     pub unlikes: u64,
-    /// Rows written before this time are not exported, in microseconds since the epoch.
+    /// Start of the export: it includes rows written since this time, in microseconds since the epoch.
     pub since: i64,
-    /// Rows written up to this time are exported. `None` if no pass finished.
+    /// End of the export: all rows written up to this time are exported. `None` if no pass finished.
     pub until: Option<i64>,
-    /// An exported like's `at` can be this many seconds older than `since`.
+    /// Exported rows can have an `at` up to this many seconds before `since`.
     pub overlap_s: u64,
     /// How the run ended.
     pub ended: End,
-    /// Reason for ending early.
+    /// Reason why the run ended early.
     pub ended_early: Option<String>,
 }
 

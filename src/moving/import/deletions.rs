@@ -1,4 +1,5 @@
-//! The second pass: removes rows that the import wrote, that have not changed since, and that the site lacks in two checks.
+//! The second pass: removes rows that are missing on the site in two checks. It removes only rows that the import wrote
+//! and that have not changed since.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -17,13 +18,14 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Liked;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// The most rows that wait for their second check. Above this, the scan waits, too.
+/// Maximum number of rows that wait for their second check. When more rows wait, the scan pauses.
 const HELD_MAX: usize = 100_000;
 
-/// The most rows removed in one transaction, because consumers wait for its locks.
+/// Maximum number of rows that one transaction removes. It is small, because consumers wait for the locks of the
+/// transaction.
 const TAKEN_OUT_MAX: usize = 500;
 
-/// A row that the site lacked, and the time of the check.
+/// A row that was missing on the site, and the time of that check.
 struct Missed {
     row: Liked,
     seen: Instant,
@@ -32,7 +34,9 @@ struct Missed {
 impl Run<'_> {
     pub(super) async fn take_out_missing(&mut self, query: &Query) -> Result<(), JobError> {
         if self.on.import.keeps_deleted == Some(true) {
-            return Err(self.on.refused("the table keeps its deleted rows: run the import again instead"));
+            return Err(self.on.refused(
+                "the table keeps its deleted rows (keeps_deleted = true): run the import again instead of --deletions",
+            ));
         }
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
@@ -80,7 +84,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Rows of the import that the site lacks.
+    /// Returns the imported rows that are missing on the site.
     fn missed(&mut self, step: Step, checkpoint: &Checkpoint, columns: &LikeColumns) -> Vec<Missed> {
         let seen = Instant::now();
         let here = step.here.iter().map(|row| row.key);
@@ -101,7 +105,8 @@ impl Run<'_> {
         missed.seen.elapsed() >= self.options.look_again_after
     }
 
-    /// Checks the rows that have waited longest a second time, after they have waited long enough, and removes those that are still missing.
+    /// Waits until the second check of the oldest rows is due, and checks these rows. Removes the rows that are still
+    /// missing on the site.
     async fn look_again(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -132,7 +137,7 @@ impl Run<'_> {
             self.report.taken_out += gone.len() as u64;
             return Ok(());
         }
-        // All rows that still wait come after these.
+        // All rows that still wait for their second check come after this position.
         let after = raw(if held.is_empty() { reached } else { last });
         let done = Checkpoint { after, ..*checkpoint };
         fault::point("import:taking-out");

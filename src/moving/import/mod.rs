@@ -1,21 +1,21 @@
-//! `tallyd import`: imports a table of the site as like records and counters, while users like and the site's own worker writes.
+//! `tallyd import`: imports a table of the site as like records and counters, while users like and the site's own worker writes to that table.
 //!
-//! Steps of the first pass: read a page by the site's query -> write its rows, their counters and the checkpoint in one transaction, while
-//! the next page is read. The import writes nothing to Redis or to the outbox, because Redis is loaded once, at the cut-over. The second pass
-//! (`--deletions`) reads the site's table and `like_record` side by side (`sides`). `--verify` lets both servers calculate sums of ranges
-//! (`sums`), and reads rows only if these differ.
+//! Steps of the first pass: read a page with the site's query -> write its rows, their counters and the checkpoint in one transaction, and read
+//! the next page meanwhile. The import does not write to Redis or to the outbox, because Redis is loaded once, at the cut-over. The second pass
+//! (`--deletions`) reads the site's table and `like_record` side by side (`sides`). In `--verify`, both servers calculate sums of ranges of rows
+//! (`sums`). Rows are read only if the sums differ.
 //!
 //! Races:
 //!
-//! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event is newer than the row (see
-//!   `tallyd_core::import`), and stays.
-//! * The same, but the event still waits in a queue. C writes a like, and then the event changes it to an unlike.
+//! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event's state is newer than the page's row (see
+//!   `tallyd_core::import`), so it stays.
+//! * The same, but the event still waits in a queue. C writes a like, and then the event changes the like to an unlike.
 //! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes it.
-//! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check, a minute later, finds the row.
+//! * A: the second pass finds that a row is missing on the site. B: the user likes again. C: the second check, a minute later, finds it there.
 //! * A: a row was missing in both checks. B: an event is applied. C: the pass locks the row to remove it. The row has changed, so it stays.
-//! * A: a run is frozen. B: another run continues. C: the first run wakes up. Each transaction holds the job's lock.
+//! * A: a run is frozen. B: another run continues. C: the first run wakes up. It can't write without the job's lock.
 //!
-//! An import must never overwrite a newer row, remove a row that it did not write, or lock anything in the site's table.
+//! An import must never overwrite a newer row, remove a row that it did not write, or lock rows of the site's table.
 
 mod deletions;
 mod numbers;
@@ -52,7 +52,7 @@ use tallyd_mysql::site_query::Plan;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
-/// Points at which a test can end the process: between any two steps, in order.
+/// The points at which a test can end the process, in order. There is one between any two steps.
 pub const FAULT_POINTS: [&str; 8] = [
     "import:read",
     "import:writing",
@@ -67,7 +67,7 @@ pub const FAULT_POINTS: [&str; 8] = [
 /// Connections to the site's server: one reads pages, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// The most warnings in a report.
+/// Maximum number of warnings in a report.
 const WARNINGS_MAX: usize = 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,14 +75,14 @@ pub enum Pass {
     /// Writes the site's rows.
     #[default]
     Rows,
-    /// Removes rows that the import wrote and that the site no longer has.
+    /// Removes imported rows that the site no longer has.
     Deletions,
-    /// Compares, and changes nothing.
+    /// Compares the site with tallyd, and changes nothing.
     Verify,
 }
 
 impl Pass {
-    /// The pass's name in reports, and in the modes of runs.
+    /// Returns the pass's name, as it is in reports and in the modes of runs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
@@ -95,11 +95,11 @@ impl Pass {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     pub pass: Pass,
-    /// Read, and change nothing.
+    /// Only read, and change nothing.
     pub dry_run: bool,
-    /// Continue where the last run of the pass ended.
+    /// Continue where the last run of this pass ended.
     pub resume: bool,
-    /// End after this time, between two pages.
+    /// End after this time, when the current page is finished.
     pub run_time_max: Option<Duration>,
     /// Time between the two checks of the second pass.
     pub look_again_after: Duration,
@@ -117,13 +117,13 @@ pub struct Importer {
     reads: Reads,
     kind: Kind,
     metric: Metric,
-    /// How far ahead of this machine's clock a time can be.
+    /// Maximum time by which a row's time can be ahead of this machine's clock.
     future_max: Duration,
     /// The site's server, if it is not the one of `[mysql]`.
     source: Option<Store>,
 }
 
-/// Progress of a run. The start is the first run's, so that later runs know the rows that it wrote.
+/// The progress of a run. `start` comes from the first run, so later runs can recognize the imported rows.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Checkpoint {
     start: Start,
@@ -146,10 +146,10 @@ struct Run<'a> {
     report: Report,
 }
 
-/// Does one run of an import under the job's lock.
+/// Runs one pass of an import under the job's lock.
 ///
 /// # Errors
-/// [`JobError::Refused`] with the problem of the query or a row. Also fails if a server fails. Written rows are kept.
+/// Fails with [`JobError::Refused`] if the query or a row is wrong, or with another error if a server fails.
 pub async fn run(
     servers: &Servers,
     config: &Config,
@@ -166,10 +166,11 @@ pub async fn run(
 }
 
 impl Importer {
-    /// An importer of one `[[import]]`.
+    /// Creates the importer for one `[[import]]`.
     pub fn new(config: &Config, import: &Import, servers: &Servers) -> Result<Self> {
         let reads = import.reads().map_err(|(_, problem)| anyhow!(problem))?;
-        // Numbers are read while no daemon runs, so queues would not become shorter.
+        // Opening balances are imported while no daemon runs. Queues would not become shorter, so the import must not
+        // wait for them.
         let queue_depth_max = if matches!(reads, Reads::Likes(_)) { config.reconcile.queue_depth_max } else { 0 };
         let source = import.source.as_ref().map(|source| Store::new(source, SITE_CONNECTIONS)).transpose()?;
         Ok(Self {
@@ -188,10 +189,10 @@ impl Importer {
         })
     }
 
-    /// How the site's server would run the query. The query is not run. Empty for keys.
+    /// Returns how the site's server would execute the query, without executing it. The result is empty if the import reads keys.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         match &self.reads {
             Reads::Likes(query) => self.like_columns(query).await.map(|(_, plan)| plan),
@@ -223,7 +224,7 @@ impl Importer {
         ran
     }
 
-    /// Closes the connections to servers that nothing else uses.
+    /// Closes the connections to servers that only this import uses.
     pub async fn close(&self) {
         for store in self.replicas.iter().map(|(_, store)| store).chain(&self.source) {
             store.close().await;
@@ -271,7 +272,7 @@ impl Importer {
             (Reads::Likes(query), Pass::Verify) => run.verify_likes(query).await,
             (_, Pass::Rows) => run.import_numbers().await,
             (_, Pass::Verify) => run.verify_numbers().await,
-            (_, Pass::Deletions) => Err(self.refused("--deletions is for likes")),
+            (_, Pass::Deletions) => Err(self.refused("--deletions works only for likes")),
         };
         worked.map(|()| run.into_report())
     }
@@ -288,8 +289,7 @@ impl Checkpoint {
 }
 
 impl Run<'_> {
-    /// Returns the run's start: after the work of the last run, or before the first row. It notes the start, so that it is fixed even if this run
-    /// ends now.
+    /// Stores and returns the position from which this run starts. The time of the first start is kept from then on.
     async fn begin(&mut self) -> Result<Checkpoint, JobError> {
         let (store, mode) = (&self.on.store, self.on.mode(self.options.pass));
         let parse = |(run, text): (u64, String)| {
@@ -322,12 +322,12 @@ impl Run<'_> {
         Ok(checkpoint)
     }
 
-    /// Notes the query's plan, and warns if each page would be slower than the one before.
+    /// Adds the query's plan to the report, and warns if each page would take longer than the page before.
     fn plan(&mut self, plan: &[Plan]) {
         self.report.plan = plan.iter().map(ToString::to_string).collect();
         let faults = plan.iter().filter_map(Plan::fault);
         self.report.warnings.extend(faults.map(|fault| {
-            format!("the query {fault}: give it an index on target and user, or import from a replica that has one")
+            format!("the query {fault}: create an index on target and user, or import from a replica with one")
         }));
         let total = plan.iter().map(|plan| plan.rows).max();
         self.progress.send_modify(|progress| progress.total = total);
@@ -342,7 +342,7 @@ impl Run<'_> {
         self.pace.wait(until, &self.publisher, show).await
     }
 
-    /// Whether the run must end before the next page. It notes the reason in the report.
+    /// Returns whether the run must end before the next page. Writes the reason into the report.
     fn is_over(&mut self) -> bool {
         if self.stop.is_cancelled() {
             self.end_stopped();

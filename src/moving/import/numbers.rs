@@ -1,4 +1,4 @@
-//! Opening balances: numbers of the site without like rows, from a column or from keys in Redis.
+//! Imports opening balances: counts of the site that have no like rows, from a column or from keys in Redis.
 
 use std::time::Instant;
 
@@ -15,14 +15,14 @@ use tallyd_mysql::moving::source::NumberColumns;
 use tallyd_redis::scan::ScanCursor;
 use tallyd_redis::site_keys::SiteKeys;
 
-/// Source of the numbers.
+/// The source of the counts.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers<'a> {
     Table(&'a Query, NumberColumns),
     Keys(&'a Template),
 }
 
-/// Start of a page.
+/// The position at which a page starts.
 pub(super) enum Cursor {
     /// After this target.
     After(TargetId),
@@ -30,10 +30,10 @@ pub(super) enum Cursor {
     Scan(ScanCursor),
 }
 
-/// Some numbers, in the order of their targets.
+/// A page of counts, in the order of their targets.
 pub(super) struct Page {
     pub numbers: Vec<(TargetId, i64)>,
-    /// Keys that belong to no target.
+    /// Number of keys that belong to no target.
     ignored: u64,
     /// `None` at the end.
     pub next: Option<Cursor>,
@@ -44,7 +44,8 @@ impl Importer {
         SiteKeys { template, kind: (&self.import.kind, self.kind), metric: &self.import.metric }
     }
 
-    /// The start of the first page. A search of keys always starts from the beginning, because Redis keeps no position for later.
+    /// Returns the position of the first page. A scan of keys always starts from the beginning, because a position of
+    /// Redis's scan is not valid later.
     pub(super) async fn numbers_from(&self, of: Numbers<'_>, after: TargetId) -> Result<Option<Cursor>, JobError> {
         match of {
             Numbers::Table(..) => Ok(Some(Cursor::After(after))),
@@ -64,7 +65,7 @@ impl Importer {
                     self.cache.scan_site_keys(self.site_keys(template), from).await.map_err(anyhow::Error::from)?;
                 (found.numbers, found.ignored, found.next.map(Cursor::Scan), found.fault)
             }
-            // A cursor always belongs to the same source.
+            // This can't happen, because a cursor always belongs to the same source.
             (Numbers::Table(..), Cursor::Scan(_)) | (Numbers::Keys(_), Cursor::After(_)) => (Vec::new(), 0, None, None),
         };
         match fault {
@@ -73,7 +74,7 @@ impl Importer {
         }
     }
 
-    /// The site's number of a target, if it has one.
+    /// Returns the site's count of a target, if the site has one.
     pub(super) async fn number_of(&self, of: Numbers<'_>, target: TargetId) -> Result<Option<i64>, JobError> {
         let found = match of {
             Numbers::Table(query, columns) => self.numbers((query, columns), TargetId(target.0 - 1), 1).await?.rows,
@@ -86,7 +87,7 @@ impl Importer {
 }
 
 impl<'a> Run<'a> {
-    /// Writes all numbers of the site. Each counter gets the site's current number.
+    /// Imports all counts of the site. Each counter is set to the site's current count.
     pub(super) async fn import_numbers(&mut self) -> Result<(), JobError> {
         let of = self.source_of_numbers().await?;
         let checkpoint = self.begin().await?;
@@ -128,7 +129,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The source of the numbers, after a check.
+    /// Returns the source of the counts, after checking the query.
     pub(super) async fn source_of_numbers(&mut self) -> Result<Numbers<'a>, JobError> {
         match &self.on.reads {
             Reads::Numbers(query) | Reads::Likes(query) => {

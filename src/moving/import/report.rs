@@ -14,7 +14,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::moving::imports::JOB;
 
 impl RunOptions {
-    /// Only passes that write can be resumed.
+    /// Returns the advice for an ended run. Only passes that write can be resumed.
     pub(super) fn how_to_continue(&self) -> &'static str {
         match (self.pass, self.dry_run) {
             (Pass::Rows | Pass::Deletions, false) => "--resume continues",
@@ -29,7 +29,7 @@ impl RunOptions {
 pub enum End {
     #[default]
     Done,
-    /// The time of `--run-time` was over.
+    /// The run reached its `--run-time`.
     TimeOver,
     Stopped,
 }
@@ -37,62 +37,62 @@ pub enum End {
 /// The result of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The name of the block.
+    /// The name of the `[[import]]` block.
     pub import: String,
     /// `rows`, `deletions` or `verify`.
     pub pass: &'static str,
-    /// Nothing was changed.
+    /// True for a dry run, which changes nothing.
     pub dry_run: bool,
-    /// Rows, numbers or keys that the site returned.
+    /// Rows, counts or keys that the site returned.
     pub rows: u64,
-    /// Rows that are likes.
+    /// Returned rows that are likes.
     pub likes: u64,
-    /// New rows.
+    /// Rows that were new in tallyd.
     pub added: u64,
-    /// Rows that replaced older ones, or numbers that differed.
+    /// Rows that replaced an older row of tallyd, or counts that differed from tallyd's.
     pub changed: u64,
-    /// Existing rows that were as new or newer, and stayed.
+    /// Rows that were not written, because tallyd's row was newer or of the same age.
     pub kept: u64,
-    /// Total change of all like counters.
+    /// The sum of the changes of all like counters.
     pub counted: i64,
-    /// Rows that the import wrote and that the site lacked at the first check.
+    /// Imported rows that were missing on the site at the first check.
     pub missed: u64,
-    /// Missed rows that were removed, or would have been removed in a dry run.
+    /// Missing rows that were removed, or that would be removed without the dry run.
     pub taken_out: u64,
     /// Rows that the query returned twice (only a dry run counts them).
     pub repeated: u64,
     /// Rows in the wrong order (only a dry run counts them).
     pub unordered: u64,
-    /// Keys that match the pattern but belong to no target.
+    /// Keys that match the pattern, but belong to no target.
     pub ignored: u64,
-    /// The oldest and the newest time, in microseconds since the epoch.
+    /// The oldest time of all rows, in microseconds since the epoch.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
     /// For `verify`: likes in `like_record`, or targets in `counter`.
     pub here: u64,
-    /// For `verify`: rows that were read because their range differed.
+    /// For `verify`: rows that were read, because the sums of their range differed.
     pub read: u64,
     /// Targets that differ.
     pub differing: u64,
-    /// The first differing targets.
+    /// The first targets that differ.
     pub targets: Vec<TargetReport>,
     pub pages: u64,
     pub read_ms: u64,
     pub write_ms: u64,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// Number of waits for each reason.
+    /// How often the run waited, by reason.
     pub waits: Waits,
-    /// The last reason, in words.
+    /// The last reason for a wait, in words.
     pub waited_for: Option<String>,
-    /// The plan of the query on the site's server.
+    /// How the site's server executes the query.
     pub plan: Vec<String>,
     pub warnings: Vec<String>,
-    /// The run that this run resumed.
+    /// The id of the run that this run resumed.
     pub resumed_run: Option<u64>,
     /// How the run ended.
     pub ended: End,
-    /// Reason for ending early.
+    /// Reason why the run ended early.
     pub ended_early: Option<String>,
 }
 
@@ -100,17 +100,17 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
     pub target: String,
-    /// The number of likes on the site, or the site's number.
+    /// The number of likes on the site, or the site's count.
     pub site: i64,
-    /// The same in tallyd.
+    /// The number of likes in tallyd, or tallyd's count.
     pub here: i64,
-    /// Users that like it only on the site.
+    /// Users whose like exists only on the site.
     pub missing: u64,
-    /// Users that like it only in tallyd.
+    /// Users whose like exists only in tallyd.
     pub extra: u64,
 }
 
-/// The most targets that a report lists.
+/// Maximum number of targets that a report lists.
 pub(super) const LISTED_MAX: usize = 20;
 
 impl Report {
@@ -148,9 +148,9 @@ impl fmt::Display for Report {
             }
         }
         for (count, what) in [
-            (self.repeated, "came twice"),
+            (self.repeated, "returned twice"),
             (self.unordered, "in the wrong order"),
-            (self.ignored, "keys of no target"),
+            (self.ignored, "keys without a target"),
             (self.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
@@ -205,7 +205,7 @@ fn date(at: Micros) -> String {
 pub(super) struct Progress {
     pub import: String,
     pub rows: u64,
-    /// Estimated total, by the server's statistics.
+    /// The total number of rows, estimated from the server's statistics.
     pub total: Option<u64>,
     /// The last target of the last page.
     pub reached: u64,
@@ -222,7 +222,7 @@ impl RunProgress for Progress {
 
     fn words(&self, elapsed: Duration) -> String {
         let Self { import, rows, total, reached, waiting } = self;
-        let mut words = format!("{import}: {rows} rows, {} a second, now after target {reached}", rate(*rows, elapsed));
+        let mut words = format!("{import}: {rows} rows, {} a second, up to target {reached}", rate(*rows, elapsed));
         if let (Some(percent), Some(left)) = (percent(*rows, *total), left(*rows, *total, elapsed)) {
             words += &format!(", about {percent} %, {} left", spoken(left));
         }

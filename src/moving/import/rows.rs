@@ -14,16 +14,16 @@ use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::imports::Written;
 use tallyd_mysql::moving::source::{LikeColumns, SitePage};
 
-/// Result of reading a page.
+/// The result of reading a page.
 enum Walked {
-    /// The page, and the last row before the next page, if there is one.
+    /// The page, and the key of the last row before the next page, if there is a next page.
     Page(SitePage<SiteLike>, Option<Key>),
     End,
     Stopped,
 }
 
 impl Run<'_> {
-    /// Writes all rows of the site, from the run's start.
+    /// Imports all rows of the site, from the position at which this run starts.
     pub(super) async fn import_rows(&mut self, query: &Query) -> Result<(), JobError> {
         let (columns, plan) = self.on.like_columns(query).await?;
         self.plan(&plan);
@@ -56,7 +56,7 @@ impl Run<'_> {
                     None => Ok(Walked::End),
                 }
             };
-            // Both futures run to their end, so that a failed read never drops a transaction.
+            // Both futures must run to their end: a failed read must not abort the transaction.
             let (written, following) = tokio::join!(self.write(&states, &done), following);
             self.note_written(written?);
             self.pace.note(count, began.elapsed());
@@ -91,7 +91,8 @@ impl Run<'_> {
         report.counted += likes;
     }
 
-    /// The rows after `after`, and the last row before the next page, if there is one.
+    /// Reads the page after `after`. Also returns the key of the last row before the next page, if there is a next
+    /// page.
     async fn read(&self, site: (&Query, &LikeColumns), after: Key) -> Result<Walked, JobError> {
         let (limit, began) = (self.pace.page(), Instant::now());
         let read = self.stop.run_until_cancelled(self.on.likes(site, after, limit)).await;
@@ -105,12 +106,14 @@ impl Run<'_> {
         let next = last.filter(|_| page.answered == limit);
         if page.answered == limit && last.is_none() {
             let fault = page.fault.unwrap_or_default();
-            return Err(self.on.refused(format!("no row of a page comes after the page before it: {fault}")));
+            return Err(self
+                .on
+                .refused(format!("no row of a page comes after the last row of the page before: {fault}")));
         }
         Ok(Walked::Page(page, next))
     }
 
-    /// Counts a page's rows. Rows in the wrong order are an error. A dry run only counts them.
+    /// Counts a page's rows. Fails if rows are in the wrong order. A dry run does not fail, and counts such rows.
     fn judge(&mut self, page: &SitePage<SiteLike>) -> Result<(), JobError> {
         if let (Some(fault), false) = (&page.fault, self.options.dry_run) {
             return Err(self.on.refused(fault));

@@ -1,4 +1,5 @@
-//! Reads the site's table and `like_record` side by side, in the order of their rows, page by page. Memory holds one page of each.
+//! Reads the site's table and `like_record` side by side, page by page, both in the order of their keys. Memory holds
+//! one page of each side.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use tallyd_mysql::moving::source::LikeColumns;
 pub(super) struct Sides<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// The last key.
+    /// The last key of the range to read.
     end: Key,
     /// All rows up to this key were returned.
     reached: Key,
@@ -23,7 +24,7 @@ pub(super) struct Sides<'a> {
     here: Buffer<Liked>,
 }
 
-/// Rows of one side that were read and not returned yet.
+/// Rows of one side that were read, but not returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
     /// All rows up to this key were read.
@@ -45,13 +46,13 @@ impl<T> Buffer<T> {
 }
 
 impl<'a> Sides<'a> {
-    /// Reads the rows after the first key, up to the second one.
+    /// Prepares to read the rows after the first key, up to and including the second key.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), (after, end): (Key, Key)) -> Self {
         let buffer = || Buffer { rows: VecDeque::new(), until: after };
         Self { on, site, end, reached: after, of_site: buffer(), here: Buffer { rows: VecDeque::new(), until: after } }
     }
 
-    /// The next range of about `limit` rows, or `None` at the end.
+    /// Returns the next range of about `limit` rows, or `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Step>, JobError> {
         if self.reached >= self.end {
             return Ok(None);

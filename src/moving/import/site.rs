@@ -14,7 +14,7 @@ use tallyd_mysql::moving::sums::SiteSums;
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
 impl Importer {
-    /// The server that has the table.
+    /// Returns the server that has the site's table.
     pub(super) fn site_store(&self) -> &Store {
         self.source.as_ref().unwrap_or(&self.store)
     }
@@ -40,16 +40,16 @@ impl Importer {
         Bounds { after, limit, latest: clock::now().after(self.future_max) }
     }
 
-    /// The query's columns, and its plan on the server.
+    /// Returns the query's columns, and how the server would execute the query.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
     pub(super) async fn like_columns(&self, query: &Query) -> Result<(LikeColumns, Vec<Plan>), JobError> {
         let statement = self.of_likes(query, FIRST, self.import.page_rows);
         let found = self.site_store().like_columns(&statement, self.import.unit).await;
         let (columns, plan) = found.map_err(|error| self.job_error(error))?;
         let wrong = match (columns.has_deleted(), self.import.keeps_deleted) {
-            (true, None) => "set keeps_deleted to true or false: whether a row stays when its user unlikes",
+            (true, None) => "set keeps_deleted to true if a row stays when its user unlikes, otherwise to false",
             (false, Some(true)) => "keeps_deleted is true, but the query has no column deleted",
             _ => return Ok((columns, plan)),
         };
@@ -61,10 +61,10 @@ impl Importer {
         self.site_store().number_columns(&statement).await.map_err(|error| self.job_error(error))
     }
 
-    /// The likes after `after`.
+    /// Returns a page of the likes after `after`.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with the problem of the query or a row. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] if the query or a row is wrong, or with another error if MySQL fails.
     pub(super) async fn likes(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -76,10 +76,10 @@ impl Importer {
         page.await.map_err(|error| self.job_error(error))
     }
 
-    /// The sums of the likes after `after`.
+    /// Returns the sums of a page of likes after `after`.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with the problem of the query. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.
     pub(super) async fn site_sums(
         &self,
         (query, columns): (&Query, &LikeColumns),
@@ -91,13 +91,13 @@ impl Importer {
         sums.await.map_err(|error| self.job_error(error))
     }
 
-    /// Whether the site's table says that this user likes this target.
+    /// Returns whether this user likes this target in the site's table.
     pub(super) async fn has_like(&self, site: (&Query, &LikeColumns), key: Key) -> Result<bool, JobError> {
         let page = self.likes(site, before(key), 1).await?;
         Ok(page.rows.first().is_some_and(|row| row.key == key && row.liked))
     }
 
-    /// The numbers after `after`.
+    /// Returns a page of the counts after `after`.
     pub(super) async fn numbers(
         &self,
         (query, columns): (&Query, NumberColumns),

@@ -6,14 +6,14 @@ use tallyd_core::import::{Key, LAST, Sums};
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// Compares both sides. A page of the site's query determines the end of a range. While our side calculates its sums, the site calculates the
-/// next ones.
+/// Compares both sides. A range ends where a page of the site's query ends. While tallyd's server calculates the sums
+/// of a range, the site's server calculates the sums of the next range.
 pub(super) struct SumsOf<'a> {
     on: &'a Importer,
     site: (&'a Query, &'a LikeColumns),
-    /// The site was queried up to this key.
+    /// The site's server was queried up to this key.
     reached: Key,
-    /// The site's next answer. Our side was not queried for it yet.
+    /// The site's answer about the next range. tallyd's server was not queried about this range yet.
     next: Option<OfSite>,
 }
 
@@ -23,7 +23,7 @@ struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// `None` if a row can't be read.
+    /// `None` if the sums can't be used, because a row is wrong or the order is wrong.
     sums: Option<Sums>,
 }
 
@@ -31,7 +31,7 @@ struct OfSite {
 pub(super) struct Compared {
     pub after: Key,
     pub until: Key,
-    /// Rows that the site's query returned.
+    /// Number of rows that the site's query returned.
     pub answered: usize,
     pub site: Sums,
     pub here: Sums,
@@ -43,19 +43,19 @@ impl Compared {
         !self.is_read || self.site != self.here
     }
 
-    /// The number of rows on the side that has more.
+    /// Returns the number of rows on the side that has more rows.
     pub(super) fn rows(&self) -> usize {
         self.answered.max(usize::try_from(self.here.count).unwrap_or(usize::MAX))
     }
 }
 
 impl<'a> SumsOf<'a> {
-    /// Compares the rows after `after`.
+    /// Prepares to compare the rows after `after`.
     pub(super) fn new(on: &'a Importer, site: (&'a Query, &'a LikeColumns), after: Key) -> Self {
         Self { on, site, reached: after, next: None }
     }
 
-    /// The next range, of at most `limit` rows of the site, or `None` at the end.
+    /// Compares the next range, of at most `limit` rows of the site. Returns `None` at the end.
     pub(super) async fn next(&mut self, limit: usize) -> Result<Option<Compared>, JobError> {
         let this = match self.next.take() {
             Some(next) => next,
@@ -84,7 +84,7 @@ impl<'a> SumsOf<'a> {
                 let until = if is_last { LAST } else { last };
                 Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) })
             }
-            // Reading the rows shows the problem.
+            // Reads the rows to find the problem.
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {

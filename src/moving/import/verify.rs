@@ -1,8 +1,8 @@
-//! `--verify`: compares both sides while both change.
+//! `--verify`: compares the site and tallyd while both change.
 //!
-//! The servers count each range of rows and calculate its checksum. A range that differs is compared again in pieces. Rows are read only for a
-//! piece that still differs. Rows that differ are checked again some seconds later, because in-flight events have arrived by then. A
-//! difference that stays is real.
+//! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
+//! again in pieces. It reads the rows only of pieces that still differ. Rows that differ are checked again some seconds
+//! later, because in-flight events have arrived by then. Only a difference that stays is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,39 +20,44 @@ use tallyd_core::model::TargetId;
 use tallyd_core::site_query::Query;
 use tallyd_mysql::moving::source::LikeColumns;
 
-/// How often a difference is checked again.
+/// Number of times that a difference is checked again.
 const LOOKS: usize = 3;
 
-/// Pause before each of these checks.
+/// Pause before each of these repeated checks.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Pause before an additional first check. Most in-flight events have arrived by then, so that the end of the run has fewer rows to wait for.
+/// Pause before an additional check, which comes first. By then, most in-flight events have arrived. So the run has
+/// fewer rows to check at its end.
 const SOON: Duration = Duration::from_millis(200);
 
 /// Size of a range, in pages of an import. It can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Pieces of a range that differs. One in-flight row should not cause a read of the whole range.
+/// Number of pieces into which a differing range is divided. One in-flight row should not cause a read of the whole
+/// range.
 const PIECES: usize = 16;
 
-/// The most differing rows that wait for their next check (some MiB), and the most numbers. Above this, the run waits, too.
+/// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). When more rows
+/// wait, the scan pauses.
 const ROWS_MAX: usize = 100_000;
+/// Maximum number of targets whose counts differ, and which wait for their next check.
 const NUMBERS_MAX: usize = 10_000;
 
-/// Rows that can have been added between two checks of a range.
+/// Number of rows by which a range can grow between two checks.
 const MORE: usize = 8;
 
-/// Rows that differed at each check so far.
+/// The rows of a range that differed in all checks so far.
 struct Suspect {
     range: Differing,
     looks: usize,
     due: Instant,
 }
 
-/// Differing targets, in order.
+/// The targets that differ, in order.
 #[derive(Default)]
 struct Found {
-    /// The first targets, with the number of rows that only one side has.
+    /// The first targets, each with the count of rows that only the site has, and the count of rows that only tallyd
+    /// has.
     listed: BTreeMap<TargetId, (u64, u64)>,
     last: Option<TargetId>,
     count: u64,
@@ -70,17 +75,17 @@ impl Found {
     }
 }
 
-/// Differing rows that wait for their checks. They leave in the order in which they were added, because each has the same number of checks.
+/// Differing rows that wait for their next check.
 #[derive(Default)]
 struct Looks {
-    /// Rows that wait for the additional first check.
+    /// Rows that wait for the additional check.
     fresh: VecDeque<Suspect>,
     waiting: VecDeque<Suspect>,
     found: Found,
 }
 
 impl Looks {
-    /// Adds rows that have differed in `looks` checks.
+    /// Adds rows that have differed in `looks` repeated checks.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {
@@ -91,7 +96,7 @@ impl Looks {
         }
     }
 
-    /// Takes the rows whose check is next.
+    /// Removes and returns the rows whose check is due next.
     fn pop(&mut self) -> Option<Suspect> {
         let due = |queue: &VecDeque<Suspect>| queue.front().map(|first| first.due);
         let is_fresh = match (due(&self.fresh), due(&self.waiting)) {
@@ -179,7 +184,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Reads the rows of both sides after the first key and up to the second one, about `rows` of them.
+    /// Reads the rows of both sides after the first key, up to and including the second key. About `rows` rows are
+    /// expected.
     async fn read_rows(
         &mut self,
         site: (&Query, &LikeColumns),
@@ -207,7 +213,7 @@ impl Run<'_> {
         differing(&step.site, &here)
     }
 
-    /// Checks the rows that have waited longest again, after they have waited long enough, and keeps those that still differ.
+    /// Waits until the next repeated check is due, and checks these rows again. Keeps the rows that still differ.
     async fn look(&mut self, site: (&Query, &LikeColumns), looks: &mut Looks) -> Result<(), JobError> {
         let Some(Suspect { range, looks: count, due }) = looks.pop() else { return Ok(()) };
         let (left, stop) = (due.saturating_duration_since(Instant::now()), self.stop);
@@ -263,7 +269,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Checks numbers again, and keeps those that differ each time.
+    /// Checks these counts again, and keeps the targets whose counts differ each time.
     async fn settle_numbers(&mut self, of: Numbers<'_>, suspects: &mut BTreeSet<TargetId>) -> Result<(), JobError> {
         let mut off: BTreeMap<TargetId, (i64, i64)> = suspects.iter().map(|target| (*target, (0, 0))).collect();
         suspects.clear();
