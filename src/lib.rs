@@ -20,8 +20,8 @@
 //! 3. `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` access the servers; [`servers`] connects to them.
 //! 4. [`app`] builds and supervises the tasks.
 //!
-//! The crate `tallyd_client` is the API servers' side. `gateway`, a separate process, uses it. ARCHITECTURE.md describes
-//! the whole.
+//! The crate `tallyd_client` is the library for API servers. `gateway`, which runs as a separate process, uses it.
+//! ARCHITECTURE.md describes the whole system.
 
 #![warn(unreachable_pub)]
 

@@ -19,8 +19,8 @@
 //!   One call has everything that some rows add to one bucket. With two calls the first could fail, and the second
 //!   would raise the mark above missing data.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
-//!   are in the middle of the pass, and the script returns them. The next call addresses the buckets with exactly that
-//!   mark and has the rows after it. If a mark changes meanwhile, the script returns it again.
+//!   are in the middle of the pass, and the script returns them. The next call is for the buckets with exactly this
+//!   mark, and has the rows after the mark. If a mark changes meanwhile, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. Daemon 2 skips rows of other
 //!   daemons' partitions that are younger than `OLD`. If both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
@@ -30,13 +30,14 @@
 //!   until a full reconcile. The task detects this and logs it: the number that it recorded is missing, or Redis has
 //!   marks of rows that MySQL does not have.
 //! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
-//!   bucket that readers do not use yet. The job that loads it first raises the marks to the committed rows, and loads
-//!   the counters as of those rows (crates/redis/lua/load.lua).
+//!   bucket that readers do not use yet. The job that loads the bucket raises the marks to the committed rows, and then
+//!   loads the counters as of these rows (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
-//!   rows up to `applied` are not sent again. A reconcile finds what is missing, as it does with likes.
-//! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs it
-//!   and skips it. After the operator repairs it, Redis has either lost the bucket, or a reconcile adds what is
-//!   missing. Every other failure is retried until it succeeds.
+//!   rows up to `applied` are not sent again. A reconcile finds the missing amounts, as it does for counters that API
+//!   servers write.
+//! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
+//!   and skips the addition. After the operator has repaired the key, there are two cases. Redis has lost the bucket
+//!   and a job loads it, or a reconcile adds the missing amounts. Every other failure is retried until it succeeds.
 //!
 //! If targets have Bloom filters, a row also has the users who began to like a target. The task adds them to the
 //! target's filter before the row counts as added. Adding them twice is harmless.
@@ -73,14 +74,14 @@ const PAUSED_BY: &[Task] = &[Task::Outbox];
 /// How often the task checks for rows that other daemons left, and records the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The daemon that wrote a row is assumed to be gone if the row is older than this.
+/// If a row is older than this, the daemon that wrote it is assumed to be down.
 const OLD: Duration = Duration::from_secs(2);
 
-/// Rows per read.
+/// Maximum number of rows per read.
 const ROWS_MAX: u64 = 32;
 
-/// The task stops reading rows for one pass after this many items, some megabytes. In a large pass more items share a
-/// bucket.
+/// The task stops reading rows for one pass after this many items (some megabytes). A large pass is efficient, because
+/// more of its items share a bucket.
 const ITEMS_MAX: usize = 30_000;
 
 /// How long added rows are kept. This is longer than the time from a reconcile's sample to its read.
@@ -88,12 +89,12 @@ const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// Time limit for adding rows after the last batch. The next daemon adds the rest.
+/// Time limit for adding rows after the last batch. The next daemon adds the remaining rows.
 const END_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Outbox {
     pub store: Store,
-    /// One for each layout.
+    /// One cache for each layout.
     pub caches: Vec<Cache>,
     pub live: ConfigHandle,
     pub control: Control,
@@ -174,8 +175,8 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has any. A partition that fails does not stop the others: only one node of
-    /// a Cluster can be unreachable.
+    /// Adds some rows of each partition that has new rows. A partition that fails does not stop the others: only one
+    /// node of a Cluster can be unreachable.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
@@ -193,7 +194,7 @@ impl Outbox {
         for End { partition, last, owner } in self.store.outbox_ends().await? {
             let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
             if last <= state.added.of(partition) {
-                // Other daemons can have added the rest.
+                // Other daemons can have added the remaining rows.
                 state.more.remove(&partition);
             } else if ours || looks || state.more.contains(&partition) {
                 let added = self.add(partition, ours, state).await;
@@ -318,7 +319,7 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // More rows than one prune deletes: prune again at the next pass.
+                // There are more rows than one prune deletes. The next pass prunes again.
                 state.pruned = None;
             }
         }
@@ -326,12 +327,13 @@ impl Outbox {
     }
 }
 
-/// The last rows in Redis at some instants, oldest first. Rows are kept for `KEPT` after that instant.
+/// The last rows that were in Redis at several instants, oldest instant first. Rows are kept for `KEPT` after that
+/// instant.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
-    /// Returns the last rows that have been in Redis for `KEPT`. The rows up to `noted` are there `now`.
+    /// Returns the last rows that have been in Redis for `KEPT`. The rows up to `noted` are in Redis `now`.
     fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
         let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;

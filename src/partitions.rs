@@ -1,4 +1,5 @@
-//! The partitions in use across all daemons. Each daemon records them in MySQL before the first event can arrive.
+//! The partitions in use across all daemons. Each daemon records its partitions in MySQL before the first event can
+//! arrive.
 
 use anyhow::Result;
 
@@ -11,11 +12,11 @@ use tallyd_rabbitmq::{Broker, MapQueue};
 
 /// The partitions in use.
 pub(crate) struct InUse {
-    /// All of them, including those that this configuration adds.
+    /// All partitions in use, including those that this configuration adds.
     pub partitions: Partitions,
     /// The maps recorded in MySQL.
     pub maps: Vec<NotedMap>,
-    /// The number of partitions recorded in MySQL; `None` if no daemon has ever run.
+    /// The count of partitions recorded in MySQL; `None` if no daemon has ever run.
     pub noted: Option<Noted>,
 }
 
@@ -32,13 +33,13 @@ impl InUse {
     }
 }
 
-/// The queue of a map, with its exchange and binding keys.
+/// Returns the queue of a map, with its exchange and binding keys.
 pub(crate) fn queue_of(map: &Map, broker: &Broker) -> MapQueue {
     let (exchange, binding_keys) = (map.exchange.clone(), map.binding_keys.clone());
     MapQueue { queue: broker.map_queue(&map.name), exchange, binding_keys }
 }
 
-/// The record of a map. It is written before the map's queue is bound.
+/// Returns the record of a map. It is written to MySQL before the map's queue is bound.
 pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     NotedMap {
         number: map.number,
@@ -52,7 +53,7 @@ pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
 /// Checks that no map uses the name, number or queue of a different map in use.
 ///
 /// # Errors
-/// [`ConfigError`] with a sentence for each conflict. Also fails if MySQL fails.
+/// Fails with [`ConfigError`] and a sentence for each conflict. Also fails if MySQL fails.
 pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) -> Result<()> {
     let in_use = store.noted_maps().await?;
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);

@@ -107,7 +107,7 @@ pub(crate) struct Row {
     pub score: f64,
     /// The part of the score that decides the rank. `None` unless the board's `tie` packs two values into each score.
     pub primary: Option<u64>,
-    /// The part of the score that decides between members of equal rank. `None` if `primary` is.
+    /// The part of the score that decides between members of equal rank. `None` if `primary` is `None`.
     pub second: Option<u64>,
 }
 
@@ -138,7 +138,7 @@ impl Top {
     }
 }
 
-/// `2 d 3 h`, `3 h 10 min`, `9 min`.
+/// Formats a time as `2 d 3 h`, `3 h 10 min` or `9 min`.
 fn spoken(time: Duration) -> String {
     let minutes = time.as_secs() / 60;
     match (minutes / 1_440, minutes / 60 % 24, minutes % 60) {

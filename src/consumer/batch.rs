@@ -85,7 +85,8 @@ pub(super) struct Origin {
     pub headers: String,
 }
 
-/// An event with the message that contains it. If MySQL refuses the event, the message becomes a dead letter.
+/// An event with the message that contains it. If MySQL refuses the event, the event's part of the message becomes a
+/// dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Received {
     pub event: Event,

@@ -213,7 +213,7 @@ impl BatchWriter {
             let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
             let committed = self.transaction.run(&mut tx, batch).await?;
             fault::point("consumer:before-commit");
-            // A failed COMMIT has an unknown outcome. The whole batch runs again and finds what it wrote.
+            // A failed COMMIT has an unknown outcome. The whole batch runs again and finds the rows that it wrote.
             tx.commit().await.map_err(StoreError::sql("commit a batch"))?;
             fault::point("consumer:after-commit");
             Ok(committed)

@@ -2,8 +2,8 @@
 //!
 //! `session` receives, `batch` collects, `batch_writer` writes one `transaction`, and `session` acknowledges. The loop
 //! in this file reconnects forever. A lost connection, a closed channel, a cancelled consumer, an ended stream, a stale
-//! acknowledgement and a timeout all take the same path. The broker redelivers messages that were not acknowledged.
-//! Events that are already written change nothing (invariant 2).
+//! acknowledgement and a timeout are all handled in the same way. The broker redelivers messages that were not
+//! acknowledged. Events that are already written change nothing (invariant 2).
 //!
 //! The races, and what decides them:
 //!
@@ -12,11 +12,12 @@
 //! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer, which takes the
 //!   partition (epoch + 1). C: daemon 1 resumes and writes. Its transaction locks the partition's row first, finds a
 //!   newer epoch and writes nothing. Its session ends.
-//! * A and B: two writers write the same row. The second one waits for the first one's lock, and its statement then
-//!   reads the state that the first one wrote. If old states are read first, both can insert a row that neither found.
-//!   The second insert violates the primary key, and its whole transaction runs again and finds the row.
-//! * A: the stop. B: a running transaction. The transaction finishes, everything else that was delivered is written,
-//!   all of it is acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
+//! * A and B: two writers write the same row. The second writer waits for the first writer's lock, and its statement
+//!   then reads the state that the first writer wrote. If old states are read first, both writers can insert a row that
+//!   neither of them found. Then the second insert violates the primary key. The whole second transaction runs again
+//!   and finds the row.
+//! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
+//!   messages are acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
 //!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds, and "no
 //!   consumer, empty queue" means that nothing is in flight.
 //! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer for up to a second,

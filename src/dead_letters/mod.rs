@@ -1,5 +1,6 @@
 //! Commands for dead letters: list, show, replay, purge. The consumer stores dead letters (see [`crate::letter`]).
-//! Messages that the broker dead-lettered are first moved from its queue into the table (`returned`).
+//! Messages that the broker dead-lettered are first moved from the queue of returned messages into the table
+//! (`returned`).
 //!
 //! The races, and what decides them:
 //!

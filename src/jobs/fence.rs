@@ -1,14 +1,14 @@
 //! The fence: waits until every event published before now is committed in MySQL.
 //!
-//! A fence is a message sent directly to each partition's queue. The consumer writes its number in the transaction that
-//! has all events before it. A partition with no consumer and an empty queue has nothing in flight and needs no fence:
-//! when a daemon stops consuming, its messages return to the queue.
+//! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
+//! the same transaction as the last events before the fence. A partition with no consumer and an empty queue has
+//! nothing in flight and needs no fence: when a daemon stops consuming, its messages return to the queue.
 //!
-//! While partitions are added, some daemons know fewer partitions than others. They send no fences: a fence would miss
-//! events in a queue that the daemon does not know.
+//! While partitions are added, some daemons know fewer partitions than other daemons. A daemon that knows too few
+//! partitions sends no fences, because a fence would miss events in a queue that the daemon does not know.
 //!
-//! Several jobs send fences. Each job has its own numbers. So a job does not mistake another job's higher fence for a
-//! sign that it was overtaken.
+//! Several jobs send fences. Each job has its own numbers. Otherwise a job would take another job's higher fence for a
+//! sign that a later run has overtaken it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use tallyd_rabbitmq::{Broker, Depth, Publisher};
 /// Returns all partitions in use, if the configuration knows each of them.
 ///
 /// # Errors
-/// [`JobError::TooFewPartitions`]. Also fails if MySQL fails.
+/// Fails with [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if MySQL fails.
 pub async fn knows_all(store: &Store, broker: &Broker) -> Result<Partitions> {
     let InUse { partitions, noted, .. } = InUse::read(store, broker).await?;
     let known = broker.partitions();
@@ -46,7 +46,7 @@ const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Fences<'a> {
-    /// Its name in `job_lock`.
+    /// The job's name in `job_lock`.
     pub job: &'static str,
     pub store: &'a Store,
     pub broker: &'a Broker,
@@ -65,7 +65,7 @@ enum FenceState {
 }
 
 impl Fences<'_> {
-    /// How many messages the partitions' queues have that no consumer has received.
+    /// Returns how many messages in the partitions' queues no consumer has received.
     pub async fn waiting(&self) -> Result<u64> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
@@ -74,12 +74,12 @@ impl Fences<'_> {
     /// Returns once every event that the broker accepted before this call is committed.
     ///
     /// # Errors
-    /// [`JobError::NotNow`] with the reason if this takes longer than `fence_max`; [`JobError::TooFewPartitions`]. Also
-    /// fails if a server fails.
+    /// Fails with [`JobError::NotNow`] and the reason if this takes longer than `fence_max`. Fails with
+    /// [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if a server fails.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
-        // A number of partitions is recorded before the queues are bound. An event that was accepted before now is in
-        // one of these queues, or this check finds the new number.
+        // A new count of partitions is recorded before the new queues are bound. So an event that was accepted before
+        // now is in one of these queues, or this check finds the new count and fails.
         let partitions = knows_all(self.store, self.broker).await?;
         let _shown = ShownWait(self.job);
         let mut sent = BTreeSet::new();
@@ -101,8 +101,8 @@ impl Fences<'_> {
         }
     }
 
-    /// Checks every partition once. Returns the reason of the first one that is still waited for; `None` when the fence
-    /// has passed all.
+    /// Checks every partition once. Returns why the first partition is not done; `None` when the fence has passed all
+    /// partitions.
     async fn waits_for(
         &self,
         number: u64,
@@ -124,14 +124,14 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    /// Sends the fence if it is needed. `noted` is the newest fence that was committed there. Also returns whether it
-    /// was sent, now or before.
+    /// Sends the fence to one partition's queue if needed, and returns its progress there. `noted` is the newest fence
+    /// that the partition committed. Also returns whether the fence was sent, now or before.
     async fn state(&self, queue: &str, number: u64, noted: u64, sent: bool) -> Result<(FenceState, bool)> {
         if sent && noted == number {
             return Ok((FenceState::Passed, sent));
         }
         if noted > number {
-            // Only a later run's fence is higher, so this fence can no longer be seen to pass.
+            // Only a later run's fence is higher, so it can no longer be seen whether this fence has passed.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let Depth { messages, consumers } = self.publisher.depth(queue).await?;
@@ -149,7 +149,7 @@ impl Fences<'_> {
     }
 }
 
-/// The status shows that a run waits for a fence, until this is dropped.
+/// Clears the status "waits for a fence" of a job when it is dropped.
 struct ShownWait(&'static str);
 
 impl Drop for ShownWait {

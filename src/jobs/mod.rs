@@ -1,4 +1,4 @@
-//! The daemon's jobs: they run on a schedule or on request, one run at a time across all daemons.
+//! The daemon's jobs. They run on a schedule or on request. Across all daemons, each job has at most one run at a time.
 //!
 //! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the lock while a
 //! run works, and [`fence`] waits for the events in flight. The jobs never call each other.
@@ -38,7 +38,7 @@ use tallyd_mysql::jobs::Outcome;
 pub struct JobSpec {
     pub job: JobName,
     pub mode: String,
-    /// The schedule of the mode in a configuration; empty for never.
+    /// Returns the mode's schedule in a configuration; it is empty if the mode has no schedule.
     pub cron: Cron,
     /// Makes the mode due independently of its schedule.
     pub request: Request,
@@ -56,7 +56,7 @@ pub type Cron = for<'a> fn(&'a Config, &str) -> &'a str;
 pub type Run = for<'a> fn(Work<'a>) -> BoxFuture<'a, Result<RetryAfter, JobError>>;
 
 impl JobSpec {
-    /// A mode that only its schedule makes due, with the lowest rank.
+    /// Makes a mode that only its schedule makes due. Its rank is 0.
     fn new(job: JobName, mode: &str, cron: Cron, run: Run) -> Self {
         let (request, first_run) = (Request::default(), FirstRun::Immediately);
         Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
@@ -71,7 +71,7 @@ impl JobSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// At the next time of its schedule: a run can be expensive, and the schedule was chosen for that.
+    /// At the next time of its schedule, because a run can be expensive and the operator chose a suitable time.
     AtItsTime,
 }
 
@@ -102,7 +102,7 @@ impl Wakes {
     }
 }
 
-/// Checks that the sources contain each of these fault points once, and no others.
+/// Checks that the sources contain each of these fault points once, and no other fault points.
 #[cfg(test)]
 pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     let source = sources.concat();
@@ -133,12 +133,12 @@ impl Request {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Takes the request, if there is one, because a run begins.
+    /// Clears the request, because a run begins. Returns whether there was a request.
     fn take(&self) -> bool {
         self.requested.swap(false, Ordering::Relaxed)
     }
 
-    /// Makes the request again after a failed run, which is retried after a pause.
+    /// Makes the request again after a failed run, because the run is retried.
     fn put_back(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
@@ -162,14 +162,14 @@ pub enum JobError {
     /// More partitions are in use than the configuration says: a read after a fence could miss events of the other
     /// partitions.
     #[error(
-        "[amqp] partitions is {known}, and {noted} partitions are in use since {raised_by} raised the number: set it to {noted} here, \
-         too, and restart; to lower it, follow docs/operations/partitions.md"
+        "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \
+         {noted} here, too, and restart. To lower it, follow docs/operations/partitions.md"
     )]
     TooFewPartitions {
-        /// In the configuration.
+        /// The count in the configuration.
         known: u16,
         noted: u16,
-        /// The daemon that raised the number.
+        /// The daemon that raised the count.
         raised_by: String,
     },
     /// A server failed, another run took over, or the requested object does not exist.
@@ -198,7 +198,7 @@ impl JobError {
         }
     }
 
-    /// The error as `anyhow::Error`. For `Other` this is the original error, so callers can check its type.
+    /// The error as `anyhow::Error`. For `Other` this is the original error, so callers can check the error's type.
     pub fn into_error(self) -> anyhow::Error {
         match self {
             Self::Other(error) => error,

@@ -1,7 +1,8 @@
-//! Runs a job under its lock, and has the loop that runs what is due. All jobs share this.
+//! Runs a job under its lock. Also has the loop that runs due modes. All jobs use this module.
 //!
-//! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job runs once
-//! at a time across all daemons and shells. A cron trigger only wakes the loop; `schedule` decides what is due.
+//! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job has at
+//! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop; `schedule` decides what
+//! is due.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -34,11 +35,11 @@ const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Its name in `job_lock` and `job_run`.
+    /// The job's name in `job_lock` and `job_run`.
     pub name: &'static str,
     /// The kind of run: `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// The daemon or shell that runs it. Shown to others that find the lock held.
+    /// The daemon or command that runs the job. Shown to other processes that find the lock held.
     pub owner: &'a str,
     pub keep: Duration,
 }
@@ -65,7 +66,7 @@ pub enum Ran<R> {
     /// Another run holds the lock.
     Held {
         owner: String,
-        /// Seconds until its lease ends, unless it is renewed.
+        /// Seconds until the other run's lease ends, unless the lease is renewed.
         lease_s: i64,
     },
 }
@@ -147,7 +148,7 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
     Ok(noted?)
 }
 
-/// A failure does not fail the run: the next run deletes them.
+/// Deletes old rows of `job_run`. If this fails, the run does not fail: the next run deletes them.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
     if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
@@ -155,8 +156,8 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
     }
 }
 
-/// The loop of one job in a daemon. At the start, once MySQL answers, and whenever it is woken, it runs the first mode
-/// that is due. `specs` returns the modes; a reload can change them.
+/// Runs the loop of one job in a daemon. The loop runs the first due mode at the start, once MySQL answers, and each
+/// time it is woken. `specs` returns the modes; a reload can change them.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,
@@ -176,7 +177,7 @@ pub async fn serve(
                 match schedule.next_due(now, instant) {
                     Some(entry) => run_due(entry, servers, live, beat, stop).await,
                     None => {
-                        // The run that held the lock has done what was due here.
+                        // Another run held the lock, and has done the work that was due here.
                         schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
                         Some(schedule.wait(instant))
                     }
@@ -192,8 +193,8 @@ pub async fn serve(
     }
 }
 
-/// Runs a due mode. If an operator paused a task that it needs, it waits for the end of the pause instead. Returns how
-/// the loop waits before its next check.
+/// Runs a due mode. If an operator paused a task that the mode needs, this waits for the end of the pause instead.
+/// Returns how the loop waits before its next check.
 async fn run_due(
     entry: &mut Entry,
     servers: &Servers,
@@ -206,7 +207,7 @@ async fn run_due(
         let (job, mode) = (entry.spec.job.name(), &entry.spec.mode);
         info!(event = "job-deferred", job, mode, "{job} ({mode}) is due but does not run: {order}");
         stop.run_until_cancelled(beat.during(control.until_allowed(needs))).await;
-        // Another daemon can run it first.
+        // Another daemon can run the mode first.
         return None;
     }
     // The request is cleared first, so that a request during the run makes the mode due again.
@@ -224,7 +225,7 @@ async fn run_due(
     }
 }
 
-/// When the mode is due again. A failure is logged.
+/// Returns when the mode is due again. Logs a failure.
 fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
     match ran {
         Ok(retry) => retry,

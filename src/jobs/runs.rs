@@ -18,7 +18,7 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
-/// How long runs are kept of jobs that run every minute.
+/// How long the records of runs are kept, for jobs that run every minute.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares Redis with MySQL, and repairs it.

@@ -20,19 +20,19 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause after runs that were not done.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
-/// Time until a missed cron trigger (the clock was set, the machine slept) is noticed.
+/// Maximum time until a missed cron trigger is noticed. A trigger is missed if the clock was set, or the machine slept.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// When a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// At its next scheduled time: everything was done, or an operator must act first.
+    /// At the mode's next scheduled time: everything was done, or an operator must act first.
     NextTime,
     /// After a pause: the run failed, or another process runs the job.
     Pause,
     /// After a pause that grows with each such run: the run ended, but it could not do everything.
     LongerPause,
-    /// As soon as the operator's pause ends that stopped the run.
+    /// As soon as the operator ends the pause that stopped the run.
     Resume,
 }
 
@@ -101,7 +101,7 @@ impl Schedule {
         let (now, _) = store.clock().await?;
         for Entry { spec, since, times, last, .. } in &mut self.0 {
             since.get_or_insert(now);
-            // An error: the pattern is empty, or was refused when the configuration was loaded.
+            // Parsing fails if the pattern is empty, or was refused when the configuration was loaded.
             *times = cron::Schedule::parse(spec.pattern(config), &config.daemon.time_zone).ok();
             if times.is_some() {
                 *last = store.last_done(spec.job.name(), &spec.mode).await?;
@@ -110,7 +110,7 @@ impl Schedule {
         Ok(now)
     }
 
-    /// The mode to run: the first due mode without a failed try, or else one whose pause is over.
+    /// Returns the mode to run: the first due mode without a failed try, or else a mode whose pause is over.
     pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
@@ -121,7 +121,7 @@ impl Schedule {
         })
     }
 
-    /// How to wait if nothing is due at `instant`.
+    /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
         // If a pause is over and nothing is due, another daemon has done that mode meanwhile.
@@ -148,7 +148,8 @@ impl Entry {
         }
     }
 
-    /// Records how a run ended, and whether it had taken a request.
+    /// Records how a run ended. If the run had taken a request (`requested`) and was not done, the request is made
+    /// again.
     pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
             self.spec.request.put_back();
@@ -194,7 +195,7 @@ mod tests {
         crate::config::parse(&format!("{text}{metrics}{}", recounts.concat()), "config.toml", []).unwrap()
     }
 
-    /// The schedule of one job in a daemon, with its rows in that order. Every mode last ran a day ago.
+    /// Makes the schedule of one job, with its rows in the given order. Every mode last ran a day ago.
     fn scheduled(job: JobName, config: &Config, requests: &Requests, order: &[usize]) -> Schedule {
         let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs_of(job, config, requests)).collect();
         specs.sort_by_key(|(place, _)| *place);
@@ -207,7 +208,7 @@ mod tests {
         schedule
     }
 
-    /// The modes that run, one after the other, until nothing is due.
+    /// Runs due modes one after the other, until nothing is due, and returns them.
     fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
         let mut modes = Vec::new();
         while let Some(entry) = schedule.next_due(now, Instant::now()) {

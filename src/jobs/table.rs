@@ -1,5 +1,5 @@
-//! The table of the jobs. The daemon's loops, its cron triggers, the observer and `config check` read it. The order of
-//! its rows only decides the order in which they are shown.
+//! The table of all jobs and their modes. The daemon's loops, its cron triggers, the observer and `config check` read
+//! it. The order of its rows only decides the order in which they are shown.
 
 use futures_util::FutureExt;
 
@@ -16,9 +16,9 @@ use tallyd_core::job_name::{JobMode, JobName};
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// Redis lost buckets.
+    /// Made when Redis lost buckets.
     pub rebuild: Request,
-    /// A snapshot of a board is due.
+    /// Made when a snapshot of a board is due.
     pub snapshot: Request,
 }
 
@@ -32,7 +32,7 @@ pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSp
     table(config, requests).into_iter().filter(|spec| spec.job == job).collect()
 }
 
-/// All modes of all jobs in this configuration, and when they are due.
+/// Returns all modes of all jobs in this configuration, with their schedules.
 pub fn modes(config: &Config) -> Vec<JobMode> {
     let specs = table(config, &Requests::default()).into_iter();
     let mode = |spec: JobSpec| JobMode {
@@ -118,7 +118,7 @@ async fn archived(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 
 async fn saved(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
     Ok(match runs::snapshot(servers, &config, Snapshots::Due, ProgressSink::Log, stop).await? {
-        // Independent of how it ended: the clock of snapshots decides when the next one is due.
+        // The next time does not depend on how the run ended: the snapshot clock decides when the next snapshot is due.
         Ran::Ended(_) => RetryAfter::NextTime,
         held => retry_after(held),
     })
@@ -129,7 +129,7 @@ async fn filtered(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryA
 }
 
 async fn recounted(Work { servers, config, mode, stop }: Work<'_>) -> Result<RetryAfter, JobError> {
-    // A reload can have removed it.
+    // A reload can have removed the recount.
     let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
         return Ok(RetryAfter::NextTime);
     };

@@ -81,8 +81,8 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
     Some(refused(refusal, body, &kept.json, &queue, first_seen))
 }
 
-/// Makes the dead letter of a message in the queue of returned messages. Unless the message represents a letter, its
-/// events were never tried one by one.
+/// Makes the dead letter of a message in the queue of returned messages. If the message does not represent a letter
+/// over the quota, its events were never tried one by one.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
@@ -132,7 +132,7 @@ impl Death {
         };
         Self {
             queue: text("x-first-death-queue").map(|queue| queue.chars().take(QUEUE_CHARS_MAX).collect()),
-            // A publisher can have set it.
+            // A publisher can have set this header.
             reason: text("x-first-death-reason").map(|reason| reason.chars().take(REASON_CHARS_MAX).collect()),
             at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
         }
@@ -149,7 +149,7 @@ pub struct Headers {
     pub traceparent: Option<String>,
 }
 
-/// The message's headers and the other properties that identify its sender.
+/// Returns the message's headers, and the other properties that identify its sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
     let mut all = match properties.headers() {
         Some(headers) => table(headers, 0),
@@ -182,10 +182,11 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
-/// Maximum bytes of headers that are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
+/// Maximum bytes of headers that are kept, as JSON. A tracing context, an exchange and a few ids have some hundred
+/// bytes.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
-/// Maximum characters of the broker's reason that are kept. RabbitMQ's own reasons have about a dozen.
+/// Maximum characters of the broker's reason that are kept. RabbitMQ's own reasons have about a dozen characters.
 const REASON_CHARS_MAX: usize = 100;
 
 /// The length of `dead_letter.queue`. AMQP names have at most 255 bytes, but a publisher can put a longer text into the

@@ -1,4 +1,4 @@
-//! Makes the content of a dead letter safe to display: its sender chose every byte. Pure.
+//! Makes the content of a dead letter safe to display, because its sender chose every byte. Pure.
 
 use std::fmt::Write;
 
@@ -23,13 +23,13 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Like [`printable`], but keeps line breaks.
+/// Does the same as [`printable`], but keeps line breaks.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Like [`printable`], but for bytes, in one line: bytes that are not UTF-8 become `\xff`. If `goes_on`, the last
-/// character can be cut off.
+/// Does the same as [`printable`] for bytes. Bytes that are not UTF-8 become `\xff`. If `goes_on`, the bytes are the
+/// beginning of a longer text, and the last character can be cut off.
 pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     let mut chunks = bytes.utf8_chunks().peekable();
@@ -55,8 +55,8 @@ fn push_printable(out: &mut String, character: char) {
     }
 }
 
-/// A command's JSON report with all characters escaped that are unsafe for a terminal. Such characters occur only
-/// inside its strings.
+/// Escapes all characters of a command's JSON report that are unsafe for a terminal. Such characters occur only inside
+/// the report's strings.
 pub fn printable_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {
@@ -75,8 +75,8 @@ fn is_printable(character: char) -> bool {
     character.escape_debug().len() == 1
 }
 
-/// Formats JSON over several lines, token by token, as it was written. Unlike a parser, this rounds no number and drops
-/// no repeated field. Returns `None` if the body is not JSON.
+/// Formats JSON over several lines, and keeps every token as it was written. A parser would round long numbers and drop
+/// repeated fields. Returns `None` if the body is not JSON.
 pub fn pretty_json(body: &[u8]) -> Option<String> {
     serde_json::from_slice::<IgnoredAny>(body).ok()?;
     let text = std::str::from_utf8(body).ok()?;
@@ -118,7 +118,7 @@ pub fn pretty_json(body: &[u8]) -> Option<String> {
     Some(out)
 }
 
-/// A hex dump: the offset, the bytes in hex, and the printable ASCII characters.
+/// Returns a hex dump: the offset, the bytes in hex, and the printable ASCII characters.
 pub fn hex_dump(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (number, line) in bytes.chunks(DUMPED).enumerate() {
@@ -131,7 +131,7 @@ pub fn hex_dump(bytes: &[u8]) -> String {
     out
 }
 
-/// `2026-11-21T10:02:03.004005Z`.
+/// Formats an instant as `2026-11-21T10:02:03.004005Z`.
 pub fn instant(at: Micros) -> String {
     let at = DateTime::from_timestamp_micros(at.0).unwrap_or_default();
     at.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()

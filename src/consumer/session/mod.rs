@@ -105,7 +105,7 @@ pub(super) async fn run(
     session.vitals.stands(Standing::Listening);
     let Err(mut end) = session.consume().await;
     if matches!(end, SessionEnd::Paused) {
-        // As at the stop: a pause does not wait for an unresponsive database.
+        // A pause, like the stop, does not wait for an unresponsive database.
         session.ends.cancel();
     }
     if end.is_orderly()
@@ -146,11 +146,11 @@ struct Session<'a> {
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
-    /// Ends once something was written, or after some time without a failure. A connection that only seems to work must
-    /// not be reopened without a delay.
+    /// The outage of the connection. It ends once something was written, or after some time without a failure. A
+    /// connection that only seems to work must not be reopened without a delay.
     outage: &'a mut Outage,
     began: Instant,
-    /// A batch was written or failed in MySQL, or nothing failed for some time.
+    /// Set once a batch was written or failed in MySQL, or nothing failed for some time.
     is_proven: bool,
     /// Count of messages since the prefetch was last checked.
     seen: u16,

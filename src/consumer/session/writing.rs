@@ -1,5 +1,5 @@
-//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it writes what was
-//! delivered, if nothing failed, and closes the channel.
+//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it closes the
+//! channel. If nothing failed, it first writes all delivered messages.
 
 use std::pin::pin;
 use std::time::Instant;
@@ -53,7 +53,7 @@ impl Session<'_> {
         Ok(last)
     }
 
-    /// Acknowledges this message and all before it.
+    /// Acknowledges this message and all messages before it.
     pub(super) async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
         let began = Instant::now();
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));

@@ -45,7 +45,7 @@
 //!   every script that changes a closed period refuses another run's claim. The claim contains a random number, because
 //!   MySQL can assign C's number twice after a failover. If B claims after C, C's scripts are refused and C's run
 //!   fails. B's next read of MySQL finds that B was overtaken. The next run does everything.
-//! * Redis is flushed: the claim is lost too, so scripts in flight do nothing. A board that is lost before it was
+//! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. A board that is lost before it was
 //!   verified is reported, never "done", and nothing is frozen in its place. After "done" nothing is lost, and the
 //!   period is recorded as ended. During a second copy (of late writes) the first archive is complete, and the late
 //!   writes are reported as lost.

@@ -14,7 +14,7 @@ pub(super) struct Facts {
     /// The period's row in MySQL; `None` if the period was never frozen.
     pub row: Option<PeriodRow>,
     pub backup: Backup,
-    /// How long its zset stays in Redis; `None` if the configuration no longer has the board.
+    /// How long the period's zset stays in Redis; `None` if the configuration no longer has the board.
     pub expire_after: Option<Duration>,
     pub now: Micros,
 }
@@ -92,7 +92,8 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
     }
 }
 
-/// The problem with an archived zset that is no longer in Redis; `None` if no late writes are lost or left over.
+/// Returns the problem with an archived zset that is no longer in Redis; `None` if no late writes are lost or left
+/// over.
 pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
     match (is_lost, live) {

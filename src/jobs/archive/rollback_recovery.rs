@@ -5,10 +5,10 @@
 //! first claimed the board. This number is the generation of the data. MySQL records both when the rows are verified.
 //! If Redis' freeze is older than MySQL's, Redis has gone back in time. Its live zset is then the former board plus
 //! later additions, and the two cannot be distinguished. So each member gets its highest score among Redis, the archive
-//! and a snapshot, and nothing counts twice. The losses are: what Redis itself has lost and, if the period was archived
-//! with late writes, what changed since Redis went back. Then the period is archived as if for the first time. Redis
-//! counts the pages that were raised. If another server takes over meanwhile, the count shows it, and the zset is not
-//! frozen.
+//! and a snapshot, and nothing counts twice. Writes that Redis itself has lost stay lost. If the period was archived
+//! with late writes, the changes since Redis went back are lost, too. Then the period is archived as if for the first
+//! time. Redis counts the pages that were raised. If another server takes over meanwhile, the count shows it, and the
+//! zset is not frozen.
 //!
 //! After a flush the generation is newer, and a live zset of a period that is frozen in MySQL holds only late writes.
 

@@ -1,4 +1,5 @@
-//! The time for boards. A period is over by MySQL's clock. While the clocks differ, no period is over.
+//! Reads the clocks for runs over boards. MySQL's clock decides when a period is over. While the clocks differ, no
+//! period counts as over.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// How far clocks can be apart: time servers keep them within a second.
+/// Largest accepted difference between the clocks. Time servers keep clocks within a second.
 const APART_MAX: Duration = Duration::from_secs(120);
 
 pub(in crate::jobs) struct Reading {
@@ -46,7 +47,7 @@ pub(in crate::jobs) async fn read(store: &Store, cache: &Cache) -> Result<Readin
     Ok(Reading { now: mysql, problem: apart([before, clock::now()], mysql, redis) })
 }
 
-/// The error text if the clocks differ. The host's clock is read before and after the others.
+/// The error text if the clocks differ. The host's clock is read before and after the other clocks.
 fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<String> {
     let latest = after.max(mysql).max(redis).0 - (after.0 - before.0).max(0);
     let apart = (latest - before.min(mysql).min(redis).0).max(0).unsigned_abs();

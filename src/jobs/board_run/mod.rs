@@ -1,8 +1,8 @@
-//! A run over boards: shared by the archive and the snapshots. They run under one lock, that of the job [`JOB`], and
-//! never call each other.
+//! The parts of a run over boards that the archive and the snapshots share. Both run under the lock of the job [`JOB`],
+//! and never call each other.
 //!
-//! Redis does not know that lock. So a run claims a board before it changes any of its data, and every script refuses
-//! to run without its own run's claim.
+//! Redis does not know that lock. So a run claims a board before it changes any of its data, and every script does
+//! nothing unless its run holds the claim.
 
 pub(super) mod backup;
 pub(super) mod clock;
@@ -28,7 +28,7 @@ pub(super) struct BoardRun<'a> {
     pub store: &'a Store,
     pub cache: &'a Cache,
     pub stop: &'a CancellationToken,
-    /// The fencing token, in MySQL and in the boards' claims.
+    /// The run's number. It is the fencing token in MySQL and in the claims of boards.
     pub number: u64,
     pub now: Micros,
     progress: watch::Sender<Progress>,
@@ -50,8 +50,9 @@ pub(super) type Step<T> = Result<T, Halt>;
 pub(super) enum Reason {
     // Found by a run.
     #[error(
-        "Redis lost its frozen zset before the copy was verified: leaderboard_archive can hold a part of it. A live \
-         zset, if there is one, holds only late writes: to archive these as the whole board, delete its row of leaderboard_period"
+        "Redis lost its frozen zset before the copy was verified, so leaderboard_archive can hold only a part of it. A live \
+         zset, if Redis has one, holds only late writes. To archive the late writes as the whole board, delete the \
+         period's row of leaderboard_period"
     )]
     Lost,
     #[error(
@@ -60,7 +61,7 @@ pub(super) enum Reason {
     )]
     LostWithBackup,
     #[error(
-        "Redis has lost the board, wholly or in part, since its last snapshot. A live zset, if there is one, is not the whole \
+        "Redis has lost the board, wholly or in part, since its last snapshot. A live zset, if Redis has one, is not the whole \
          board: run `tallyd board restore` to restore the snapshot with later additions. If the data in Redis is right, run \
          `tallyd board snapshot NAME PERIOD --force`"
     )]
@@ -73,28 +74,28 @@ pub(super) enum Reason {
     #[error("{}; {}", Self::LostLate, Self::Late)]
     LostLateAndLate,
     #[error(
-        "a client wrote to the period after its zset had ended: these writes are in the live zset and not in leaderboard_archive: \
-         run `tallyd board restore` to restore the archive, and the next run merges them"
+        "a client wrote to the period after its zset had ended, so these writes are in the live zset and not in \
+         leaderboard_archive. Run `tallyd board restore` to restore the archive, and the next run merges the writes"
     )]
     Late,
     #[error(
-        "a client wrote to the period after its archive was pruned: these writes are in the live zset, which you can unlink"
+        "a client wrote to the period after its archive was pruned: only the live zset has these writes, and you can unlink it"
     )]
     LatePruned,
     #[error(
-        "Redis went back in time, and has the frozen zset of an ended period again: leaderboard_archive is complete and \
-         stays unchanged, and you can unlink the frozen zset and a live one"
+        "Redis went back in time, and has the frozen zset of an ended period again. leaderboard_archive is complete and \
+         stays unchanged: you can unlink the frozen zset, and the live zset if Redis has one"
     )]
     CameBack,
     #[error(
         "Redis went back to a state before the freeze: run `tallyd archive` to raise the board to its archive and archive it again"
     )]
     WentBack,
-    #[error("another Redis server took over while the board was raised to its archive: the next run repeats that")]
+    #[error("another Redis server took over while the board was raised to its archive: the next run raises it again")]
     WentBackAgain,
     #[error(
-        "the configuration no longer has this board, so the time that its zset stays is unknown: add the board again, or delete \
-         its row of leaderboard_period"
+        "the configuration no longer has this board, so tallyd does not know when to remove its zset: add the board again, or \
+         delete the period's row of leaderboard_period"
     )]
     Unknown,
 
@@ -109,7 +110,7 @@ pub(super) enum Reason {
     Differs(u64),
     #[error("Redis and leaderboard_archive are equal, but both differ from the verified copy")]
     NotAsVerified,
-    #[error("{0}; it was archived before: to archive it again, delete its row of leaderboard_period")]
+    #[error("{0}; the period was archived before: to archive it again, delete its row of leaderboard_period")]
     ArchivedBefore(Box<Self>),
     #[error("a client has just written to it: the next run merges that write")]
     WrittenJustNow,
@@ -136,7 +137,7 @@ pub(super) enum Reason {
     Frozen,
     #[error("MySQL has neither a complete snapshot nor an archive of it")]
     NothingSaved,
-    #[error("Redis has not lost it since its last snapshot: Redis has {live} members, the snapshot {saved}")]
+    #[error("Redis has not lost it since its last snapshot: Redis has {live} members, and the snapshot has {saved}")]
     NotLost { live: u64, saved: u64 },
     #[error("{filled} members were added, but Redis has {members}: try again")]
     NotFilled { filled: u64, members: u64 },
@@ -170,7 +171,8 @@ impl<'a> BoardRun<'a> {
         self.progress.send_modify(|progress| progress.done = done);
     }
 
-    /// Reserves changes of the board's closed periods for this run from now on. Returns the generation of its data.
+    /// Claims the board: from now on only this run can change its closed periods. Returns the generation of the board's
+    /// data.
     pub(super) async fn claim(&self, board: &str) -> Result<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
@@ -184,7 +186,7 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten())
     }
 
-    /// Like [`Self::taken`], but keeps the period if the step's zset is missing.
+    /// Does the same as [`Self::taken`], but fails with [`Halt::Kept`] if the step's zset is missing.
     pub(super) fn present(&self, changed: Changed) -> Step<u64> {
         self.taken(changed)?.ok_or(Halt::Kept(Reason::ZsetGone))
     }
@@ -198,7 +200,7 @@ impl<'a> BoardRun<'a> {
             Changed::Refused => {
                 let error = anyhow::Error::from(StoreError::TakenOver("the board".to_owned()));
                 Err(Halt::Failed(error.context(
-                    "Redis no longer knows this run's claim of the board: another run has begun, or Redis lost its data",
+                    "Redis no longer has this run's claim of the board: another run has begun, or Redis lost its data",
                 )))
             }
         }

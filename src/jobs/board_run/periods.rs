@@ -1,4 +1,4 @@
-//! Decides which periods of the boards are closed and which are open, by the configuration and the time. Pure.
+//! Decides which periods of the boards are closed and which are open, from the configuration and the time. Pure.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -17,7 +17,7 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// Only that period: `2026-W46`. It can be older than the periods that a run normally checks.
+    /// Only this period: `2026-W46`. It can be older than the periods that a run normally checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }
@@ -60,7 +60,7 @@ pub(in crate::jobs) struct Open {
 }
 
 impl Scope {
-    /// The mode of such a run: only a run in [`MODE`] counts as the one that is due.
+    /// Returns the mode of the run. Only a run in [`MODE`] counts as the scheduled run.
     pub fn mode(&self) -> &'static str {
         match (self.dry_run, &self.board, &self.period) {
             (true, ..) => "dry-run",
@@ -69,7 +69,7 @@ impl Scope {
         }
     }
 
-    /// The periods of the configured boards, by the clock alone.
+    /// Returns the periods of the configured boards. Only the time decides which periods are closed.
     pub(in crate::jobs) fn periods(&self, boards: &[Board], now: Micros) -> Result<Periods> {
         let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
         if period.is_some_and(|period| period.kind() == PeriodKind::Total) {
@@ -82,7 +82,7 @@ impl Scope {
         let mut periods = Periods::default();
         for board in named {
             let calendar =
-                board.calendar(jiff::tz::db()).with_context(|| format!("read the zone of {}", board.name))?;
+                board.calendar(jiff::tz::db()).with_context(|| format!("read the time zone of {}", board.name))?;
             match period {
                 Some(period) if period.kind() != board.period => {}
                 Some(period) => periods.closed.push(closed(board, period, &calendar, now)?),
@@ -105,7 +105,7 @@ impl Scope {
         }
     }
 
-    /// A period from MySQL; `None` if it is out of scope.
+    /// Returns the candidate for a period that MySQL has; `None` if the period is out of scope.
     pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
         if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
             return None;
@@ -157,7 +157,8 @@ fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Re
     Ok(candidate)
 }
 
-/// The current period, and earlier ones whose grace time has not passed, each with the time at which it closes.
+/// Returns the current period, and earlier periods whose grace time has not passed. Each has the time at which it
+/// closes.
 fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
     iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
         .map(|period| (period, closes(board, period, calendar)))
@@ -169,7 +170,7 @@ fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
     period.end(calendar).after(board.archive_grace.0)
 }
 
-/// A time for a person: `2026-11-23T00:10:00Z`.
+/// Formats a time for a person: `2026-11-23T00:10:00Z`.
 pub(in crate::jobs) fn instant(at: Micros) -> String {
     Timestamp::from_second(at.0.div_euclid(1_000_000)).unwrap_or(Timestamp::MAX).to_string()
 }

@@ -28,9 +28,9 @@ pub struct PeriodReport {
     pub left_out: u64,
     /// Late members, or members added since a loss, that were merged in this run.
     pub late_members: u64,
-    /// How long it took, in milliseconds; zero if nothing was done.
+    /// How long the work on the period took, in milliseconds; zero if nothing was done.
     pub took_ms: u64,
-    /// The reason, or the time until which it waits.
+    /// The reason of the outcome, or the time until which the period waits.
     pub reason: Option<String>,
 }
 
@@ -44,7 +44,7 @@ pub enum Outcome {
     Waiting,
     Saved,
     Restored,
-    /// Redis no longer has it, as expected: its snapshot is deleted.
+    /// Redis no longer has the board, as expected, so the snapshot is deleted.
     Forgotten,
     Pruned,
     Kept,
@@ -89,7 +89,7 @@ impl PeriodReport {
         Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
     }
 
-    /// Sets the time that it took, if something was done.
+    /// Sets the time that the work took, if something was done.
     pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
@@ -124,7 +124,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` a line for each period, for a person.
+/// Writes one line for a log. With `{:#}` it writes a line for each period, for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let separator = if f.alternate() { "\n" } else { "; " };
@@ -174,7 +174,7 @@ impl fmt::Display for PeriodReport {
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
     now: Option<(BoardPeriod, Instant)>,
-    /// The current action on its members: copied, verified.
+    /// The current action on the period's members: copied, verified.
     verb: &'static str,
     pub done: u64,
     total: u64,

@@ -1,4 +1,4 @@
-//! Builds filters beside the former ones, and then replaces those.
+//! Builds new filters beside the former filters, and then replaces the former filters.
 
 use anyhow::{Context, Result};
 use tracing::debug;
@@ -14,13 +14,14 @@ use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
 /// Bytes of a bit string that are in memory together. A larger filter is built part by part, and its likers are read
-/// once per part. One part holds 2.8 million likers; the largest possible filter has 32 parts.
+/// once per part. One part has room for 2.8 million likers. The largest possible filter has 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
 
 impl Run<'_> {
-    /// Builds the filters of `targets`, each for its number of users. The slow steps are done once for all of them.
+    /// Builds the filters of `targets`, each sized for the given count of users. The slow steps are done once for all
+    /// filters.
     pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
         if targets.is_empty() || self.stop.is_cancelled() {
             return Ok(());
@@ -73,7 +74,8 @@ impl Run<'_> {
         passed
     }
 
-    /// Builds one filter. Returns its number of users, or `None` if Redis no longer had what was begun, or at a stop.
+    /// Builds one filter. Returns the count of its users, or `None` if Redis lost the unfinished filter or the run is
+    /// stopped.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.number);
         let shape = Shape::of(expected, on.wish.false_positive);
@@ -110,8 +112,8 @@ impl Run<'_> {
         Ok(Some(users))
     }
 
-    /// Reads who likes a target into a part of its filter. Returns the number of rows and of remembered clicks, or
-    /// `None` at a stop.
+    /// Reads the users who like a target, and sets their bits in a part of its filter. Returns the counts of rows and
+    /// of remembered clicks, or `None` if the run is stopped.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
         // Remembered clicks are read first: clicks that Redis forgets meanwhile are in MySQL by then.
@@ -133,7 +135,7 @@ impl Run<'_> {
                 Some(UserId(last)) if users.len() as u64 == LIKERS_PAGE => after = *last,
                 _ => return Ok(Some((rows, others))),
             }
-            // Setting bits is CPU work without waiting: other tasks need the thread, too.
+            // Setting bits is CPU work without waiting, and other tasks need the thread, too.
             tokio::task::yield_now().await;
         }
     }

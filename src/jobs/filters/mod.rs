@@ -1,5 +1,5 @@
-//! One run of the job that keeps Bloom filters. A filter says who can like a target; it exists for targets with many
-//! likes.
+//! One run of the job that builds and updates Bloom filters. A target with many likes has a filter. The filter answers
+//! whether a user likes the target, with "no" or "perhaps".
 //!
 //! # The way
 //!
@@ -12,64 +12,65 @@
 //!   drop:   the target has too few likes now, or Redis can have lost a part
 //! ```
 //!
-//! A run has no input but the truth. If it dies at any point, the next run does its work. One rule always holds: **a
-//! filter never says "no" about a user who likes the target.** A wrong "perhaps" costs a query; a wrong "no" counts a
-//! like twice. At most 16 MiB of a filter are in memory, however large it is.
+//! A run depends only on the current state in MySQL and Redis. If it crashes at any point, the next run continues its
+//! work. One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps" costs
+//! a query, but a wrong "no" counts a like twice. At most 16 MiB of a filter are in memory, even if the filter is
+//! larger.
 //!
 //! # Why nothing is lost
 //!
-//! Scripts count a like (lua/like.lua), begin and swap. So each like is before or after each of them. All keys of a
-//! target are in one slot.
+//! A script counts a like (lua/like.lua), and scripts also begin a build and swap in the new filter. So each like comes
+//! completely before or after a "begin" and a swap. All keys of a target are in one slot.
 //!
 //! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event. If it was
 //!   published later, Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer
 //!   hash before the older one. Clicks move from the newer to the older hash, so a click that moves meanwhile is read
 //!   once or twice. A click that is forgotten meanwhile is old, and in MySQL by then. For a filter of several parts,
 //!   clicks and likers are read for each part.
-//! * *A like after "begin" and before the swap* is noted beside the filter (`added`), and set in the former filter's
-//!   bits if it fits. It is not removed from there before its bits are in the new filter: fold refuses while a build is
-//!   running.
+//! * *A like after "begin" and before the swap* is noted beside the filter (`added`). Its bits are also set in the
+//!   former filter, if they were computed for that filter's shape. The like stays noted until its bits are in the new
+//!   filter, because fold refuses while a build is running.
 //! * *A like after the swap* is in the new filter's bits, or noted. A client that computed the bits for another shape,
 //!   or cannot compute them, notes the user instead.
 //! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its
-//!   commit. If it is committed before the likers are read, it is read with them. If it is committed later, it is noted
-//!   after "begin". A reader can get a wrong "no" for as long as the outbox lags.
+//!   commit. If it is committed before the likers are read, it is read with the likers. If it is committed later, it is
+//!   noted after "begin". A reader can get a wrong "no" for as long as the outbox lags.
 //! * A reader checks the remembered clicks, then the noted users, then the bits; lua/filter_has.lua and lua/like.lua do
-//!   that within one script. An unlike leaves its bits set, and so does a like that is taken back: both only cause a
-//!   "perhaps".
+//!   that within one script. An unlike leaves the user's bits set, and so does a like that is taken back. This can only
+//!   cause a wrong "perhaps".
 //!
 //! # The races
 //!
 //! *A, a run that builds; B, another run.*
 //!
-//! * A dies anywhere ([`FAULT_POINTS`]): the former filter stays in use. New likers are noted, too, because `building`
-//!   is set in the config. B finds it and builds; its begin discards what A has written. After the swap any later run
-//!   folds the noted users.
+//! * A crashes at any point ([`FAULT_POINTS`]): the former filter stays in use. New likers are still noted, because
+//!   `building` is set in the config. B finds `building` and builds the filter. B's begin discards the pieces that A
+//!   has written. After the swap any later run folds the noted users.
 //! * A freezes and resumes after B began. B's number is higher and is in the config, so A's begin, pieces and swap do
-//!   nothing. After B's swap the config has no number. A's pieces and swap still do nothing; A's begin causes
-//!   unnecessary notes until the next run. A's fold names the shape that it computed for, and sets bits of users who
-//!   really like the target.
-//! * Anything runs twice, or late after a timeout: a piece names its place, and is refused elsewhere. A begin discards
-//!   what was written, so that the next piece is refused. A swap finds nothing in `next`.
-//! * A click changes nothing (result 0), and its event is published all the same: perhaps MySQL learns of the like only
-//!   from it. So like.lua notes every user who likes a target, whether the click counts or not.
-//! * Redis is flushed: config and `next` are lost with the rest, calls in flight do nothing, and the next run builds.
-//!   Its fence is behind every event from before the flush.
-//! * Redis evicts a part. If it is the bits, the string is shorter than the config says. If it is the noted users, they
-//!   are fewer than the config says. If it is the config, there is no filter. Such a filter never answers "no", and the
-//!   next run drops and rebuilds it.
-//! * A replica takes over that lacks the last moments, or Redis starts from an old copy: a filter can lack likes whose
+//!   nothing. After B's swap the config has no number. A's pieces and swap still do nothing. A's begin causes
+//!   unnecessary notes until the next run. A's fold names the shape that its bits were computed for, and sets only bits
+//!   of users who like the target.
+//! * A call runs twice, or late after a timeout: a piece names its position, and is refused at any other position. A
+//!   begin discards the written pieces, so the next piece is refused. A swap finds nothing in `next`.
+//! * A click changes nothing (result 0). Its event is published all the same, because perhaps no earlier event of this
+//!   like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
+//! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
+//!   again. Its fence is behind every event from before the flush.
+//! * Redis evicts a part of a filter. Without the bits, the string is shorter than the config says. Without the noted
+//!   users, their count is lower than the config says. Without the config, there is no filter. A filter that lacks a
+//!   part never answers "no", and the next run drops and rebuilds it.
+//! * A replica that lacks the last writes takes over, or Redis starts from an old copy: a filter can lack likes whose
 //!   events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new epoch
 //!   with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of another
 //!   epoch gives no answer until it is rebuilt. The key expires if no run was alive for an hour, because it is unknown
-//!   what API servers did meanwhile. Two periods remain: the time until the run after a failover, and the second for
-//!   which a reader caches the epoch. In these a "no" is as reliable as all other data in Redis.
-//! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then notes what it
-//!   counts with a separate command (`crates/client/src/likes.rs`). A run during the move fails, and the next one does
-//!   its work.
+//!   what API servers did meanwhile. Two gaps remain: the time from a failover until the next run, and the second for
+//!   which a reader caches the epoch. During this time a "no" is as reliable as all other data in Redis.
+//! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
+//!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
+//!   the next run continues its work.
 //! * Rows reach MySQL without lua/like.lua, or long after it (an import, a dead letter that is published manually):
-//!   they are in no filter until it is rebuilt with `tallyd filters rebuild`. A run notices this if more users like a
-//!   target than were ever put into its filter.
+//!   their likes are in no filter until the filter is rebuilt with `tallyd filters rebuild`. A run notices this if more
+//!   users like a target than were ever put into its filter.
 
 mod build;
 pub(crate) mod plan;
@@ -122,10 +123,10 @@ const BUILDS: usize = 500;
 /// After this time without a run no filter is trusted: it is unknown what API servers did meanwhile.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// The same for the time without a completed run. Noted users are kept for a week.
+/// After this time without a completed run no filter is trusted, because noted users are kept only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
-/// How often all targets are checked, whether they changed or not.
+/// How often all targets are checked, including those that did not change.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
 #[derive(Clone)]
@@ -146,7 +147,7 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
-    /// The filters to build after the next fence, each with its number of users.
+    /// The filters to build after the next fence, each with the count of users that it is built for.
     builds: Vec<(Target, u64)>,
     data_set: String,
     report: Report,
@@ -176,12 +177,13 @@ impl Filters {
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let redis = self.cache.data_set().await?;
-        // With another number of buckets filters have other names, and the state of the earlier ones is unknown.
+        // With another count of buckets, filters have other names. The state of filters with the earlier names is
+        // unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         let now = self.cache.now().await?;
         let mark =
             self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
-        // Written early, for the run after one that dies.
+        // The mark is written early, so that the next run has it even if this run crashes.
         self.store.note_checkpoint(number, &serde_json::to_string(&mark).context("write the mark")?).await?;
         let mut run = Run {
             on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
@@ -205,8 +207,8 @@ impl Filters {
         Ok(run.report)
     }
 
-    /// The state that this run continues from. The newest run decides which filters are trusted. The last completed run
-    /// decides which targets need no check.
+    /// Returns the state that this run continues from. The newest run decides which filters are trusted. The last
+    /// completed run decides which targets need no check.
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
@@ -228,8 +230,8 @@ impl Filters {
     }
 }
 
-/// While filters are off, likers are not noted. So filters that remain are not trusted when filters are switched on
-/// again, however soon.
+/// Invalidates all filters while filters are switched off, because likers are not noted then. So the remaining filters
+/// are not trusted when filters are switched on again, even after a short time.
 pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("invalidating filters");
     while !stop.is_cancelled() {
@@ -251,7 +253,8 @@ impl Run<'_> {
         let mut before = ChangedBefore::NEWEST;
         while !self.stop.is_cancelled() {
             let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
-            // A counter with several slots can be listed twice, or again on another page. By then its value is right.
+            // A counter with several slots can be listed twice, or again on another page. Its value is read again for
+            // each page.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
@@ -275,8 +278,8 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have fewer. If a target had more and a filter, an earlier run saw it
-                // while its likes decreased.
+                // Nearly all targets of a site have fewer likes. If such a target had more likes and a filter, an
+                // earlier run checked it while its likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;
                 after = range.until;
@@ -302,7 +305,7 @@ impl Run<'_> {
                 }
             }
         }
-        // Dropped first, so that readers stop using them.
+        // Filters are dropped first, so that readers stop using them.
         on.cache.drop_filters(&on.names, &drops).await?;
         self.report.dropped += drops.len() as u64;
         fault::point("filters:dropped");
@@ -330,8 +333,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Fails if Redis' data set changed during the run: Redis can lack counted likes, and this run's mark is no longer
-    /// valid. Otherwise extends the trust in its filters for another hour.
+    /// Fails if Redis' data set changed during the run. In this case Redis can lack counted likes, and this run's mark
+    /// is no longer valid. Otherwise extends the trust in its filters for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,

@@ -7,7 +7,7 @@ use tallyd_redis::filters::FilterState;
 pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
-    /// The epoch in which this Redis is trusted. Filters of earlier epochs are not.
+    /// The epoch in which this Redis is trusted. Filters of earlier epochs are not trusted.
     pub epoch: u64,
 }
 
@@ -16,9 +16,9 @@ pub(crate) enum Plan {
     Nothing,
     /// Users are noted beside the filter: set their bits.
     Fold(Shape),
-    /// Build a filter. With `drops_former` the former one can lack some users, and is dropped immediately.
+    /// Build a filter. With `drops_former` the former filter can lack some users, and is dropped immediately.
     Build {
-        /// The number of users to build it for.
+        /// The count of users that the filter is built for.
         expected: u64,
         /// Readers must not use the former filter any more.
         drops_former: bool,
@@ -38,7 +38,7 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     let drops_former = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
     let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
     let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
-    // Unliked users stay in the bits, so a "no" becomes rarer.
+    // The bits of users who unliked the target stay set, so the filter answers "no" less often.
     let stale = state.inserted >= likes.saturating_mul(2);
     match state.shape {
         Some(shape) if !drops_former && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
@@ -51,19 +51,20 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether more users like the target than were ever put into its filter: something counts likes without it. The
-/// counter can differ slightly.
+/// Whether more users like the target than were ever put into its filter: something counts likes without updating the
+/// filter. A small difference is accepted, because the counter can be slightly wrong.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
 
-/// How many users a new filter is for: twice the current number, so that it is not outgrown immediately.
+/// Returns how many users a new filter is built for. It is twice the current count, so that the filter is not outgrown
+/// immediately.
 fn fresh(wish: &Wish, likes: u64) -> u64 {
     likes.max(wish.likes_min).saturating_mul(2).clamp(1, Shape::capacity_max(wish.false_positive))
 }
 
-/// Whether a filter for `expected` users is neither too small nor far too large. In that case the new one has the same
-/// shape, so what API servers know about it stays valid.
+/// Whether a filter for `expected` users is neither too small nor far too large. If so, the new filter gets the same
+/// shape, so the shape that API servers know stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }

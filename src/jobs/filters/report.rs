@@ -17,7 +17,7 @@ pub struct Report {
     /// Filters that were removed: the target has too few likes now, or Redis can have lost a part.
     pub dropped: u64,
     pub left: u64,
-    /// The reason, if it affects more than one filter.
+    /// Why filters were left, if the reason affects more than one filter.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,
@@ -25,7 +25,7 @@ pub struct Report {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Redis' data set and the naming of filters in it, as a number.
+    /// A hash of Redis' data set and of the names that filters have in it.
     pub data_set: u64,
     /// The run that began the epoch in which this Redis is trusted.
     pub epoch: u64,

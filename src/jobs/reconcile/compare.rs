@@ -1,10 +1,10 @@
-//! Compares counters, one page at a time, to the end: measures a page, rechecks its suspects, and repairs confirmed
-//! drift.
+//! Compares counters, one page at a time: measures a page, rechecks its suspects, and repairs confirmed drift.
 //!
-//! The first measurement is cheap, because its fence is sent immediately. It clears nearly every counter. The others
-//! are *suspects*. They are measured again together with the suspects of many pages, and watched if they are still
-//! busy. If API servers count one of them, this happens a whole `publish_grace` later. One rule decides. A measurement
-//! that finds a drift keeps it with the suspect. The next measurement that finds any value repairs what both agree on.
+//! The first measurement is cheap, because its fence is sent immediately. It clears nearly every counter. The other
+//! counters are *suspects*. They are measured again together with the suspects of many pages, and watched if they are
+//! still busy. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One rule
+//! decides. A measurement that finds a drift stores the drift with the suspect. The next measurement that can judge the
+//! suspect repairs the part that both measurements agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// With this many suspects they are rechecked before the next page. This is also the maximum per recheck.
+/// If there are this many suspects, they are rechecked before the next page. A recheck also takes at most this many.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
 /// Counters that no measurement has cleared, with the last result.
@@ -38,7 +38,7 @@ pub(super) struct Comparer<'a> {
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
     suspects: Suspects,
-    /// The number of listed rows of `counter`, or of the given targets.
+    /// The count of listed rows of `counter`, or of the given targets.
     pub listed: u64,
     pub report: Report,
     /// The part of the report that is already in the metrics.
@@ -50,7 +50,7 @@ pub(super) struct Comparer<'a> {
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
 impl KnownByBucket {
-    /// For all buckets of one kind.
+    /// Makes a count of zero for each bucket of one kind.
     pub(super) fn new(cache: &Cache) -> Self {
         Self(vec![0; cache.keys.buckets() as usize])
     }
@@ -77,7 +77,7 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Compares counters that are sorted by key, to the end.
+    /// Compares counters, which are sorted by key, until no suspects are left.
     pub(super) async fn compare(&mut self, keys: &[CounterKey]) -> Result<()> {
         let mut rest = keys;
         while !rest.is_empty() && !self.run.early_end.is_due() {
@@ -90,7 +90,7 @@ impl<'a> Comparer<'a> {
 
     /// Measures one page of counters when the servers have capacity.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
-        // With a few named targets the operator waits for the answer, so the run does not wait.
+        // With a few named targets the operator waits for the answer, so the run does not wait for the servers.
         if !self.report.lists_all {
             self.wait().await?;
         }
@@ -108,7 +108,7 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Judges a range by what was read of it. Counters and like records were read in one snapshot.
+    /// Judges the counters of a range. Counters and like records were read from MySQL in one snapshot.
     pub(super) async fn compare_range(
         &mut self,
         sampled: SampledRange,
@@ -174,7 +174,7 @@ impl<'a> Comparer<'a> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
-    /// Shows the progress of the run: it has reached `place`.
+    /// Shows that the run has reached `place`.
     pub(super) fn show(&mut self, place: Option<Target>) {
         self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
@@ -186,8 +186,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Records how far the run has come, if nothing before it is suspect. A dry run, and a run that holds repairs back,
-    /// record nothing: they have not repaired what they found.
+    /// Records how far the run has come, unless suspects are left. A dry run records nothing, and neither does a run
+    /// that holds repairs back, because their drifts are not repaired.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -204,7 +204,7 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// The report, with the counts of the parts.
+    /// Returns the report, with the results of all parts of the run.
     pub(super) fn into_report(self) -> Report {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
@@ -217,7 +217,7 @@ impl<'a> Comparer<'a> {
     }
 
     async fn measure_page(&mut self, keys: &[CounterKey]) -> Result<()> {
-        // Counted before the measurement, because the measurement can exceed the limits.
+        // The counters are counted first, because the measurement compares this count with the safety limits.
         self.report.checked += keys.len() as u64;
         let measurements = self.measured(keys, Duration::ZERO, self.run.recounted()).await?;
         for (key, measurement) in &measurements {
@@ -270,8 +270,8 @@ impl<'a> Comparer<'a> {
         Ok(measurements)
     }
 
-    /// Repairs counters where a measurement agrees with an earlier one. A drift that is found for the first time stays
-    /// suspect.
+    /// Repairs counters for which a measurement agrees with an earlier one. A drift that is found for the first time
+    /// stays suspect.
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut first = BTreeMap::new();
         for (key, measurement) in measurements {
@@ -299,7 +299,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Records undecided counters: an event was so close to the cut, by a producer's clock, that no measurement could
-    /// tell which was first. The next run measures them first, so that this one can report that everything was
+    /// tell which was first. The next run measures these counters first, so this run can report that everything was
     /// compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
@@ -321,7 +321,7 @@ impl<'a> Comparer<'a> {
     }
 }
 
-/// MySQL's values of a range. A listed target without like records has zero likes.
+/// Returns MySQL's values of a range. A listed target without like records has zero likes.
 fn truths_of(servers: &Servers, kind: Kind, recount: &Recount) -> HashMap<CounterKey, Truth> {
     let like = servers.metrics.like();
     let truth = |counted: &Counted| Truth {

@@ -1,4 +1,4 @@
-//! Shared by all parts of a run: its options, the servers, its passes, and why it ends early.
+//! The state that all parts of a run share: its options, the servers, its passes, and why it ends early.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,8 @@ use tallyd_redis::keys::KindNames;
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// How long a scheduled run waits for the servers. A run that loads what Redis lost can be waiting for it to end.
+/// Maximum time that a scheduled run waits for the servers. A run that loads lost buckets can be waiting until this run
+/// ends.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// The targets that a run compares.
@@ -35,21 +36,21 @@ pub enum Mode {
     /// All targets. like_record is recounted, `counter` is checked against it, and Redis is searched for counters that
     /// MySQL does not have.
     Full,
-    /// The next slice of a full run's targets. Redis is searched for counters that MySQL does not have in the next
-    /// slice of its buckets.
+    /// The next slice of a full run's targets. In the next slice of its buckets, Redis is searched for counters that
+    /// MySQL does not have.
     Scrub,
-    /// Targets that changed since the last run, because Redis lost buckets. Every run loads lost buckets first; this
-    /// one was started for that.
+    /// Targets that changed since the last run. Every run first loads lost buckets; this run was started because Redis
+    /// lost some.
     Rebuild,
-    /// All targets of a second layout, which is loaded first. It records no cut for the layout that the daemon
+    /// All targets of a second layout, which is loaded first. The run records no cut for the layout that the daemon
     /// compares.
     Layout,
-    /// These targets, recounted.
+    /// The given targets. Their like records are recounted.
     Targets(Vec<Target>),
 }
 
 impl Mode {
-    /// Its name in tables, logs and reports.
+    /// Returns the mode's name in tables, logs and reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Changed => "changed",
@@ -81,7 +82,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// A run as the schedule starts it.
+    /// Returns the options of a scheduled run.
     pub fn scheduled(mode: Mode) -> Self {
         Self {
             resume: mode == Mode::Full,
@@ -94,8 +95,8 @@ impl RunOptions {
         }
     }
 
-    /// Whether the run ends in favour of one that loads lost buckets. Scheduled runs do: the next run of the same mode
-    /// resumes where this one ends.
+    /// Whether the run ends early if another run must load lost buckets. Scheduled `full` and `scrub` runs do, because
+    /// the next run of the same mode resumes where this run ends.
     pub(super) fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }
@@ -122,7 +123,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// A target as reports and logs write it: `video:42`.
+    /// Returns a target's name in reports and logs: `video:42`.
     pub(super) fn name(&self, target: Target) -> String {
         format!("{}:{}", self.kinds.name(target.kind), target.id)
     }
@@ -147,18 +148,19 @@ impl Servers {
         self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
-    /// The keys of all counters of these targets, which are sorted.
+    /// Returns the keys of all counters of these targets. The keys are sorted if the targets are.
     pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
     }
 
-    /// The time by Redis' clock.
+    /// Reads the time from Redis' clock.
     pub(super) async fn redis_now(&self) -> Result<Micros> {
         self.cache.now().await.context("read Redis' clock")
     }
 
-    /// Ends all watches of the run. A failure does not fail the run: the next run does it, and a watch expires.
+    /// Ends all watches of the run. If this fails, the run does not fail: the next run ends the watches, and watches
+    /// also expire.
     pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -166,7 +168,7 @@ impl Servers {
         }
     }
 
-    /// Deletes old records of repairs. A failure does not fail the run: the next run does it.
+    /// Deletes old records of repairs. If this fails, the run does not fail: the next run deletes them.
     pub(super) async fn forget_old_repairs(&self) {
         if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
             let error = format!("{:#}", anyhow::Error::from(error));
@@ -175,7 +177,7 @@ impl Servers {
     }
 }
 
-/// One run, as its parts see it.
+/// The state that all parts of a run share.
 pub(super) struct RunContext<'a> {
     pub servers: &'a Servers,
     pub options: &'a RunOptions,
@@ -202,13 +204,13 @@ impl<'a> RunContext<'a> {
         Ok(Self { servers, options, number, early_end, progress, data_set, passes: AtomicU64::new(0) })
     }
 
-    /// The number of the next fence, watch or repair: higher than all before it.
+    /// Returns the number of the next fence, watch or repair. It is higher than all earlier numbers.
     pub(super) fn next_pass(&self) -> u64 {
         number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The metric whose rows are recounted. For likes the like records are the truth; for all other metrics `counter`
-    /// is. `None` if the run trusts `counter`.
+    /// Returns the metric whose rows are recounted, or `None` if the run trusts `counter`. The true count of likes is
+    /// the count of like records. For all other metrics the true value is in `counter`.
     pub(super) fn recounted(&self) -> Option<Metric> {
         let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.servers.metrics.like())
@@ -223,7 +225,7 @@ impl<'a> RunContext<'a> {
         Err(JobError::NotNow("Redis was restarted or failed over after the run began".to_owned()).into())
     }
 
-    /// Records in Redis the time up to which it has been compared.
+    /// Records in Redis the time up to which Redis has been compared.
     pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
         self.servers.cache.note_compared(cut).await.context("write the cut to Redis")
@@ -237,7 +239,7 @@ pub(super) struct EarlyEnd<'a> {
     run_time_max: Option<Duration>,
     /// The servers had no capacity for too long.
     gave_up: AtomicBool,
-    /// The run ends in favour of one that loads what Redis lost.
+    /// Set if the run ends so that another run can load lost buckets. The text is the reason.
     makes_way: OnceLock<&'static str>,
     /// Something was not compared, because the run had to end.
     cut_short: AtomicBool,
@@ -255,7 +257,7 @@ impl<'a> EarlyEnd<'a> {
         }
     }
 
-    /// Whether no other page may begin. Call this only if there is another page: on `true` that page is skipped.
+    /// Whether the run must end. Call this only if there is another page: on `true` that page is skipped.
     pub(super) fn is_due(&self) -> bool {
         let is_due = self.stop.is_cancelled()
             || self.gave_up()
@@ -272,7 +274,7 @@ impl<'a> EarlyEnd<'a> {
         self.cut_short.load(Ordering::Relaxed)
     }
 
-    /// When the run's time is over.
+    /// Returns when the run's time is over, if its time is limited.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.run_time_max.map(|max| self.began + max)
     }
@@ -286,7 +288,7 @@ impl<'a> EarlyEnd<'a> {
         self.gave_up.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the run in favour of one that loads what Redis lost.
+    /// Ends the run, so that another run can load lost buckets.
     pub(super) fn make_way(&self, reason: &'static str) {
         self.makes_way.get_or_init(|| reason);
     }
@@ -310,7 +312,7 @@ impl<'a> EarlyEnd<'a> {
                 Mode::Full => "`tallyd reconcile --resume` continues it",
                 Mode::Layout => "run the same command again to continue",
                 Mode::Scrub => "the next scrub continues",
-                _ => "the next run of this mode compares the rest",
+                _ => "the next run of this mode compares the remaining targets",
             };
             report.end(End::TimeOver, format!("its run time was over: {goes_on}"));
         }

@@ -1,8 +1,8 @@
 //! Checks whether Redis lost counters, and requests a run that loads them within seconds.
 //!
-//! A flush, an empty promoted replica or an evicted bucket leave buckets without the field `_`. Each check reads some
-//! buckets, so that all buckets get their turn, and the buckets that readers reported as missing. It reads all buckets
-//! if the data set of Redis, or of one master of a Cluster, differs from the last check.
+//! A flush, an empty promoted replica or an evicted bucket leave buckets without the field `_`. Each check reads the
+//! next group of buckets, so all buckets are checked in turn. It also reads the buckets that readers reported as
+//! missing. It reads all buckets if the data set of Redis, or of one master of a Cluster, differs from the last check.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// Buckets of each kind that one check reads a field of. This takes Redis some milliseconds.
+/// How many buckets of each kind one check reads a field of. This takes Redis some milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
 /// Maximum number of reported missing buckets per check.
@@ -28,7 +28,7 @@ pub(crate) struct LossDetector {
     pub cache: Cache,
     /// The kinds to check, and the interval: zero means never.
     pub live: ConfigHandle,
-    /// Made when something is lost.
+    /// The request that is made when buckets are lost.
     pub request: Request,
 }
 
@@ -71,7 +71,7 @@ impl LossDetector {
         } else {
             0..buckets
         };
-        // This is only a hint. Without it the buckets are found when it is their turn.
+        // This list is only a hint. Without it, lost buckets are found when it is their turn.
         let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
             Err(error) if last.data_set.is_none() => {

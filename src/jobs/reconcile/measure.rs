@@ -1,7 +1,7 @@
-//! A measurement of counters: sample Redis (the cut), send a fence and wait until it is committed, read MySQL, judge.
+//! Measures counters: samples Redis (the cut), sends a fence and waits until it is committed, reads MySQL, and judges.
 //!
-//! A few counters are measured by their keys. Many are measured by a range of ids, with one scan of all metrics instead
-//! of many point reads. In that case the caller reads MySQL while the next range is sampled.
+//! A few counters are measured by their keys. Many counters are measured by a range of ids, with one scan of all
+//! metrics instead of many point reads. In that case the caller reads MySQL while the next range is sampled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Counters that are watched together: the consumers look up each event among them.
+/// Maximum number of counters that are watched together, because the consumers look up each event among them.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
-/// Uncorrected rows of `counter` that a dry run keeps in memory.
+/// Maximum number of uncorrected rows of `counter` that a dry run keeps in memory.
 const UNCORRECTED_MAX: usize = 10_000;
 
 /// Measures counters. Holds what all measurements of a run need.
@@ -51,7 +51,7 @@ pub(super) struct Measurement {
 #[derive(Default)]
 pub(super) struct Measurements {
     pub measurements: BTreeMap<CounterKey, Measurement>,
-    /// MySQL's values of all of them.
+    /// MySQL's values of all counters.
     pub truths: HashMap<CounterKey, Truth>,
 }
 
@@ -165,7 +165,7 @@ impl<'a> Measure<'a> {
         Ok(SampledRange { range, samples, applied })
     }
 
-    /// Judges a sample by MySQL's value.
+    /// Judges a sample by comparing it with MySQL's value.
     pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
@@ -175,8 +175,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Whether a missing counter of the sample's bucket is zero, and not unknown. A run can measure buckets that it is
-    /// loading itself.
+    /// Whether a counter that is missing in the sample's bucket is zero. Otherwise it is unknown. A run can measure
+    /// buckets that it is loading itself.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -205,12 +205,12 @@ impl<'a> Measure<'a> {
         passed
     }
 
-    /// How many messages the partitions hold.
+    /// Returns how many messages the partitions' queues hold.
     pub(super) async fn in_flight(&self) -> Result<u64> {
         self.fences.waiting().await
     }
 
-    /// A connection that can read the depths of queues.
+    /// Returns a connection that can read the depths of queues.
     pub(super) fn publisher(&self) -> &Publisher {
         &self.fences.publisher
     }
@@ -237,7 +237,8 @@ impl<'a> Measure<'a> {
         truth
     }
 
-    /// If the daemon adds one of the counters: the outbox rows that are in Redis. Must be read before the sample.
+    /// Returns the last outbox rows that are in Redis, if the daemon adds one of the counters. They must be read before
+    /// the sample.
     async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
         let servers = self.run.servers;
         if !keys.iter().any(|key| servers.is_by_daemon(*key)) {
@@ -264,7 +265,7 @@ impl<'a> Measure<'a> {
             tokio::time::sleep(grace).await;
             self.fences.pass(pass).await
         };
-        // At the stop the daemon's own consumers stop too, so no consumer passes the fence.
+        // At the stop the daemon's own consumers stop, too, so no consumer would commit the fence.
         let stopped = || JobError::NotNow("the run was stopped".to_owned()).into();
         let stop = self.run.early_end.stop;
         let passed = stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
@@ -291,7 +292,7 @@ impl Measurement {
             Judgement::Busy => self.sample.value - self.truth.counted,
         };
         let redis = self.sample.value;
-        // A target usually has only a few of all metrics.
+        // A target usually has only a few of all metrics, so counters without any data are not listed.
         let is_void = metric != servers.metrics.like() && redis == 0 && self.truth.update_at.is_none();
         if is_void || !report.has_room() {
             return;
@@ -309,7 +310,7 @@ impl Measurement {
     }
 }
 
-/// The counters to which events newer than the cut were applied.
+/// Returns the busy counters: events newer than the cut were applied to them.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
     measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

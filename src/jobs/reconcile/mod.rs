@@ -1,24 +1,24 @@
 //! Compares Redis' counters with MySQL and repairs drift, while the site keeps writing likes.
 //!
 //! A page of counters is measured in four steps: sample Redis (the cut, by Redis' own clock), send a fence through
-//! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The others are
-//! suspects, and are measured once more. If API servers count them, the run waits `publish_grace` before this sample
-//! and again before its fence. A drift that two measurements find in the same direction is repaired: the smaller of the
-//! two is added. A counter is *busy* if something newer than the cut was applied to it. It is measured again together
-//! with a few others. If it is still busy, it is watched: the consumers log its events with the rows' former states.
-//! Its value as of the cut follows from its current value and that log.
+//! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The other
+//! counters are suspects, and are measured once more. If API servers count them, the run waits `publish_grace` before
+//! this sample and again before its fence. If two measurements find a drift in the same direction, the smaller drift is
+//! repaired. A counter is *busy* if something newer than the cut was applied to it. A busy counter is measured again
+//! together with a few other counters. If it is still busy, it is watched: the consumers log its events with the rows'
+//! former states. Its value as of the cut follows from its current value and that log.
 //!
-//! The steps of a run are `load` (what Redis lost), `scan` (which counters, in which order) and `compare` (one page at
-//! a time, to the end: `measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
+//! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one
+//! page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
 //! capacity. The parts do not depend on the run; shared state is in `context`.
 //!
 //! The races, and what decides them:
 //!
 //! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The
 //!   first measurement finds +1. The second one samples `publish_grace` later, and sends its fence after another
-//!   `publish_grace`. So it reads C, and nothing is repaired. A publish that is later than both looks like a drift and
-//!   is repaired. The same happens with two late publishes, if one misleads the first measurement and the other the
-//!   second. The next run that finds the events reverts the repair.
+//!   `publish_grace`. So it reads C, and nothing is repaired. A publish that is later than both fences looks like a
+//!   drift and is repaired. The same happens with two late publishes, if one misleads the first measurement and the
+//!   other the second. The next run that finds the events reverts the repair.
 //! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` shows that the counter is busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant
 //!   4).
@@ -26,14 +26,14 @@
 //!   bucket's field `_` is as the sample saw it, and every repair changes that field. So only one of A and B's repair
 //!   is added.
 //! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
-//!   repair runs. The script refuses it: it has a deadline by Redis' clock, and no other run can have begun before
-//!   that.
+//!   repair runs. The script refuses the repair after a deadline of Redis' clock. No other run can begin before this
+//!   deadline.
 //! * A: two measurements agree. B: Redis fails over to a replica that lacks the drift. The repair is not made, because
 //!   Redis' data set differs from the one at the start of the run.
 //! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. A counter
 //!   that is missing in such a bucket is unknown, not zero, until a run has loaded the bucket again.
-//! * Two reconciles run. The job's lock admits one. If the lease of the first one ended while it was frozen, its fences
-//!   are lower than those of the second one and never pass, and MySQL refuses its writes.
+//! * Two reconciles run. The job's lock admits only one. If the lease of the first run ended while the run was frozen,
+//!   its fences are lower than those of the second run, so they never pass. MySQL refuses the writes of the first run.
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!
@@ -69,7 +69,7 @@ pub use context::{JOB, Mode, RunOptions};
 use context::{RunContext, Servers};
 use report::{End, Progress, Report};
 
-/// Compares Redis with MySQL and repairs it: one run at a time.
+/// Compares Redis with MySQL and repairs Redis, in one run at a time.
 #[derive(Clone)]
 pub struct Reconciler {
     servers: Servers,
@@ -108,8 +108,8 @@ impl Reconciler {
     /// when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server fails. Completed
-    /// repairs are kept.
+    /// Fails with [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server fails.
+    /// Completed repairs are kept.
     pub async fn run(
         &self,
         number: u64,
@@ -184,7 +184,7 @@ impl Run<'_> {
         }
     }
 
-    /// The report, with the reason why the run ended.
+    /// Returns the report, with the reason why the run ended.
     fn into_report(self) -> Report {
         let mut report = self.comparer.into_report();
         // An exceeded limit has priority: an operator must check it.

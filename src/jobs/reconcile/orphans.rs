@@ -38,8 +38,9 @@ impl<'r, 'a> Orphans<'r, 'a> {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
-    /// Searches the buckets whose number of counters differs from the samples of all `known` ones. A bucket with as
-    /// many missing counters as orphans is not searched. It waits for the next scrub or full run.
+    /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets that
+    /// differ. A bucket with as many missing counters as orphans does not differ. It waits for the next scrub or full
+    /// run.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
@@ -74,7 +75,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
         self.search(&suspects).await
     }
 
-    /// Searches all of these buckets. Other layouts have no counters in buckets: a full run searches their keys.
+    /// Searches all of these buckets. Layouts that are not packed have no counters in buckets, and a full run searches
+    /// their keys.
     pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
@@ -149,7 +151,8 @@ impl<'r, 'a> Orphans<'r, 'a> {
 /// Warns before a bucket reaches the server's limit: beyond the limit it takes ten times the memory.
 async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     telemetry().bucket_fields(kind, most);
-    // The limit is read only then: the documented account has no right to read it, and Redis logs each refusal.
+    // The limit is read only if a bucket is nearly full. The documented account has no right to read it, and Redis logs
+    // each refusal.
     if most * 10 <= LISTPACK_FIELDS * 8 {
         return;
     }
@@ -167,7 +170,7 @@ async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
 
 /// Returns the `keys` that have neither a counter nor a like record. `keys` is sorted.
 async fn unknown_to_mysql(servers: &Servers, mut keys: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
-    // Counters first: each needs only a few point reads, and nearly every key has one.
+    // Counters are checked first. Each needs only a few point reads, and nearly every key has a counter.
     for recounted in [None, Some(servers.metrics.like())] {
         let (truths, _) = servers.store.truths(&keys, recounted, None).await?;
         let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;

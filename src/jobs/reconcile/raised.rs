@@ -1,5 +1,5 @@
 //! Stops the repairs of a metric that an API server counts in Redis without publishing. Otherwise each run would remove
-//! its likes, and the next one would find them again. The rule is in `tallyd_core::raised_again`.
+//! that server's likes, and the next run would find such likes again. The rule is in `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use tallyd_core::model::Metric;
 use tallyd_core::raised_again::RaisedAgain;
 use tallyd_redis::counters::Repair;
 
-/// The rule, for one run.
+/// Applies the rule in one run.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
     /// The findings of earlier runs; `None` until this run finds a counter too high.
@@ -25,10 +25,11 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Separates the repairs that can be made from those of metrics whose repairs stop.
+    /// Splits repairs into those that can be made and those of metrics whose repairs have stopped.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let options = self.run.options;
-        // Exempt if an operator named the targets or uses `--force`. A second layout has no earlier runs.
+        // The rule does not apply if an operator named the targets or uses `--force`. It also does not apply to a
+        // second layout, which has no earlier runs.
         let is_exempt = options.force || matches!(options.mode, Mode::Targets(_) | Mode::Layout);
         if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
             return Ok((repairs, Vec::new()));
@@ -45,7 +46,7 @@ impl<'a> Raised<'a> {
         Ok((made, held))
     }
 
-    /// Why repairs stopped, if they did.
+    /// Returns why repairs stopped, if they did.
     pub(super) fn reason(&self) -> Option<String> {
         let reasons: Vec<&str> = self.reasons.values().map(String::as_str).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
@@ -58,8 +59,9 @@ impl<'a> Raised<'a> {
             let Some(targets) = raised.stops(metric).filter(|_| !self.reasons.contains_key(&metric)) else { continue };
             let (name, place) = (servers.metrics.name(metric), servers.cache.keys.counter_names());
             let reason = format!(
-                "{targets} targets of {name} that the last run lowered or left are too high again, as in the run before: an API server \
-                 still counts in {place} without publishing. tallyd stops the repairs of {name}. Stop that server (docs/moving-reference.md, \"Old \
+                "the {name} counters of {targets} targets are too high again, although the last run lowered or skipped them. The \
+                 same happened in the previous run: an API server still counts in {place} without publishing. tallyd \
+                 stops the repairs of {name}. Stop that server (docs/moving-reference.md, \"Old \
                  keys\"), then run `tallyd reconcile --force`"
             );
             warn!(event = "reconcile-braked", reason, "the reconcile makes no more repairs of {name}: {reason}");

@@ -1,4 +1,5 @@
-//! Repairs: adds to Redis what two measurements agree on, corrects rows of `counter`, and stops at the safety limits.
+//! Adds to Redis the amounts that two measurements agree on, corrects rows of `counter`, and stops at the safety
+//! limits.
 //!
 //! A repair is recorded in MySQL before and after it is made. The script makes it only if the bucket is as the sample
 //! saw it, and only before a deadline.
@@ -45,12 +46,13 @@ impl<'a> Repairer<'a> {
         self.all_kept
     }
 
-    /// Why repairs of a metric stopped, if they did.
+    /// Returns why repairs of a metric stopped, if they did.
     pub(super) fn stopped(&self) -> Option<String> {
         self.raised.reason()
     }
 
-    /// Adds what the `first` drifts and the `second` measurements agree on. A dry run only lists it.
+    /// Repairs the part that the `first` drifts and the `second` measurements agree on. A dry run only lists the
+    /// drifts.
     pub(super) async fn repair_confirmed(
         &mut self,
         first: &BTreeMap<CounterKey, i64>,
@@ -108,7 +110,7 @@ impl<'a> Repairer<'a> {
                 let intent = Intent { number: *key, before: *counted, added: (*rows)? - counted };
                 (intent.added != 0).then_some((key.0, intent))
             })
-            // A dry run finds them wrong at each measurement.
+            // A dry run finds the same rows wrong at each measurement, and counts them once.
             .filter(|(target, _)| !measure.is_uncorrected(*target))
             .collect();
         if off.is_empty() {
@@ -156,7 +158,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// The repairs that two measurements agree on. Counts the other counters in the report.
+    /// Returns the repairs that two measurements agree on. Counts the other counters in the report.
     fn confirmed(
         &self,
         first: &BTreeMap<CounterKey, i64>,
@@ -186,7 +188,7 @@ impl<'a> Repairer<'a> {
         repairs
     }
 
-    /// Fails before the run makes too many repairs, or one that is too large.
+    /// Fails before the run makes too many repairs, or a repair that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
         if self.run.options.force {
             return Ok(());
@@ -202,7 +204,7 @@ impl<'a> Repairer<'a> {
         limits.check(report.checked, report.drifted.max(report.counters_off), largest)
     }
 
-    /// Records repairs that are not made, for the next run: it uses them to tell whether the drift grows.
+    /// Records repairs that are not made. The next run uses the records to see whether the drift grows.
     async fn hold(
         &mut self,
         held: &[Repair],
@@ -235,7 +237,7 @@ impl<'a> Repairer<'a> {
         let servers = self.run.servers;
         let began = Instant::now();
         let pass = self.run.next_pass();
-        // Recording them extends the lease from then on, and no other run measures until the lease ends.
+        // Recording the repairs extends the lease, and no other run measures until the lease ends.
         let until = |key| {
             measurements.get(key).map_or(Micros(0), |measurement| {
                 measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
@@ -263,16 +265,16 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// The addition of `delta` to a counter that was `sampled`, without a deadline: a run that takes over a load changes
-/// the state of its buckets.
+/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. It needs no deadline, because a run
+/// that takes over a load changes the state of its buckets.
 ///
-/// The counter can go below zero if the daemon counts it, because events can arrive in a different order than they
-/// happened, or if MySQL has it below zero. Any other counter goes below zero only because something was subtracted
-/// since the sample. The script refuses that repair, and the counter is measured again.
+/// The counter can go below zero in two cases. The daemon counts it, and events can arrive in a different order than
+/// they happened. Or MySQL has a value below zero. Any other counter goes below zero only because something was
+/// subtracted since the sample. The script refuses that repair, and the counter is measured again.
 pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
     let (target, metric) = key;
     let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
-    // Likes are never negative: if `counter` says so, it is wrong.
+    // Likes are never negative. If `counter` has a negative count of likes, it is wrong.
     let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
     let below_zero = below_zero || writer == Writes::Daemon || is_below;
     Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }

@@ -1,4 +1,4 @@
-//! The pace of a run: it depends on the servers and on the deadline. Shows why the run waits.
+//! Sets the pace of a run, which depends on the servers and on the deadline. Also shows why the run waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::report::Report;
 use crate::servers::pace::{Health, Pace};
 use tallyd_rabbitmq::Publisher;
 
-/// Sizes a run's pages, and decides when the next one can begin.
+/// Sets the size of a run's pages, and decides when the next page can begin.
 pub(super) struct Throttle<'a> {
     run: &'a RunContext<'a>,
     pace: Pace<'a>,
@@ -32,12 +32,12 @@ impl<'a> Throttle<'a> {
         Self { run, pace: Pace::new(health, &servers.control, run.early_end.stop, job, servers.limits.page_targets) }
     }
 
-    /// How many targets the next page has.
+    /// Returns how many targets the next page has.
     pub(super) fn page(&self) -> usize {
         self.pace.page()
     }
 
-    /// Sizes the next page by the time that a page of `targets` took.
+    /// Sets the size of the next page from the time that a page of `targets` took.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);
     }

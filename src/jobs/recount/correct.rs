@@ -48,11 +48,12 @@ impl Run<'_> {
             recount,
             drifted,
             drift_sum,
-            "{drifted} numbers of {recount} differ from the query's result, by {drift_sum} in total"
+            "{drifted} counters of {recount} differ from the query's result, by {drift_sum} in total"
         );
         let pass = self.next_number();
         let mut intents = std::mem::take(&mut self.intents);
-        // They are in the order of their decisions. All writers lock rows in the order of their keys.
+        // The corrections are in the order in which they were decided. They are sorted, because all writers lock rows
+        // in the order of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CORRECTIONS_MAX) {
             if self.stop.is_cancelled() {
@@ -71,7 +72,7 @@ impl Run<'_> {
                 event = "recount-untold",
                 recount,
                 untold,
-                "the next changed reconcile will miss {untold} corrected numbers of {recount}: run `tallyd reconcile --full`"
+                "the next changed reconcile will miss {untold} corrected counters of {recount}: run `tallyd reconcile --full`"
             );
         }
         Ok(())

@@ -1,13 +1,13 @@
-//! Recounts numbers whose truth is another table (comments): compares `counter` with the operator's query, and corrects
-//! it.
+//! Recounts counters whose true values are in another table (for example comments). Compares `counter` with the
+//! operator's query, and corrects `counter`.
 //!
 //! A page of targets takes these steps. In one snapshot the run queries the next ids, and reads their rows of
 //! `counter`. Targets that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition,
 //! and measures them again. If a target is wrong both times, and did not change in between, the difference is added.
 //!
 //! An API server writes a comment's row and publishes its event, one shortly after the other. So in any snapshot the
-//! table and `counter` differ by the events in flight, and one measurement alone cannot tell them from drift. The
-//! races, and what decides them:
+//! table and `counter` differ by the events in flight, and one measurement alone cannot distinguish these events from
+//! drift. The races, and what decides them:
 //!
 //! * A: a comment's row. B: the first measurement. C: its event is applied. The measurement finds -1. The fence is sent
 //!   `publish_grace` later, so C comes before the second measurement, which finds the target right.
@@ -62,14 +62,14 @@ use tallyd_rabbitmq::Broker;
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// With this many suspects they are measured again.
+/// If there are this many suspects, they are measured again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
-/// How often a suspect is measured again, until two measurements find it unchanged.
+/// Maximum number of times that a suspect is measured again, until two measurements find it unchanged.
 const LOOKS: usize = 4;
 
-/// Corrections that are held until everything is compared, so that a run over the safety limit changes nothing. If
-/// there are more, the first ones are made earlier.
+/// Maximum number of corrections that are held until everything is compared. They are held so that a run over the
+/// safety limit changes nothing. If there are more, the first corrections are made earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,10 +108,10 @@ struct Run<'a> {
     fences: Fences<'a>,
     progress: watch::Sender<Progress>,
     number: u64,
-    /// How many numbers (fences, corrections) the run has used.
+    /// How many pass numbers the run has used (for fences and corrections).
     used: u64,
     stop: &'a CancellationToken,
-    /// By page, in order.
+    /// One entry for each page, in order of id.
     suspects: Vec<Suspects>,
     intents: Vec<Intent>,
     /// The largest correction so far, without sign.
@@ -120,7 +120,7 @@ struct Run<'a> {
 }
 
 impl Recounter {
-    /// A recounter of that block.
+    /// Makes the recounter of one `[[recount]]` block.
     pub fn new(config: &Config, recount: &Recount, store: Store, broker: Broker) -> Result<Self> {
         let kind = config.kinds.named(&recount.kind).context("the kind is not in [kinds]")?;
         let metric = config.metrics.named(&recount.metric).context("the metric is not in [metrics]")?;
@@ -145,7 +145,7 @@ impl Recounter {
     /// Returns MySQL's plan for the query, without running it.
     ///
     /// # Errors
-    /// [`JobError::Refused`] with the query's problem. Also fails if MySQL fails.
+    /// Fails with [`JobError::Refused`] and the query's problem. Also fails if MySQL fails.
     pub async fn explain(&self) -> Result<Vec<Plan>, JobError> {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
@@ -154,8 +154,8 @@ impl Recounter {
     /// measurement when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`JobError::Refused`]; [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server
-    /// fails. Completed corrections are kept.
+    /// Fails with [`JobError::Refused`] if the query has a problem, and with [`JobError::NotNow`] if the run cannot
+    /// wait for events in flight. Also fails if a server fails. Completed corrections are kept.
     pub async fn run(
         &self,
         number: u64,
@@ -213,7 +213,7 @@ impl Recounter {
                 let corrected = run.report.corrected;
                 let error = error.into_error();
                 return Err(error
-                    .context(format!("{corrected} numbers were corrected before this failure, and stay corrected"))
+                    .context(format!("{corrected} counters were corrected before this failure, and stay corrected"))
                     .into());
             }
             ended => ended?,
@@ -266,7 +266,7 @@ impl Run<'_> {
         self.correct().await
     }
 
-    /// Measures a page once: returns its targets that are wrong.
+    /// Measures a page once. Returns the targets that are wrong.
     async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
@@ -312,17 +312,17 @@ impl Run<'_> {
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
-    /// Judges a page's suspects by another measurement. Returns those that have changed, as measured.
+    /// Judges a page's suspects by another measurement. Returns the new measurements of the suspects that have changed.
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();
-        // More than one page if targets were added in between.
+        // There is more than one page if targets were added in between.
         while after < page.until {
             let now = self.measure(after, page.until).await?;
             let mut off = now.off.into_iter().peekable();
             while let Some(first) = suspects.next_if(|first| first.id <= now.until) {
                 while off.next_if(|found| found.id < first.id).is_some() {}
-                // It is not among the wrong ones, so it is right now.
+                // A suspect that is not among the wrong targets is right now.
                 let recheck = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
                 match recheck {
                     None | Some((_, Recheck::Right)) => self.report.transient += 1,
@@ -342,7 +342,7 @@ impl Run<'_> {
             tokio::time::sleep(self.on.limits.publish_grace.0).await;
             self.fences.pass(number).await
         };
-        // At the stop the daemon's own consumers stop too, so no consumer passes the fence.
+        // At the stop the daemon's own consumers stop, too, so no consumer would commit the fence.
         let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
         self.report.fence_ms += millis(began.elapsed());
         passed

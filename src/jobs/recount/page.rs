@@ -6,7 +6,7 @@ use tallyd_core::model::{Micros, TargetId};
 use tallyd_core::repair_limits::confirmed_delta;
 use tallyd_mysql::recounts::Answer;
 
-/// One target, as one measurement saw it.
+/// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub id: TargetId,
@@ -14,7 +14,7 @@ pub(super) struct Measured {
     pub truth: i64,
     /// The value in `counter`; zero if there is no row.
     pub counted: i64,
-    /// The newest `at` that was applied to it; `None` if there is no row.
+    /// The newest `at` that was applied to the counter; `None` if there is no row.
     pub update_at: Option<Micros>,
 }
 
@@ -36,8 +36,8 @@ pub(super) enum Recheck {
 }
 
 /// Judges a target that the first measurement found wrong. Between the two measurements is a fence that was sent
-/// `publish_grace` after the first one, so all events that were in flight then have arrived. If nothing has happened to
-/// the target since, the second drift is the true one: its truth is the same, and nothing newer was applied to its
+/// `publish_grace` after the first one, so all events that were in flight then have arrived. The second drift is the
+/// true one if nothing has happened to the target since: its truth is the same, and nothing newer was applied to its
 /// counter. The same truth alone would not be enough. If one comment is added and another one removed, and only one of
 /// their events has arrived yet, the truth stays the same.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
@@ -53,7 +53,7 @@ pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     }
 }
 
-/// All targets of an answer, in order of id, whether they are in the query's result, in `counter` or in both.
+/// Returns all targets of an answer, in order of id. A target can be in the query's result, in `counter` or in both.
 pub(super) fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
     let mut truths = answer.truths.iter().copied().peekable();
     let mut counters = answer.counters.iter().copied().peekable();
@@ -141,7 +141,7 @@ mod tests {
             let mut at = 0;
             let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
             let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
-                // The measurement after the next one includes it.
+                // The measurement after the next one includes the event.
                 let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
                 Happening { delta, at, applied: (at + lag).min(fence) }
             }).collect();
@@ -157,8 +157,8 @@ mod tests {
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));
                 if first.drift() != 0 && let Recheck::Off(added) = judge(&first, &second) {
-                    // No more than is missing: an event that was late and older than others is in one of the two
-                    // drifts.
+                    // The correction is at most the drift: a late event that is older than other events is in one of
+                    // the two drifts.
                     prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
                 }
             }

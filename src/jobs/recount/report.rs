@@ -28,27 +28,28 @@ pub struct Report {
     pub dry_run: bool,
     /// Targets that were compared.
     pub checked: u64,
-    /// Right at the first measurement.
+    /// Targets that were right at the first measurement.
     pub exact: u64,
-    /// Wrong at the first measurement, right at a later one: events in flight.
+    /// Targets that were wrong at the first measurement and right at a later one, because events were in flight.
     pub transient: u64,
-    /// Wrong at two measurements without a change in between.
+    /// Targets that were wrong at two measurements without a change in between.
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
     /// Corrected targets that the next `changed` reconcile will miss, because too many drifts wait for it. A full
     /// reconcile updates Redis.
     pub untold: u64,
-    /// Wrong at the first measurement, and changed at each later one: they could not be decided.
+    /// Targets that were wrong at the first measurement and had changed at each later one, so they could not be
+    /// decided.
     pub busy: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
     pub pages: u64,
     pub look_ms: u64,
-    /// Milliseconds that it waited for events in flight, with `publish_grace`.
+    /// Milliseconds that the run waited for events in flight, including `publish_grace`.
     pub fence_ms: u64,
     pub ended: End,
-    /// Why it ended before everything was compared and corrected, if it did.
+    /// Why the run ended before everything was compared and corrected, if it did.
     pub ended_early: Option<String>,
     /// The safety limit at which a real run without `--force` would stop, if it would.
     pub would_brake: Option<String>,
@@ -78,7 +79,7 @@ impl runner::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` several lines for a person.
+/// Writes one line for a log. With `{:#}` it writes several lines for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { recount, checked, exact, transient, drifted, corrected, busy, drift_sum, .. } = self;
@@ -91,17 +92,21 @@ impl fmt::Display for Report {
             f.write_str("; a dry run: nothing was changed")?;
         }
         if let Some(why) = &self.would_brake {
-            write!(f, "; without --dry-run it would stop: {why}")?;
+            write!(f, "; without --dry-run the run would stop: {why}")?;
         }
         if self.untold > 0 {
-            write!(f, "; run `tallyd reconcile --full`: the next changed one will miss {} of them", self.untold)?;
+            write!(
+                f,
+                "; the next changed reconcile will miss {} corrected targets: run `tallyd reconcile --full`",
+                self.untold
+            )?;
         }
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;
         }
         if f.alternate() {
             for TargetReport { target, truth, counter, added } in &self.targets {
-                write!(f, "\n  {target}: counter {counter}, the query says {truth}, {added:+}")?;
+                write!(f, "\n  {target}: counter {counter}, query {truth}, correction {added:+}")?;
             }
         }
         Ok(())
@@ -164,7 +169,7 @@ mod tests {
         assert_eq!(
             format!("{report:#}"),
             "video:comment: 10 targets checked, 7 exact, 1 drifted by 2 in all, 1 corrected, 1 transient, 1 too busy to be judged\n  \
-             video:42: counter 3, the query says 5, +2"
+             video:42: counter 3, query 5, correction +2"
         );
     }
 }

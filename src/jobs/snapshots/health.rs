@@ -22,14 +22,14 @@ pub(super) struct Savable {
     pub at: BoardPeriod,
     pub rule: Rule,
     every: Duration,
-    /// In MySQL, complete or not.
+    /// The snapshot in MySQL, complete or not.
     pub noted: Option<Snapshot>,
     pub mark: Option<u64>,
     pub live: bool,
 }
 
 impl Savable {
-    /// Its snapshot; `None` before the first complete one.
+    /// Returns the period's snapshot; `None` before the first complete one.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
@@ -55,8 +55,8 @@ impl Savable {
     }
 }
 
-/// The periods that can be saved: the open ones, in the order of the configuration; or the one that `scope` names,
-/// which can be closed but not frozen.
+/// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
+/// names a period, it is only this period, which can be closed but not frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,

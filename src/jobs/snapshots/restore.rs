@@ -8,17 +8,18 @@
 //!   a frozen one: record "done" in MySQL, so that it stays for `expire_after` -> RENAME it, and record the run in Redis
 //! ```
 //!
-//! A restore that dies while it fills begins again. Once the first member of the live zset is moved into it, only this
-//! zset has the later additions. So the next restore continues with that zset: it is named after its source, so a
-//! restore from another source does not use it. The mark is missing meanwhile, so that the partial live zset is not
-//! treated as the board. One script moves the last page and renames the zset: concurrent additions are neither lost nor
-//! counted twice. Subtractions since the loss are unknown for members that the live zset did not have. If a restore
-//! dies after its record in MySQL, the period is done and not in Redis: the next run ends it.
+//! A restore that crashes while it fills the zset begins again. Once the first member of the live zset is moved into
+//! the filled zset, only the filled zset has the later additions. So the next restore continues with the filled zset.
+//! Its key contains the source, so a restore from another source does not use it. The mark is missing meanwhile, so
+//! that the partial live zset is not treated as the board. One script moves the last page and renames the zset:
+//! concurrent additions are neither lost nor counted twice. Subtractions since the loss are unknown for members that
+//! the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the period is done and not in
+//! Redis. The next run ends it.
 //!
-//! The whole live zset was added since the loss only if all data was lost. A newer generation shows that. Otherwise
-//! Redis has an older state of the board, as after a restart from a backup or a failover, or a part of it. The later
-//! additions cannot be distinguished. So each member is raised to its score in the snapshot, if that is higher. This can
-//! be repeated, and nothing counts twice.
+//! If Redis lost all data, everything in the live zset was added since the loss. A newer generation shows this case.
+//! Otherwise the live zset is an older state of the board (after a restart from a backup, or a failover) or a part of
+//! it, plus later additions. The later additions cannot be distinguished. So each member is raised to its score in the
+//! snapshot, if that score is higher. This can be repeated, and nothing counts twice.
 
 use std::time::Instant;
 
@@ -52,10 +53,10 @@ pub struct Restore {
     pub add: bool,
 }
 
-/// The data to restore, and where to.
+/// The data to restore, and the zset that it is restored to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
-    /// The snapshot as the live zset, plus the additions to the live zset since.
+    /// The snapshot as the live zset, plus the additions to the live zset since the loss.
     Add(Snapshot),
     /// The snapshot's scores, where they are higher than those of the live zset.
     Raise(Snapshot),
@@ -142,7 +143,7 @@ impl Restorer<'_> {
         Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
     }
 
-    /// The source of the restore, or why nothing can be restored.
+    /// Returns the source of the restore, or why nothing can be restored.
     async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
         let BoardRun { store, number, .. } = *self.run;
         let at = &candidate.at;
@@ -162,7 +163,7 @@ impl Restorer<'_> {
         }
     }
 
-    /// The source for a board that was never frozen.
+    /// Returns the source for a board that was never frozen.
     async fn source_of_live(
         &self,
         Candidate { at, rule, .. }: &Candidate,
@@ -179,12 +180,12 @@ impl Restorer<'_> {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
-        // If there is a mark and the data is newer, the mark is newer, too: MySQL has gone back.
+        // A mark together with a newer generation does not mean a flush: MySQL has gone back to an older state.
         let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
         Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
-    /// A preview of a restore: the current data in Redis, and how much of it would not be added.
+    /// Returns a preview of a restore: the current data in Redis, and how much of it would not be added.
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
@@ -198,7 +199,9 @@ impl Restorer<'_> {
                 let both = page.iter().zip(live).filter_map(|(saved, live)| Some((saved.score, live?)));
                 dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
             }
-            said += &format!("; Redis and the snapshot share a sum of {dropped}, which counts once (twice with --add)");
+            said += &format!(
+                "; scores with a sum of {dropped} are in both Redis and the snapshot, and count once (twice with --add)"
+            );
         }
         Ok(said)
     }
@@ -249,7 +252,8 @@ impl Restorer<'_> {
         self.run.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
-    /// Moves the additions since the loss into the restored zset, until it becomes the live one. Returns their number.
+    /// Moves the additions since the loss into the restored zset, until it becomes the live zset. Returns how many were
+    /// moved.
     async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
         let mut moved = 0;
         loop {

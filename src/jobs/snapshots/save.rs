@@ -1,4 +1,5 @@
-//! Takes snapshots of boards that are not archived yet: without one nothing remains of them if Redis loses its data.
+//! Takes snapshots of boards that are not archived yet. Without a snapshot, nothing remains of such a board if Redis
+//! loses its data.
 //!
 //! # The way
 //!
@@ -7,11 +8,12 @@
 //!   -> go through the saved members: write changes, delete missing ones -> go through Redis: write new members -> record the end
 //! ```
 //!
-//! The rows are changed in place, so that a snapshot writes only the changes since the last one. A partial, lost board
-//! must never overwrite the rows. So a script reads each page: it reads only if the mark of this run is beside the
-//! zset, and the zset has enough members. If only the board was evicted and it has grown again, its best members show
-//! that: together they have less than half of their former scores. A run that dies leaves rows of two snapshots, each
-//! of them right at its time; the next run checks all of them. Additions during a run can be in the snapshot or not.
+//! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. The remains of a lost
+//! board must never overwrite the rows. So a script reads each page, and it reads only if Redis has this run's mark of
+//! the board and the zset has enough members. If Redis evicted only the zset and it has grown again, the best saved
+//! members show this: together they have less than half of their former scores. A run that crashes leaves rows of two
+//! snapshots, and each row was right when it was written. The next run checks all rows. Additions during a run can be
+//! in the snapshot or not.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -40,12 +42,12 @@ const SCAN_MEMBERS: usize = 250;
 /// Members per search statement: MariaDB turns a longer list into a join.
 const NEW_MEMBERS: usize = 900;
 
-/// Boards with fewer members can lose more than half of them.
+/// A board with fewer members can lose more than half of them without counting as lost.
 const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
-    /// Also if Redis has lost the board, or most of it.
+    /// Take a snapshot even if Redis has lost the board, or most of it.
     pub force: bool,
 }
 
@@ -53,12 +55,12 @@ pub(super) struct Saver<'a> {
 #[derive(Clone, Copy)]
 struct Known {
     saved: u64,
-    /// With fewer members in Redis the board was evicted, or deleted.
+    /// If Redis has fewer members, the board was evicted or deleted.
     members_min: u64,
 }
 
 impl Saver<'_> {
-    /// Saves the boards in `scope`, or those that are due.
+    /// Saves the boards in `scope`. Without a scope it saves the boards that are due.
     pub(super) async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
         let mut report = Report::default();
         let savable = self.choose(boards, scope).await?;
@@ -119,7 +121,7 @@ impl Saver<'_> {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }
         if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
-            // Recorded, so that it is not retried immediately and other boards go first.
+            // The try is recorded, so that it is not repeated immediately and other boards come first.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));
         }
@@ -142,7 +144,8 @@ impl Saver<'_> {
     }
 
     /// Marks the board with this run, and then writes the run's number to MySQL. Returns `false` if the board no longer
-    /// exists. A run that dies in between leaves a newer mark; an old backup has an older one.
+    /// exists. If a run crashes in between, the mark is newer than MySQL's number. An old backup of Redis has an older
+    /// mark.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
@@ -154,7 +157,7 @@ impl Saver<'_> {
         Ok(true)
     }
 
-    /// Writes the changes. Returns the number of members, or `None` if the board was frozen meanwhile.
+    /// Writes the changes. Returns the count of members, or `None` if the board was frozen meanwhile.
     async fn save_all(&self, savable: &Savable, known: Known) -> Step<Option<u64>> {
         let cache = self.run.cache;
         let (before, _) = cache.count_board(&savable.at).await?;
@@ -162,7 +165,8 @@ impl Saver<'_> {
         fault::point("snapshot:looked");
         let (total, _) = cache.count_board(&savable.at).await?;
         if known.saved == members && members == before && members == total {
-            // All of them are on the board, and it has the same number before and after. So it has no others.
+            // All saved members are on the board, and the board had the same size before and after the check. So it has
+            // no other members.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
@@ -203,7 +207,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members in Redis, and writes those that are not saved yet. Returns how many.
+    /// Goes through the `total` members in Redis, and writes those that are not saved yet. Returns how many it wrote.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;
@@ -260,7 +264,7 @@ fn log_saved(
     }
 }
 
-/// `None` if the board was frozen.
+/// Returns the page; `None` if the board was frozen.
 fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
     match scanned {
         Scanned::Page(page) => Ok(Some(page)),

@@ -1,4 +1,4 @@
-//! Loads the lost buckets of one kind: reads all counters from MySQL, and adds what the buckets lack.
+//! Loads the lost buckets of one kind: reads all counters from MySQL, and adds the amounts that the buckets lack.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -43,12 +43,12 @@ struct Page {
     since: Since,
 }
 
-/// The result of a page of rows for the buckets that are being loaded.
+/// The amounts that the loading buckets lack, as far as a page of rows shows them.
 #[derive(Default)]
 struct Lacking {
     /// The additions that the buckets lack.
     repairs: Vec<Repair>,
-    /// Counters for which only a measurement can show this.
+    /// Counters for which only a measurement can show the missing amount.
     to_measure: Vec<CounterKey>,
 }
 
@@ -60,8 +60,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// Loads buckets from `from` on, as many as memory allows. Returns the bucket that follows them.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // Read first: rows that are committed by then are part of the load. They are never added to these buckets,
-        // however late they are sent.
+        // The last outbox rows are read first. The load includes all rows up to these. The outbox never adds them to
+        // these buckets, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -90,7 +90,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(next)
     }
 
-    /// Adds what the buckets lack of all rows. Returns whether it reached the last row.
+    /// Reads all rows, and adds the amounts that the buckets lack. Returns whether it reached the last row.
     async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
         let servers = self.run.servers;
         let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
@@ -133,10 +133,10 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Computes what the buckets lacked at their cuts. Three groups of counters must be measured. These are counters
-    /// that the daemon has added to since the cut, all counters of the other layouts, and counters that the cut does not
-    /// show: retired metrics, and fields that are not numbers. Counters that MySQL does not have are likes in flight,
-    /// or orphans. Nothing is added for them; comparisons handle them.
+    /// Computes what the buckets lacked at their cuts. Some counters must be measured. These are counters that the
+    /// daemon has added to since the cut, and all counters of layouts that are not packed. Counters that the cut does
+    /// not show (retired metrics, and fields that are not numbers) must be measured, too. Counters that only Redis has
+    /// are likes in flight, or orphans. The load adds nothing for them, because the comparison handles them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -161,14 +161,15 @@ impl<'l, 'a> Loader<'l, 'a> {
         lacking
     }
 
-    /// Adds what counters lack according to a measurement. Counters that are written meanwhile are busy.
+    /// Measures counters, and adds the amounts that they lack. Counters that are written meanwhile are busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
         let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
         loading.busy.extend(with_busy(&measurements));
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again: in a long load nearly all of them have had no writes since its cut.
+    /// Measures busy counters again. In a long load, nearly all of them are no longer written at the time of the new
+    /// cut.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -178,7 +179,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // These counters never rest. They are watched now, so that they do not fill the memory for the others.
+        // These counters are written all the time. They are watched now, because memory is also needed for other busy
+        // counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -193,7 +195,7 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // Without skew: an unclear order is decided by the producer's clock, and a comparison repairs a mistake.
+            // The skew is zero: the producer's clock decides an unclear order, and a comparison repairs a mistake.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;
@@ -201,7 +203,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// The additions that counters lack according to a measurement that could judge them.
+    /// Returns the additions that counters lack, for all counters that the measurements could judge.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
         let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
             Judgement::Drift(drift) if drift != 0 => {
@@ -218,7 +220,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
         while !left.is_empty() {
-            // Each call takes a limited number per bucket. The others follow with the bucket's next state.
+            // Each call takes a limited count of repairs per bucket. The other repairs follow with the bucket's next
+            // state.
             let mut calls: HashMap<u32, usize> = HashMap::new();
             let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
                 let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
@@ -270,9 +273,9 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 
 /// The buckets of one kind that are being loaded, with their progress.
 struct Loading {
-    /// The buckets, and what they held.
+    /// The buckets, and their content at the cut.
     lost: Lost,
-    /// By place in `lost.cuts`: the last repair.
+    /// The last repair of each bucket, in the order of `lost.cuts`.
     passes: Vec<u64>,
     /// The run that loads them.
     run: u64,
@@ -292,7 +295,7 @@ impl Loading {
         Self { lost, passes, run, busy: Vec::new() }
     }
 
-    /// The bucket; `None` if it is not being loaded.
+    /// Returns the bucket's state; `None` if the bucket is not being loaded.
     fn bucket(&self, bucket: u32) -> Option<LoadingBucket> {
         let place = bucket.checked_sub(self.lost.from)? as usize;
         let cut = (*self.lost.cuts.get(place)?)?;

@@ -1,10 +1,11 @@
-//! Loads what Redis lost, wholly or partly (a flush, an empty promoted replica, an evicted bucket), again from
-//! `counter`. The site keeps writing likes meanwhile.
+//! Loads counters from `counter` again that Redis lost (by a flush, an empty promoted replica or an evicted bucket).
+//! The site keeps writing likes meanwhile.
 //!
-//! A bucket without its field `_` is unknown, not zero. One script marks it as loading and returns its content at that
-//! instant: its cut. After a fence, the value as of the cut is known for each counter without a newer change. The
-//! difference to the bucket's content is added, so concurrent changes are kept. The other counters are watched, as in
-//! any comparison. Only then is the bucket marked as loaded, and only if its loading mark still exists.
+//! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
+//! returns its content at that instant, the cut. After a fence, MySQL shows the value as of the cut for each counter
+//! without a newer change. The load adds the difference between this value and the bucket's content, so concurrent
+//! changes are kept. Counters with a newer change are watched, as in any comparison. At the end the bucket is marked as
+//! loaded, if its loading mark still exists.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
@@ -12,9 +13,9 @@
 //! them: their `at` is within `overlap`.
 //!
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
-//! records the layouts that API servers count in, by configuration. No daemon has updated a layout that is missing in
-//! the last run's record. Its buckets can still be marked as loaded: from an aborted move, or from before a switch.
-//! Before anything is compared these marks are removed, and the buckets are loaded like lost ones.
+//! records the layouts in which API servers count, as configured. No daemon has updated a layout that is missing in the
+//! last run's record. Its buckets can still be marked as loaded: from an aborted move, or from before a switch. Before
+//! anything is compared these marks are removed, and the buckets are loaded like lost ones.
 
 mod buckets;
 mod touched;
@@ -42,7 +43,7 @@ pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     match servers.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
         None => Ok(()),
         Some(layout) => Err(JobError::Refused(format!(
-            "the daemon that started last counts in {layout}, and this configuration has {} only: use the same [redis] in both",
+            "the daemon that started last counts in {layout}, but this configuration has only {}: use the same [redis] in both",
             ours.join(" and ")
         ))
         .into()),
@@ -114,7 +115,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     Ok(())
 }
 
-/// Each load reads all of `counter`. If Redis evicts buckets, the loads would never end.
+/// Whether Redis has lost buckets too often for another load now. Each load reads all of `counter`, and if Redis evicts
+/// buckets, the loads would never end.
 async fn is_too_often(run: &RunContext<'_>, lost: u64) -> Result<bool> {
     let all = u64::from(run.servers.cache.keys.buckets()) * run.servers.names.all().count() as u64;
     let is_scheduled = run.options.wait_max.is_some();

@@ -1,16 +1,16 @@
-//! Counters that a load cannot take from a page of rows, because the outbox has named them since their buckets' cuts.
+//! Tracks counters that a load must measure, because the outbox has added to them since their buckets' cuts.
 //!
-//! This is about counters that the daemon adds to Redis. `outbox` has the numbers of the last rows, read before the
-//! cut. The script that takes the cut raises the bucket's offsets to them. So the bucket must end with the counter as
-//! of its offsets, and lacks that value minus what it held. A page has the counter as of its snapshot. If no row after
-//! `outbox` names the key in that snapshot, both values are the same, and no measurement is needed. Each other key is
-//! measured.
+//! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows, read
+//! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must bring
+//! the bucket to the counter's value as of these offsets. The bucket lacks this value minus the value that it held. A
+//! page has the counter's value as of the page's snapshot. If no row after `outbox` names the key in that snapshot,
+//! both values are the same, and no measurement is needed. All other keys are measured.
 //!
 //! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
 //!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
 //! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
-//!   to the bucket. The page's value is right. The next page's snapshot has the row, but its key can be in the earlier
-//!   page.
+//!   to the bucket. The page's value is right. The next page's snapshot has the row, but the row's key can belong to
+//!   the earlier page.
 //! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket held the addition, and
 //!   its offset is above `outbox`. The page's snapshot has the row, and its key is measured.
 //! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
@@ -19,7 +19,7 @@
 //!   are assigned under the partition's lock. So each page reads only the rows that follow those of the last page.
 //! * A: a reconcile corrects `counter`. Its row is in the partition `CORRECTIONS`, which is read like all others.
 //! * A: a page is read. B: rows after the last ones read are deleted before the next page, or are too many to read. It
-//!   is unknown what they named, so all counters of the following pages are measured.
+//!   is unknown which counters they named, so all counters of the following pages are measured.
 //! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's current data. New rows have
 //!   higher numbers than all earlier ones.
 
@@ -44,12 +44,12 @@ pub(super) enum Touched {
 }
 
 impl Touched {
-    /// No counter is touched yet. `outbox` has the last rows before the cuts.
+    /// Returns the state in which no counter is touched yet. `outbox` has the last rows before the cuts.
     pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
         Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
     }
 
-    /// The rows after these must be read with the next page.
+    /// Returns the last rows that were read. The rows after them must be read with the next page.
     pub(super) fn offsets(&self) -> Option<&OutboxOffsets> {
         match self {
             Self::Keys { offsets, .. } => Some(offsets),
@@ -75,7 +75,7 @@ impl Touched {
         }
     }
 
-    /// Whether a row names the counter, or can do so.
+    /// Whether a row names the counter, or can name it.
     pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),

@@ -29,33 +29,37 @@ pub enum End {
     LimitExceeded,
 }
 
-/// The result of one run. Unless stated otherwise, all numbers count counters: one metric of one target each.
+/// The result of one run. Unless stated otherwise, each number is a count of counters. A counter is one metric of one
+/// target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
     pub mode: &'static str,
     /// The run compared and changed nothing.
     pub dry_run: bool,
-    /// Compared at a cut.
+    /// Counters that were compared at a cut.
     pub checked: u64,
-    /// Right at the first measurement.
+    /// Counters that were right at the first measurement.
     pub exact: u64,
-    /// Wrong at two measurements, in the same direction.
+    /// Counters that were wrong at two measurements, in the same direction.
     pub drifted: u64,
     /// Drifted counters that were repaired.
     pub repaired: u64,
-    /// Wrong at the first measurement, right or wrong in the other direction at the second: events in flight.
+    /// Counters that were wrong at the first measurement. At the second they were right, or wrong in the other
+    /// direction, because events were in flight.
     pub transient: u64,
-    /// Judged by watching their events, because something newer than the cut was there at every measurement.
+    /// Counters that were judged by watching their events, because an event newer than the cut was applied at every
+    /// measurement.
     pub busy: u64,
-    /// Not judged: an event was so close to each cut, by a producer's clock, that the order is unknown.
+    /// Counters that were not judged: an event was so close to each cut, by a producer's clock, that the order is
+    /// unknown.
     pub undecided: u64,
-    /// Not compared: their bucket is not loaded, so a missing value is unknown.
+    /// Counters that were not compared: their bucket is not loaded, so a missing value is unknown.
     pub unknown: u64,
-    /// Not repaired: the bucket changed between measurement and repair, the counter would have gone below zero, or
-    /// repairs of the metric stopped.
+    /// Counters that were not repaired: the bucket changed between measurement and repair, the counter would have gone
+    /// below zero, or repairs of the metric stopped.
     pub left: u64,
-    /// In Redis, but not in MySQL.
+    /// Counters that Redis has and MySQL does not have.
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
@@ -71,9 +75,9 @@ pub struct Report {
     pub foreign: Vec<String>,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often it waited, by reason.
+    /// How often the run waited, by reason.
     pub waits: Waits,
-    /// The last reason, as text.
+    /// The last reason for waiting, as text.
     pub waited_for: Option<String>,
     /// Milliseconds per step. Steps of two pages overlap, so their sum can exceed the total time.
     pub steps_ms: Steps,
@@ -90,11 +94,11 @@ pub struct Report {
     #[serde(skip)]
     pub lists_all: bool,
     pub ended: End,
-    /// Why it ended before everything was compared, if it did.
+    /// Why the run ended before everything was compared, if it did.
     pub ended_early: Option<String>,
     /// Messages that the partitions held when a `targets` run began: events in flight, of any target.
     pub in_flight: Option<u64>,
-    /// Each target of a `targets` run, and the first drifted ones of any other.
+    /// For a `targets` run all counters of its targets. For other runs the first drifted counters.
     pub targets: Vec<TargetReport>,
 }
 
@@ -107,7 +111,7 @@ pub struct Steps {
     pub list: u64,
     /// Sampling Redis.
     pub sample: u64,
-    /// Waiting for the fence, with `publish_grace` where there was one.
+    /// Waiting for the fence, including `publish_grace`.
     pub fence: u64,
     /// Reading and recounting in MySQL.
     pub read: u64,
@@ -156,7 +160,7 @@ pub struct TargetReport {
     pub mysql: i64,
     /// The value in `counter` when it was read.
     pub counter: Option<i64>,
-    /// The number of its like records at that time; only if they were counted.
+    /// The count of its like records at that time; `None` if they were not counted.
     pub rows: Option<i64>,
     /// The amount that was added to Redis.
     pub added: i64,
@@ -164,7 +168,7 @@ pub struct TargetReport {
     pub verdict: Verdict,
 }
 
-/// Maximum number of listed drifted counters. The totals include the rest.
+/// Maximum number of listed drifted counters. The totals include all drifted counters.
 pub(super) const LISTED_MAX: usize = 20;
 
 /// The progress of a run.
@@ -176,7 +180,7 @@ pub(crate) struct Progress {
     pub done: u64,
     /// All rows, by the server's statistics; `None` until that is known.
     pub total: Option<u64>,
-    /// Wrong at two measurements.
+    /// Counters that were wrong at two measurements.
     pub drifted: u64,
     /// Suspects that must be measured again.
     pub pending: u64,
@@ -201,7 +205,8 @@ impl Report {
 
     /// Whether nothing was wrong, from the first target on.
     pub(super) fn is_clean(&self) -> bool {
-        // Every field is named here. So a new number does not compile until someone decides whether it counts as clean.
+        // Every field is named here. So a new field does not compile until someone decides whether it matters for a
+        // clean run.
         let Self {
             clean,
             drifted,
@@ -238,7 +243,7 @@ impl Report {
         *clean && drifted + counters_off + left + unknown == 0
     }
 
-    /// How many counters have this verdict.
+    /// Returns how many counters have this verdict.
     pub(super) fn count(&self, verdict: Verdict) -> u64 {
         match verdict {
             Verdict::Exact => self.exact,

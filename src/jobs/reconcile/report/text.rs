@@ -10,7 +10,7 @@ use crate::config::LIKE;
 use crate::jobs::reconcile::JOB;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
-/// A row of `name value` pairs; empty if all are zero.
+/// Writes a row of `name value` pairs, or nothing if all values are zero.
 fn write_row<const N: usize>(
     f: &mut fmt::Formatter<'_>,
     title: &str,
@@ -22,7 +22,7 @@ fn write_row<const N: usize>(
     if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
 }
 
-/// One line for a log; with `{:#}` several lines for a person.
+/// Writes one line for a log. With `{:#}` it writes several lines for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
@@ -46,7 +46,7 @@ impl fmt::Display for Report {
         if !self.foreign.is_empty() {
             write!(
                 f,
-                "; keys with another type than a bucket: {}: delete them, and the next run loads them",
+                "; keys that are not buckets: {}. Delete them, and the next run loads the buckets",
                 self.foreign.join(", ")
             )?;
         }
@@ -219,7 +219,7 @@ mod tests {
             "full: 100 counters checked, 80 exact, 1 drifted by 9 in all, 2 repaired, 3 transient, 4 judged while busy, \
              5 undecided (events too close to the cuts), 6 unknown (bucket not loaded), 7 left for the next run, \
              8 only in Redis, 10 wrong rows of counter, 11 lost buckets loaded, 12 counters in them, \
-             13 seconds waited for the servers; keys with another type than a bucket: a, b: delete them, and the next run loads them; \
+             13 seconds waited for the servers; keys that are not buckets: a, b. Delete them, and the next run loads the buckets; \
              a dry run: nothing was changed; ended early: it was stopped\n  \
              drift by size   1: 1, 2-9: 2, 10-99: 3, 100+: 4\n  \
              waits for       Threads_running: 1, Redis' latency: 2, partitions' depth: 3, replicas' lag: 4\n  \

@@ -10,8 +10,8 @@ use crate::jobs::reconcile::context::{JOB, Mode, RunContext};
 use crate::jobs::reconcile::orphans::Orphans;
 use tallyd_core::model::{Kind, Micros, TargetId};
 
-/// The progress of a full run: the kind's targets are compared up to this one. All kinds before it are compared with
-/// their orphans.
+/// The progress of a full run. The targets of `kind` are compared up to `target_id`. All earlier kinds are compared
+/// completely, with their orphans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
@@ -37,7 +37,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // Counters that a resumed run loads were compared before they were lost.
+    // If a resumed run loads lost counters, an earlier run compared them before they were lost. So the result is not
+    // clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -72,7 +73,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // If this run records no cut, the next `changed` run compares what was skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // Counters that an earlier run compared can have gone back since.
+        // If this run was resumed, Redis can have gone back to an older state since an earlier run compared its
+        // counters.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }
@@ -80,7 +82,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     Ok(())
 }
 
-/// Where to resume; `None` to start with the first target.
+/// Returns where to resume; `None` to start with the first target.
 async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
     let servers = run.servers;
     if !run.options.resume {

@@ -1,5 +1,5 @@
-//! Selects the counters that a run compares, and their order: those of some targets, those that changed, all of them,
-//! or a slice of all.
+//! Selects the counters that a run compares, and their order. A run compares the counters of some targets, the changed
+//! counters, all counters, or a slice of all counters.
 
 mod full;
 mod ranges;
@@ -31,8 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares what changed from the last run's cut until now, by Redis' clock. Counters that were kept for this run come
-/// first.
+/// Compares the counters that changed from the last run's cut until now, by Redis' clock. Counters that were kept for
+/// this run come first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
@@ -55,15 +55,15 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The time up to which everything has been compared. It is recorded in MySQL and in Redis. If Redis goes back in time,
-/// its record goes back together with its counters.
+/// Returns the time up to which everything has been compared. It is recorded in MySQL and in Redis. If Redis goes back
+/// in time, its record goes back together with its counters.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // The record was lost with buckets that are loaded now, or unknown.
+        // The record was lost together with buckets that this run loads, or that stay unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
     };
@@ -82,7 +82,7 @@ async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Resul
     Ok(())
 }
 
-/// Compares what changed since `start`, newest first, without the counters in `compared`.
+/// Compares the counters that changed since `start`, newest first, without the counters in `compared`.
 async fn compare_since(comparer: &mut Comparer<'_>, start: Micros, compared: &[CounterKey]) -> Result<()> {
     let run = comparer.run;
     let mut before = ChangedBefore::NEWEST;

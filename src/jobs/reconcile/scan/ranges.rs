@@ -1,4 +1,4 @@
-//! Compares all counters of a kind, by ranges of ids.
+//! Compares all counters of a kind, one range of ids after another.
 //!
 //! While MySQL recounts one range, the next one is listed, sampled and fenced.
 
@@ -14,10 +14,11 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Maximum number of likes in a range of several targets: each is a row to recount, and a snapshot must not last long.
+/// Maximum number of likes in a range of several targets: each like is a row to recount, and a snapshot must not last
+/// long.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// Maximum time until suspects are rechecked. A run that resumes this one repeats at most this much.
+/// Maximum time until suspects are rechecked. A run that resumes this run repeats at most the work of this time.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares ranges of a run, within its slice.
@@ -35,17 +36,17 @@ struct Listed {
 }
 
 impl<'r, 'a> Ranges<'r, 'a> {
-    /// Ranges of all counters.
+    /// Makes ranges of all counters.
     pub(super) fn all(comparer: &'r mut Comparer<'a>) -> Self {
         Self { comparer, slice_left: None }
     }
 
-    /// Ranges of the next `rows` rows of `counter`.
+    /// Makes ranges of the next `rows` rows of `counter`.
     pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
 
-    /// Whether the slice is compared.
+    /// Whether the whole slice is compared.
     pub(super) fn is_at_end(&self) -> bool {
         self.slice_left == Some(0)
     }
@@ -96,8 +97,8 @@ impl<'r, 'a> Ranges<'r, 'a> {
         Ok(reached)
     }
 
-    /// Lists, samples and fences the range that follows `after`. `None` at the end of the kind or of the slice, or when
-    /// the run must end.
+    /// Lists, samples and fences the range that follows `after`. Returns `None` at the end of the kind or of the slice,
+    /// or when the run must end.
     async fn list_and_sample(&mut self, kind: Kind, after: TargetId) -> Result<Option<Listed>> {
         let run = self.comparer.run;
         if after >= LAST || self.is_at_end() {
@@ -137,7 +138,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
             without.retain(|key| keys.binary_search(key).is_err());
             self.comparer.compare_page(&keys).await?;
         }
-        // Targets that have a counter, but no like records.
+        // These targets have a counter, but no like records.
         self.comparer.compare(&without.into_iter().collect::<Vec<_>>()).await
     }
 }

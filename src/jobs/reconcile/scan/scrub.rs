@@ -1,8 +1,8 @@
-//! A full run in slices. Each scrub resumes where the last one ended. So a large table is verified once a day, or once
-//! a week, at a low and steady cost.
+//! Compares everything in slices. Each scrub compares one slice, and resumes where the last scrub ended. So a large
+//! table is verified once a day, or once a week, at a low and steady cost.
 //!
-//! A slice has a number of rows of `counter`, in the order of kinds and ids. It also has an equally large part of each
-//! kind's buckets, which are searched for orphans. Rows and buckets are traversed independently of each other.
+//! A slice consists of rows of `counter`, in the order of kinds and ids. An equally large part of each kind's buckets
+//! is searched for orphans. Rows and buckets are traversed independently of each other.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use tallyd_mysql::ranges::LAST;
 /// Minimum number of rows of `counter` in a slice: small tables are compared quickly, and statistics can be inaccurate.
 const SLICE_MIN: u64 = 10;
 
-/// Before the first target of all.
+/// The place before the first target.
 const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 
 /// Where the next slice begins.
@@ -26,7 +26,7 @@ const BEGINNING: Target = Target { kind: Kind(0), id: TargetId(0) };
 struct Place {
     kind: u8,
     target_id: u64,
-    /// The first bucket that is searched next, in every kind.
+    /// The bucket at which the next search begins, in every kind.
     bucket: u32,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     run.progress.send_modify(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // Buckets first: they are few. So a run with little time also gets through all of them.
+    // Buckets are searched first, because they are few. So all of them are searched even if runs have little time.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
@@ -53,7 +53,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
             break;
         }
         let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
-        // Recorded page by page: a run that is killed loses one page.
+        // The place is recorded after each page, so a run that is killed loses the work of one page.
         let checkpoint = |id, _| place(Target { kind, id });
         let id = slice.compare_kind(kind, after, &mut KnownByBucket::default(), checkpoint).await?;
         reached = Target { kind, id };
@@ -85,7 +85,7 @@ async fn search_buckets(comparer: &mut Comparer<'_>, last: u32, parts: u64) -> R
     Ok(until % buckets)
 }
 
-/// The place after `reached`, where the next slice begins.
+/// Returns the place after `reached`, where the next slice begins.
 fn after(servers: &Servers, reached: Target) -> Target {
     if reached.id < LAST {
         return reached;
@@ -94,7 +94,7 @@ fn after(servers: &Servers, reached: Target) -> Target {
     next_kind.map_or(BEGINNING, |(kind, _)| Target { kind, id: TargetId(0) })
 }
 
-/// A place as text; `None` if it is before the first target of all.
+/// Returns a place as text; `None` if it is before the first target.
 fn place_of(servers: &Servers, place: Target) -> Option<String> {
     (place.kind != Kind(0)).then(|| servers.name(place))
 }
