@@ -4,7 +4,7 @@
 //! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The other
 //! counters are suspects, and are measured once more. If API servers count them, the run waits `publish_grace` before
 //! this sample and again before its fence. If two measurements find a drift in the same direction, the smaller drift is
-//! repaired. A counter is *busy* if something newer than the cut was applied to it. A busy counter is measured again
+//! repaired. A counter is *busy* if something newer than the cut was applied to it. Such a counter is measured again
 //! together with a few other counters. If it is still busy, it is watched: the consumers log its events with the rows'
 //! former states. Its value as of the cut follows from its current value and that log.
 //!
@@ -23,8 +23,8 @@
 //! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant
 //!   4).
 //! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the
-//!   bucket's field `_` is as the sample saw it, and every repair changes that field. So only one of A and B's repair
-//!   is added.
+//!   bucket's field `_` has not changed since the sample, and every repair changes that field. So only one of A and B's
+//!   repair is added.
 //! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
 //!   repair runs. The script refuses the repair after a deadline of Redis' clock. No other run can begin before this
 //!   deadline.

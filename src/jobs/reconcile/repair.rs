@@ -1,8 +1,8 @@
 //! Adds to Redis the amounts that two measurements agree on, corrects rows of `counter`, and stops at the safety
 //! limits.
 //!
-//! A repair is recorded in MySQL before and after it is made. The script makes it only if the bucket is as the sample
-//! saw it, and only before a deadline.
+//! A repair is recorded in MySQL before and after it is made. The script makes the repair only if the bucket has not
+//! changed since the sample, and only before a deadline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};

@@ -305,7 +305,7 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     for arguments in [vec!["reconcile"], vec!["reconcile", "--target", "video:1"]] {
         let refused = world.tallyd(&arguments);
         assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
-        let why = "the daemon that started last counts in packed:4, and this configuration has packed:7 only";
+        let why = "the daemon that started last counts in packed:4, but this configuration has only packed:7";
         assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
     }
     world.set(&before);

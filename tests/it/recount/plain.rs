@@ -60,7 +60,7 @@ async fn a_dry_run_tells_and_changes_nothing() {
     assert_eq!(told.status.code(), Some(2), "{}", stderr(&told));
     let text = stdout(&told);
     assert!(text.contains("video:comment: 8 targets checked, 2 exact, 6 drifted by 18 in all, 0 corrected"), "{text}");
-    assert!(text.contains("a dry run") && text.contains("video:6: counter 7, the query says 6, -1"), "{text}");
+    assert!(text.contains("a dry run") && text.contains("video:6: counter 7, query 6, correction -1"), "{text}");
     assert_eq!((counters(&world).await, added(&world).await.len()), (before, 0));
     // A run that changes nothing leaves no record.
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 0);
@@ -81,7 +81,7 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     let counted: Vec<(u64, u8, i64)> = (102..=1_000).map(|id| (id, 0, 1)).collect();
     count(&world, &counted).await;
     let dry = world.tallyd(&["recount", "--dry-run"]);
-    assert!(stdout(&dry).contains("without --dry-run it would stop: 101 of 1000 targets"), "{}", stdout(&dry));
+    assert!(stdout(&dry).contains("without --dry-run the run would stop: 101 of 1000 targets"), "{}", stdout(&dry));
     let braked = world.tallyd(&["recount"]);
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("101 of 1000 targets have drifted, more than"), "{}", stdout(&braked));

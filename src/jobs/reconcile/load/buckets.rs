@@ -99,7 +99,7 @@ impl<'l, 'a> Loader<'l, 'a> {
             let after = range.until;
             touched.note(range.after, &since);
             let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
-            // The next page is read while this one is added.
+            // The next page is read while this page is added.
             let following = list_page(servers, kind, after, &touched);
             let ((), following) = tokio::try_join!(self.add(loading, &repairs), following)?;
             for some in to_measure.chunks(PAGE_MEASURED) {
@@ -184,8 +184,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
-    /// Watches counters that are written all the time. If one still cannot be judged, its bucket stays unknown until
-    /// the next run.
+    /// Watches counters that are written all the time. If a counter still cannot be judged, its bucket stays unknown
+    /// until the next run.
     async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut busy = std::mem::take(&mut loading.busy);

@@ -1,5 +1,5 @@
-//! Loads counters from `counter` again that Redis lost (by a flush, an empty promoted replica or an evicted bucket).
-//! The site keeps writing likes meanwhile.
+//! Loads counters that Redis lost (through a flush, an empty promoted replica or an evicted bucket) again from
+//! `counter`. The site keeps writing likes meanwhile.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
 //! returns its content at that instant, the cut. After a fence, MySQL shows the value as of the cut for each counter
@@ -15,7 +15,7 @@
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
 //! records the layouts in which API servers count, as configured. No daemon has updated a layout that is missing in the
 //! last run's record. Its buckets can still be marked as loaded: from an aborted move, or from before a switch. Before
-//! anything is compared these marks are removed, and the buckets are loaded like lost ones.
+//! anything is compared these marks are removed, and the buckets are loaded like lost buckets.
 
 mod buckets;
 mod touched;

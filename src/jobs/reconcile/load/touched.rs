@@ -57,7 +57,8 @@ impl Touched {
         }
     }
 
-    /// Records the rows that were read with a page which begins above `after`. Counters of earlier pages are dropped.
+    /// Records the rows that were read together with a page. The page begins above `after`. Counters of earlier pages
+    /// are dropped.
     pub(super) fn note(&mut self, after: TargetId, since: &Since) {
         let Self::Keys { kind, offsets, keys } = self else { return };
         let mut is_known = since.pruned.iter().all(|(partition, pruned)| pruned <= offsets.of(partition));

@@ -61,7 +61,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// The details for a person: a line for each of several facts, and for each listed target.
+    /// Writes the details for a person: one line for each kind of detail, and one for each listed target.
     fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
         let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
