@@ -1,5 +1,5 @@
-//! The client of the admin port, for commands: one connection, one request, and limits for the time and the size of the
-//! answer.
+//! The client of the admin port, for commands. Each request has its own connection. The time and the size of the answer
+//! are limited.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -19,13 +19,13 @@ use url::{Host, Url};
 
 use crate::config::{SOCKET, Secret};
 
-/// A daemon answers these requests without asking a server.
+/// Time limit for an answer. A daemon answers these requests without a call to a server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
-/// The daemon writes an order to MySQL before it answers.
+/// Time limit for the answer to an order. The daemon writes an order to MySQL before it answers.
 const ORDER_MAX: Duration = Duration::from_secs(15);
 
-/// Most bytes of an answer. A status with 1,000 partitions has 300 kB.
+/// Most bytes of an answer. The status of a daemon with 1,000 partitions has 300 kB.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(crate) struct Answer {
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no daemon answers at {at}: {reason}; check that it is running (systemctl status tallyd), and use --url if its admin port is elsewhere"
+    "no daemon answers at {at}: {reason}; check that it is running (systemctl status tallyd), and use --url if it has another admin port"
 )]
 pub(crate) struct NoDaemon {
     pub at: At,
     pub reason: String,
 }
 
-/// Why a control socket can't be used.
+/// The reason why a control socket can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoControl {
     #[error(
@@ -102,8 +102,8 @@ impl At {
     }
 }
 
-/// Requests `path`, below the path of the port's address. A late answer, a too large answer, or one that is not HTTP
-/// also returns [`NoDaemon`].
+/// Requests `path`, below the path of the port's address. Also returns [`NoDaemon`] if the answer is late, too large or
+/// not HTTP.
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
@@ -126,7 +126,7 @@ pub(crate) async fn post(socket: &Path, path: &str, body: String) -> Result<Answ
 
 async fn exchange(Port { at, token }: &Port, request: Builder, body: Body) -> Result<Answer> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(at.connect().await?)).await?;
-    // Aborted when this call ends.
+    // The task of the connection is aborted when this call ends.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let (host, base) = at.host_and_path();

@@ -1,8 +1,9 @@
-//! The control socket: the only way to send an order to a running daemon. The permissions of its file decide who can.
+//! The control socket: the only way to send an order to a running daemon. The permissions of the socket's file decide
+//! who can send orders.
 //!
 //! An order is written to MySQL, and all daemons of the site read it there. So each socket of the site has the same
-//! effect. If several daemons on one machine use the same path, the first one gets the socket. The others retry, and
-//! one of them gets it when the first one has ended.
+//! effect. If several daemons on one machine use the same path, the first daemon gets the socket. The other daemons
+//! retry, and one of them gets the socket when the first daemon has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -32,13 +33,13 @@ use tallyd_mysql::{Store, StoreError};
 
 pub(crate) const ORDERS: &str = "/v1/orders";
 
-/// The owner and the group can connect.
+/// The socket's mode: its owner and its group can connect.
 const MODE: u32 = 0o660;
 
-/// Characters of `control.ordered_by`.
+/// Length of the column `control.ordered_by`, in characters.
 const BY_MAX: usize = 255;
 
-/// Delay after the socket could not be created: another daemon has it, or the folder is missing.
+/// Delay before the next try to create the socket, if another daemon has it or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
 /// A client's order.
@@ -53,7 +54,7 @@ pub(crate) struct Wanted {
     pub reason: String,
 }
 
-/// The orders before and after.
+/// The order for a task before and after a request.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub before: Option<Order>,
@@ -97,7 +98,7 @@ impl ControlSocket {
                         event = "control-not-listening",
                         path = %path,
                         error = %error,
-                        "no control socket at {path}, retrying: {error}. Use the socket of another daemon, or change [admin] control"
+                        "the control socket {path} can't be created, retrying: {error}. Use the socket of another daemon, or change [admin] control"
                     );
                 }
                 Err(_) => {}
@@ -149,7 +150,7 @@ impl Desk {
         let before = self.find(*task, *command).await?;
         match lasts_s {
             Some(lasts_s) => {
-                // Both are shown on terminals and written to logs.
+                // Terminals and logs show both texts, so control characters are removed.
                 let plain = |text: &str| text.replace(char::is_control, " ");
                 let by = ordered_by(&plain(by), uid, &self.host);
                 let lasts = Duration::from_secs(*lasts_s);
@@ -157,7 +158,7 @@ impl Desk {
             }
             None => self.store.end_order(*task, *command).await?,
         }
-        // This daemon obeys immediately, the others within a second.
+        // This daemon obeys immediately, and the other daemons within a second.
         self.control.refresh(&self.store).await?;
         Ok(Done { before, now: self.find(*task, *command).await? })
     }
@@ -168,7 +169,7 @@ impl Desk {
     }
 }
 
-/// `anna (uid 1000) on db1`. A long name is cut.
+/// Returns for example `anna (uid 1000) on db1`. Shortens a long name.
 fn ordered_by(name: &str, PeerUid(uid): PeerUid, host: &str) -> String {
     let known: String = format!(" (uid {uid}) on {host}").chars().take(BY_MAX).collect();
     let name: String = name.chars().take(BY_MAX - known.chars().count()).collect();

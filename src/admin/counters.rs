@@ -1,4 +1,4 @@
-//! `GET /v1/counters/video/42`: a target's numbers, as `tallyd show` prints them.
+//! `GET /v1/counters/video/42`: a target's counters, as `tallyd show` prints them.
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -30,7 +30,7 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
     }
 }
 
-/// The server that failed, and the failed operation. The causes are left out, because they can contain an address.
+/// Names the server that failed, and the failed operation. Leaves out the causes, because they can contain an address.
 fn reason(error: &anyhow::Error) -> String {
     let server = if error.chain().any(|cause| cause.is::<StoreError>()) {
         "MySQL"

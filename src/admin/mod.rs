@@ -1,9 +1,9 @@
 //! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
-//! It must never slow the tasks: it has a few separate connections to the servers, and requests are limited in number
-//! and time. A connection serves one request. On an address that other machines can reach, a token is required
-//! (`token`), except for `PROBES`. Web pages have no access: the `Host` of a request is checked (`hosts`), and there is
-//! no CORS header.
+//! The port must never slow the tasks. So it has a few separate connections to the servers, and it limits the count and
+//! the duration of requests. A connection serves one request. On an address that other machines can reach, a token is
+//! required (`token`), except for `PROBES`. Web pages have no access: the `Host` of a request is checked (`hosts`), and
+//! there is no CORS header.
 
 pub(crate) mod ask;
 pub(crate) mod control;
@@ -50,7 +50,8 @@ const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
-/// Also answered without a token, because probes of orchestrators have none. Then the answer is only a status code.
+/// These paths also answer without a token, because probes of orchestrators have no token. Then the answer is only a
+/// status code.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
 /// Advice for a port that can't be opened.
@@ -61,7 +62,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 const ASKING_MAX: usize = 16;
 
-/// Connections to MySQL. A request waits until one is free.
+/// Connections to MySQL. A request waits until a connection is free.
 const STORE_CONNECTIONS: u32 = 4;
 
 const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -113,7 +114,7 @@ impl Admin {
         let Some(listen) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
-        // A separate connection, so that requests for numbers can't make a server look unreachable.
+        // The observer has separate connections, so that requests for counters can't make a server look unreachable.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
         let (observer, sight) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
@@ -130,7 +131,8 @@ impl Admin {
         Ok(Some((Self { listen, asked }, observer)))
     }
 
-    /// Serves until `end`. If the port can't be opened, the daemon still processes events, which don't need it.
+    /// Serves until `end`. If the port can't be opened, the daemon still processes events, because this work does not
+    /// need the port.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let Some(listener) = end.run_until_cancelled(beat.during(listen(&self.listen))).await else { return };
         let port = Port { listener, routes: routes(self.asked), limits: LIMITS, open: Gauge::default() };
@@ -189,7 +191,7 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     if is_stranger && !PROBES.contains(&request.uri().path()) {
         let mut answer =
             refused(StatusCode::UNAUTHORIZED, "the token is missing or wrong: send the token of [admin] token_file");
-        // Then a browser asks for a user, whose name is ignored, and a password.
+        // This makes a browser ask for a user and a password. The user's name is ignored.
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
         return Ok(answer);
     }
@@ -209,7 +211,7 @@ fn refused(status: StatusCode, reason: &str) -> Response {
     json(status, &serde_json::json!({ "error": reason }))
 }
 
-/// A temporary refusal: the client can retry.
+/// Returns a temporary refusal: the client can retry.
 fn busy(reason: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

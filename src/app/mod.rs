@@ -1,7 +1,7 @@
 //! Connects the servers, runs the daemon's tasks, supervises them and drains them.
 //!
-//! If a task ends before the stop, all other tasks are stopped cleanly and the process exits with a failure code. systemd then
-//! restarts it (invariant 8).
+//! If a task ends before the stop, all other tasks are stopped cleanly, and the process exits with a failure code.
+//! systemd then restarts the process (invariant 8).
 
 mod reload;
 mod schedules;
@@ -32,14 +32,15 @@ use writers::{Announcement, Decider};
 /// Time limit for the admin port and the observer to end after all other tasks.
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
-/// Runs the daemon until SIGTERM or SIGINT. The configuration was read from `path`, and SIGHUP reads it from there again.
+/// Runs the daemon until SIGTERM or SIGINT. The configuration was read from `path`, and SIGHUP reads it again from
+/// `path`.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
     let hangups = shutdown::hangups()?;
     let servers = Servers::new(&config)?;
     let (sender, live) = ConfigHandle::new(config);
     let liveness = Liveness::default();
-    // The watchdog is fed, and the admin port answers, until the drain has ended.
+    // The watchdog is fed and the admin port answers until the drain has ended.
     let drained = CancellationToken::new();
     let ends = drained.clone().drop_guard();
     let mut lasting = Running::new(&liveness);
@@ -68,7 +69,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         // Supervises the admin port and the observer while the other tasks run.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
-    // A failed start has not cancelled it yet.
+    // A failed start has not cancelled the token yet.
     stop.cancel();
     telemetry().drains();
     systemd::stopping();
@@ -96,7 +97,7 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     supervise(running, &stop).await
 }
 
-/// Waits for the stop. If a task ends earlier, that is a failure and stops the other tasks.
+/// Waits for the stop. If a task ends earlier, this counts as a failure and stops the other tasks.
 async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()> {
     let ended = tokio::select! {
         () = stop.cancelled() => return Ok(()),

@@ -1,7 +1,9 @@
-//! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old one stays in force.
+//! SIGHUP: reads the configuration again from the same file. A valid configuration is applied. Otherwise the old one
+//! stays in force.
 //!
-//! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B follows A, so every
-//! event received after C is judged by the new configuration. Events received before A were judged by the old one.
+//! A: the new configuration is in force. B: `reloaded` is logged. C: a producer publishes an event of a new metric. B
+//! follows A, so every event received after C is judged by the new configuration. Events received before A were judged
+//! by the old configuration.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,7 +64,7 @@ impl Reloader {
         self.decider.prepare(&now, &config, stop).await?;
         log::change(filter);
         let config = Arc::new(config);
-        // Tasks read the configuration on their own, so it is no failure if no task listens for changes.
+        // Tasks read the configuration when they need it, so it is no failure if no task listens for changes.
         self.sender.send_replace(Arc::clone(&config));
         self.decider.decide(&config);
         if !needs_restart.is_empty() {

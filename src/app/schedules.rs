@@ -1,4 +1,5 @@
-//! The cron triggers of the current schedules. They only wake the loops of the jobs. These loops decide which run is due.
+//! The cron triggers of the current schedules. The triggers only wake the jobs' loops. The loops decide which run is
+//! due.
 
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ impl Schedules {
             }
         }
         self.modes = wanted;
-        // A run can already be due by a new pattern.
+        // A new pattern can make a run due immediately.
         JobName::ALL.into_iter().for_each(|job| self.wakes.of(job).notify_one());
     }
 }

@@ -17,11 +17,12 @@ use tallyd_mysql::schema::Schema;
 /// How long the start waits for Redis. systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Checks MySQL and Redis. An unreachable server does not fail the start, but the start waits for MySQL. No writing task is started before
-/// the codes in MySQL are known to have the same meaning as in the configuration.
+/// Checks MySQL and Redis. An unreachable server does not fail the start, but the start waits until MySQL answers.
+/// Tasks that write start only after the codes in MySQL have been checked to have the same meaning as in the
+/// configuration.
 ///
-/// # Errors
-/// Fails if the schema is wrong, if a code would change its meaning, or if a Redis Cluster is configured as one server or the reverse.
+/// # Errors Fails if the schema is wrong, if a code would change its meaning, if a Redis Cluster is configured as a
+/// single server, or if a single server is configured as a Cluster.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
     look_at_redis(servers).await?;
     let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
@@ -77,7 +78,8 @@ pub(super) fn tell(changes: &[Change]) {
     }
 }
 
-/// Fails if a Cluster is configured as one server, or the reverse. An unreachable Redis is no failure.
+/// Fails if a Redis Cluster is configured as a single server, or a single server as a Cluster. An unreachable Redis is
+/// no failure.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
         Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),

@@ -1,4 +1,5 @@
-//! The tasks of a daemon, and the cron triggers that wake them. Each task reads the configuration from [`ConfigHandle`] when it begins work.
+//! The tasks of a daemon, and the cron triggers that wake them. Each task reads the configuration from [`ConfigHandle`]
+//! when it begins work.
 
 use std::fmt;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ impl Tasks {
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
-        // An unusable pattern fails the start.
+        // An invalid pattern fails the start.
         let schedules = Schedules::start(&self.live, wakes).await?;
         running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
         Ok(())
@@ -175,7 +176,8 @@ impl Tasks {
         running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
     }
 
-    /// Starts the loop that runs a job. If filters are off, it starts the task that keeps old filters from being trusted later.
+    /// Starts the loop that runs a job. If filters are disabled, starts instead the task that prevents a later daemon
+    /// from trusting old filters.
     fn start_job(&self, job: JobName, wake: &Arc<Notify>, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {

@@ -1,15 +1,19 @@
-//! Announces to clients, in Redis, whether API servers or the daemon count which numbers. So a site can change this while users click.
+//! Announces in Redis, for each metric, whether API servers or the daemon count it. So a site can change the writer
+//! while users click.
 //!
-//! Handover to the daemon. A: a daemon reloads. It adds these numbers to Redis from its next batch on, and announces this. B: clients read the
-//! announcement within ten seconds. Clicks that clients count between A and B count twice.
+//! Handover to the daemon. A: a daemon reloads. It adds the counts of these metrics to Redis from its next batch on,
+//! and announces this. B: clients read the announcement within ten seconds. Clicks that clients count between A and B
+//! count twice.
 //!
-//! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement within ten seconds and
-//! start to count. C: the new configuration is in force, and the daemon stops counting. Clicks that clients count between B and C count twice.
-//! Events that were only published and are received after C are not counted in Redis. If MySQL does not have a user's last click yet, the next
-//! click can count wrongly, although its event is correct. A reconcile of the changed targets makes the numbers exact.
+//! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement
+//! within ten seconds and start to count. C: the new configuration is in force, and the daemon stops counting. Clicks
+//! that clients count between B and C count twice. Events that were only published and are received after C are not
+//! counted in Redis. If MySQL does not have a user's last click yet, the next click can count wrongly, although its
+//! event is correct. A reconcile of the changed targets makes the counters exact.
 //!
-//! Each announcement has the instant at which its daemon started or was reloaded, and the newest announcement is valid. Every ten seconds, a
-//! daemon checks Redis. It announces again if Redis has no announcement or an older one, because it was lost or Redis went back.
+//! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
+//! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or has an
+//! older one because Redis went back to an older state.
 
 use std::time::Duration;
 
@@ -27,13 +31,15 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers;
 use tallyd_redis::Cache;
 
-/// How often it checks that Redis still has the announcement.
+/// Interval between checks that Redis still has the announcement.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// After this time, all clients follow an announcement: they read it every ten seconds, and a read takes at most half a second.
+/// Time after which all clients follow an announcement. They read it every ten seconds, and a read takes at most half a
+/// second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// Limit of waiting messages, and of outbox rows, when API servers begin to count. Daemons write this many within some seconds.
+/// Limit of waiting messages, and of outbox rows, at which API servers can begin to count. Daemons write this many
+/// within some seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -44,18 +50,18 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// An announcement of `writers` from now on, with the names of `config`.
+    /// Makes an announcement of `writers` that is valid from now on, with the names of `config`.
     pub(super) fn new(writers: &Writers, config: &Config) -> Self {
         let since = clock::now();
         Self { text: writers.encode(&config.kinds, &config.metrics, since), since }
     }
 
-    /// The announcement of the configuration's writers.
+    /// Makes an announcement of the configuration's writers.
     pub(super) fn of(config: &Config) -> Self {
         Self::new(&Writers::from(config), config)
     }
 
-    /// Announces it, unless Redis has a newer one.
+    /// Writes the announcement to Redis, unless Redis has a newer one.
     async fn make(&self, cache: &Cache) -> Result<()> {
         let there = cache.writers().await?;
         if there.as_deref().and_then(writers::since).is_none_or(|since| since < self.since) {
@@ -65,7 +71,7 @@ impl Announcement {
     }
 }
 
-/// Keeps the last decision announced until the stop.
+/// Keeps the last decision in Redis until the stop.
 pub(super) async fn run(
     cache: Cache,
     mut decided: watch::Receiver<Announcement>,
@@ -84,7 +90,7 @@ pub(super) async fn run(
         };
         tokio::select! {
             () = beat.pause(pause, &stop) => {}
-            // An error means that the decider has ended.
+            // An error means that the sender of decisions has ended.
             Ok(()) = decided.changed() => {}
         }
     }
@@ -97,19 +103,18 @@ pub(super) struct Decider {
 }
 
 impl Decider {
-    /// Prepares for `new`, the next configuration. If API servers must take over numbers that the daemon counts `now`, it returns after they
-    /// have started to count.
+    /// Prepares for `new`, the next configuration. If API servers must take over metrics that the daemon counts `now`,
+    /// this returns after they have started to count.
     ///
-    /// # Errors
-    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. `now` is announced again if the failure
-    /// can leave `new` announced.
+    /// # Errors [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If the
+    /// failure can leave `new` announced, announces `now` again.
     pub(super) async fn prepare(&self, now: &Config, new: &Config, stop: &CancellationToken) -> Result<()> {
         let (before, after) = (Writers::from(now), Writers::from(new));
         if !after.hands_to_api(&before, &now.kinds, &now.metrics) {
             return Ok(());
         }
         self.little_waits().await?;
-        // API servers still count the numbers that the daemon takes over, until the daemon counts them.
+        // API servers continue to count the metrics that the daemon takes over, until the daemon counts them.
         let announcement = Announcement::new(&after.union(&before), new);
         let announced = announcement.make(&self.servers.cache).await;
         if announced.is_err() {
@@ -122,7 +127,7 @@ impl Decider {
         Ok(())
     }
 
-    /// Announces the configuration that is in force from now on.
+    /// Announces the writers of the configuration that now applies.
     pub(super) fn decide(&self, config: &Config) {
         self.decided.send_replace(Announcement::of(config));
     }

@@ -18,7 +18,7 @@ pub struct Reconcile {
     /// When to recount the next slice of all targets. Empty: never. For large tables instead of `full_cron`: `0 20 * *
     /// * *` recounts everything once a day at a steady cost.
     pub scrub_cron: String,
-    /// Slices for `scrub_cron`, of about the same size.
+    /// Slices for `scrub_cron`, of about equal size.
     #[schemars(range(min = 1, max = 10_000))]
     pub scrub_parts: u64,
     /// Clock of an event's `at`. With `[redis.also]` it is always `producer`.
@@ -33,14 +33,13 @@ pub struct Reconcile {
     pub fence_max: Pause,
     /// How far before the last run's end a changed run begins, for publishes longer than `publish_grace`.
     pub overlap: Pause,
-    /// Most rows of `counter` per page: one for each target, metric and partition. Each takes about 200 bytes of
-    /// memory.
+    /// Most rows of `counter` per page: one for each target, metric and partition. Each takes about 200 bytes.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
     /// Milliseconds that a page should take. The daemon adapts the page size.
     #[schemars(range(min = 10, max = 60_000))]
     pub page_target_ms: u64,
-    /// Milliseconds between two pages. Raise it for a slow, fixed pace.
+    /// Milliseconds between pages. Raise it for a slow, fixed pace.
     #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
     /// Runs wait while MySQL has more `Threads_running`. 0: never.

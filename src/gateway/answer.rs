@@ -1,4 +1,4 @@
-//! Errors that are not about one event.
+//! Errors that concern a whole request, not one of its events.
 
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -19,7 +19,7 @@ pub(super) struct ErrorBody {
     pub error: ErrorText,
 }
 
-/// An error that is not about one event.
+/// An error that concerns the whole request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct ErrorText {
     /// For programs.
@@ -56,7 +56,7 @@ impl Refused {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    /// The requested thing does not exist, or a server did not answer. The causes are only logged, because they can
+    /// The requested data does not exist, or a server did not answer. The causes are only logged, because they can
     /// contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {

@@ -23,7 +23,7 @@ pub(super) const TOP_MAX: u64 = 1_000;
 pub(super) const RADIUS: u64 = 5;
 pub(super) const RADIUS_MAX: u64 = 100;
 
-/// A board of one period.
+/// A board in one period.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct BoardPage {
     pub board: String,
@@ -42,10 +42,10 @@ pub(super) struct Member {
     /// The place, from 1.
     pub rank: u64,
     pub member: String,
-    /// The number to rank by.
+    /// The score to rank by.
     #[schemars(with = "f64")]
     pub score: Number,
-    /// The second number, which orders equal scores. Only for boards with `tie = "second"`.
+    /// The second score, which orders equal scores. Only for boards with `tie = "second"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub second: Option<u64>,
 }
@@ -69,7 +69,7 @@ pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery
     Ok(json(StatusCode::OK, &BoardPage { board: name, period, members, around }))
 }
 
-/// The board, and the name of its period. Default: the current period.
+/// Finds the board, and the name of the requested period. Default: the current period.
 fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Board, String)> {
     let named: Vec<&Board> = gate.config.boards.iter().filter(|board| board.name == name).collect();
     let Some(first) = named.first() else {
@@ -83,7 +83,8 @@ fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Boa
     }
     if named.len() > 1 {
         let lengths: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
-        let message = format!("{name} has boards by {}: add the parameter period", lengths.join(", "));
+        let message =
+            format!("the board {name} has the period lengths {}: add the parameter period", lengths.join(", "));
         return Err(Refused::bad("no-period", message));
     }
     let current = gate.client.board_period(name, first.period);
@@ -100,7 +101,7 @@ fn members(entries: Vec<Entry>, board: &Board) -> Vec<Member> {
     entries.into_iter().map(member).collect()
 }
 
-/// A whole number is written without a point.
+/// Writes an integer without a decimal point.
 fn number(score: f64) -> Number {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if score.fract() == 0.0 && score.abs() <= EXACT {

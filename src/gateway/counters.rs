@@ -1,5 +1,5 @@
-//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL those that Redis does
-//! not know. If Redis is unreachable, all numbers come from MySQL.
+//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: counters from Redis. MySQL returns the counters that
+//! Redis does not know. If Redis is unreachable, all counters come from MySQL.
 
 use std::collections::BTreeMap;
 
@@ -18,32 +18,32 @@ use tallyd_client::{Numbers, Source};
 use tallyd_core::model::{Metric, Target, TargetId};
 use tallyd_redis::read::Found;
 
-/// The numbers of targets, in the order of the request.
+/// The counters of targets, in the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Counters {
     pub kind: String,
     pub counters: Vec<Counter>,
 }
 
-/// The numbers of a target.
+/// The counters of a target.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Counter {
     /// The target's id.
     pub id: String,
     pub source: NumberSource,
-    /// Each metric by its name. Null means unknown, not zero.
+    /// The count for each name of a metric. Null means unknown, not zero.
     #[serde(flatten)]
     pub numbers: BTreeMap<String, Option<i64>>,
 }
 
-/// The server that returned the numbers.
+/// The server that returned the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum NumberSource {
     Redis,
-    /// MySQL: Redis lost the numbers, or is still loading them.
+    /// MySQL, because Redis lost the counters or is still loading them.
     Mysql,
-    /// No server knows the numbers at the moment.
+    /// No server knows the counters at the moment.
     Unknown,
 }
 

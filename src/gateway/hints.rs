@@ -1,5 +1,5 @@
-//! Optional questions to Redis: whether a user clicks too often, likes of the last minute, and numbers that MySQL also
-//! has. If Redis does not answer, a request must neither fail nor wait.
+//! Optional requests to Redis: whether a user clicks too often, likes of the last minute, and counters that MySQL also
+//! has. If Redis does not answer, a client's request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -12,17 +12,17 @@ use tallyd_client::ClientError;
 use tallyd_client::gateway::HINT_MAX;
 use tallyd_core::chain::Chain;
 
-/// Delay before the next question after Redis did not answer.
+/// Delay before the next request to Redis after Redis did not answer.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// Redis is not asked before this time; `None` while it answers.
+    /// Redis gets no request before this time. `None` while Redis answers.
     rests: Mutex<Option<Instant>>,
 }
 
 impl Hints {
-    /// The answer; `None` if Redis does not answer in time, or recently did not.
+    /// Returns Redis' answer. `None` if Redis does not answer in time, or did not answer a recent request.
     pub(super) async fn ask<T>(&self, question: impl Future<Output = Result<T, ClientError>>) -> Option<T> {
         let former = *locked(&self.rests);
         if former.is_some_and(|until| until > Instant::now()) {
@@ -43,7 +43,7 @@ impl Hints {
             warn!(
                 event = "gateway-redis-away",
                 error = problem,
-                "Redis does not answer: the gateway does not limit clicks, does not remember likes of the last minute, and reads numbers from MySQL: {problem}"
+                "Redis does not answer: the gateway does not limit clicks, does not remember likes of the last minute, and reads counters from MySQL: {problem}"
             );
         }
         None

@@ -1,5 +1,5 @@
-//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user, as of the last commit, or with newer likes that a
-//! gateway published.
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: the likes of a user from MySQL, and newer likes that a gateway
+//! published.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -38,7 +38,7 @@ pub(super) struct Like {
 pub(super) enum LikeSource {
     /// MySQL's row, as of the last commit.
     Mysql,
-    /// A like that a gateway published within the last minute, newer than the row.
+    /// A gateway, which published a like within the last minute. This like is newer than MySQL's row.
     Gateway,
     /// Redis, if API servers count likes (`writer = "api"`).
     Redis,

@@ -1,13 +1,13 @@
 //! `tallyd gateway`: events over HTTP, for languages without good clients for AMQP and Redis. It is a separate process
-//! without state, and any number of them can run.
+//! without state. Any number of gateways can run.
 //!
 //! The steps of an event: the daemon's own decoder judges it, the broker confirms it, and then the gateway answers. An
 //! answer with 202 means that every event of the request is on the broker's disk. Redis remembers a confirmed like for
 //! a minute, because the daemon has not written it yet. If API servers count likes (`writer = "api"`), an event takes
 //! all steps of [`tallyd_client`].
 //!
-//! The gateway has no part in partitions, jobs or migrations. Each wait for a server has a limit, and slow clients must
-//! not block others: connections, requests, bodies and times are limited.
+//! The gateway takes no part in partitions, jobs or migrations. Each wait for a server has a limit. Slow clients must
+//! not block other clients, so connections, requests, bodies and times are limited.
 
 mod answer;
 mod boards;
@@ -52,14 +52,14 @@ use tallyd_core::event::Terms;
 /// Time limit for the head of a request, and for an idle connection.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// How long the gateway still accepts requests after the stop, so that a proxy notices it by /readyz.
+/// How long the gateway still accepts requests after the stop, so that a proxy first notices the stop by /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// Time limit for requests in flight after that: longer than the broker's time limit for a confirm, twice `[amqp]
-/// timeout_ms`. Together with the pause it is shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
+/// Time limit after that for requests in flight. It is longer than the time limit for a confirm, which is twice `[amqp]
+/// timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// Most bodies larger than [`events::BODY_SMALL`] that are read at the same time. It limits their memory.
+/// Most bodies larger than [`events::BODY_SMALL`] that are read at the same time. This limits their memory.
 const BODIES_MAX: usize = 128;
 
 /// The shared state of all requests.
@@ -70,8 +70,8 @@ pub(super) struct Gate {
     requests: Arc<Semaphore>,
     bodies: Semaphore,
     token: Option<Token>,
-    /// Whether a request must be sent to an address or to `localhost`, so that no web page can send one through a
-    /// browser on this machine.
+    /// Whether the `Host` of a request must be an address or `localhost`. Otherwise a web page could send requests
+    /// through a browser on this machine.
     is_local: bool,
     hints: Arc<Hints>,
     remembered: Remembered,
@@ -101,13 +101,13 @@ impl Gate {
         })
     }
 
-    /// A permit for a request in flight.
+    /// Returns a permit for a request in flight.
     fn enter(&self) -> Result<OwnedSemaphorePermit, Refused> {
         Arc::clone(&self.requests).try_acquire_owned().map_err(|_| Refused::busy())
     }
 }
 
-/// An API server needs the daemon's settings for servers, names, rules and boards.
+/// Takes the settings that the gateway shares with the daemon: servers, names, rules and boards.
 impl From<&Config> for Settings {
     fn from(config: &Config) -> Self {
         let config = config.clone();
@@ -125,15 +125,14 @@ impl From<&Config> for Settings {
     }
 }
 
-/// The description of the API, as `GET /openapi.json` returns it.
+/// Returns the description of the API, as `GET /openapi.json` returns it.
 pub(crate) fn openapi() -> Result<String> {
     serde_json::to_string_pretty(&openapi::document()).context("write the description of the API")
 }
 
 /// Runs until SIGTERM or SIGINT.
 ///
-/// # Errors
-/// [`ConfigError`]: the address or path is in use or not permitted, or an address of a server is invalid.
+/// # Errors [`ConfigError`] if the address or path is in use or not permitted, or if an address of a server is invalid.
 pub(crate) async fn run(config: &Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
     // The gateway has nothing to reload, and SIGHUP must not end it.

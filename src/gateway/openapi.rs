@@ -58,7 +58,7 @@ pub(super) fn document() -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "tallyd gateway",
-            "description": "Accepts events, and returns numbers, likes and boards. See docs/gateway.md.",
+            "description": "Accepts events, and returns counters, likes and boards. See docs/gateway.md.",
             "version": crate::version::VERSION,
             "license": { "name": "MIT OR Apache-2.0" },
         },
@@ -91,7 +91,7 @@ fn publish(types: &mut SchemaGenerator) -> Value {
     };
     either(
         &mut refused,
-        "An event was refused, and the others were published. Or the body is not a valid list of events.",
+        "An event was refused, and the other events were published. Or the body is not a valid list of events.",
     );
     either(
         &mut unconfirmed,
@@ -125,10 +125,10 @@ fn counters(types: &mut SchemaGenerator) -> Value {
         "description": "Names of [metrics]. Default: `like`.",
         "schema": { "type": "array", "minItems": 1, "items": { "type": "string" } } });
     let found =
-        answer::<Counters>(types, "The numbers. A number that no server knows at the moment is null, never zero.");
+        answer::<Counters>(types, "The counters. A counter that no server knows at the moment is null, never zero.");
     let busy = answer::<ErrorBody>(types, "Redis is unavailable, or the gateway is busy.");
     let parameters = json!([kind(), ids(), metrics]);
-    operation(types, "counters", "Reads numbers of targets", parameters, [("200", found), ("503", busy)])
+    operation(types, "counters", "Reads counters of targets", parameters, [("200", found), ("503", busy)])
 }
 
 fn likes(types: &mut SchemaGenerator) -> Value {
@@ -181,7 +181,7 @@ fn answer<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Valu
     json!({ "description": description, "content": { "application/json": { "schema": schema } } })
 }
 
-/// The schema of an id as text.
+/// Returns the schema of an id as text.
 fn id() -> Value {
     json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$", "description": format!("1 to {ID_MAX}.") })
 }
@@ -195,7 +195,7 @@ fn ids() -> Value {
     json!({ "name": "ids", "in": "query", "required": true, "style": "form", "explode": false, "schema": schema })
 }
 
-/// The types of events, with the decoder's bounds.
+/// Returns the schemas of the types of events, with the decoder's bounds.
 fn events() -> [(&'static str, Value); 6] {
     let reference = |name: &str| json!({ "$ref": format!("#/components/schemas/{name}") });
     let any = ["LikeEvent", "CountEvent", "SetEvent", "ResetEvent"].map(reference);
@@ -227,11 +227,11 @@ fn events() -> [(&'static str, Value); 6] {
             "CountEvent",
             event(
                 &["count"],
-                json!({ "metric": metric, "delta": signed(DELTA_MAX, "The number to add."), "event_id": event_id }),
+                json!({ "metric": metric, "delta": signed(DELTA_MAX, "The amount to add."), "event_id": event_id }),
                 &[],
             ),
         ),
-        ("SetEvent", event(&["set"], json!({ "metric": metric, "value": signed(VALUE_MAX, "The new number.") }), &[])),
+        ("SetEvent", event(&["set"], json!({ "metric": metric, "value": signed(VALUE_MAX, "The new count.") }), &[])),
         ("ResetEvent", event(&["reset"], json!({ "metric": metric }), &[])),
         ("Event", json!({ "anyOf": any })),
     ]
@@ -265,7 +265,8 @@ mod tests {
         assert_eq!(missing, BTreeSet::new());
     }
 
-    /// An event of each type with the largest and the smallest allowed value, and one outside the bounds.
+    /// Returns for each type of event the events with the largest and the smallest allowed value, and an event outside
+    /// the bounds.
     #[test]
     fn the_bounds_of_events_are_those_of_the_decoder() {
         let mut config = Config::default();

@@ -1,4 +1,4 @@
-//! The parameters of a request, and ids in them. Pure.
+//! Parses the parameters of a request, and the ids in them. Pure.
 
 use std::borrow::Cow;
 
@@ -17,8 +17,7 @@ pub(super) struct Query<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Query<'a, N> {
-    /// # Errors
-    /// A parameter is not one of `names`, or is there twice.
+    /// # Errors A parameter is not one of `names`, or was sent twice.
     pub(super) fn parse(query: Option<&'a str>, names: [&'static str; N]) -> Answer<Self> {
         let mut values = [const { None }; N];
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -30,7 +29,7 @@ impl<'a, const N: usize> Query<'a, N> {
             if slot.replace(value).is_some() {
                 return Err(Refused::bad(
                     "repeated-parameter",
-                    format!("the parameter {name} is there twice: send it once"),
+                    format!("the parameter {name} was sent twice: send it once"),
                 ));
             }
         }
@@ -49,7 +48,7 @@ impl<'a, const N: usize> Query<'a, N> {
         self.get(name).ok_or_else(missing)
     }
 
-    /// A number, or `default` if the parameter is missing.
+    /// Returns the parameter's number, or `default` if the parameter is missing.
     pub(super) fn number(&self, name: &str, default: u64, max: u64) -> Answer<u64> {
         let Some(text) = self.get(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (1..=max).contains(number));
@@ -63,7 +62,7 @@ impl<'a, const N: usize> Query<'a, N> {
         kinds.named(name).map(|kind| (name.to_owned(), kind)).ok_or_else(unknown)
     }
 
-    /// The ids of a comma-separated list.
+    /// Parses the ids of a comma-separated list.
     pub(super) fn ids(&self) -> Answer<Vec<u64>> {
         let ids: Vec<u64> = self.must("ids")?.split(',').map(|text| id("ids", text)).collect::<Answer<_>>()?;
         if ids.len() > IDS_MAX {
@@ -74,7 +73,7 @@ impl<'a, const N: usize> Query<'a, N> {
     }
 }
 
-/// An id as text: digits without sign, space or leading zero.
+/// Parses an id: digits without sign, space or leading zero.
 pub(super) fn id(name: &str, text: &str) -> Answer<u64> {
     let digits = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && (1..=ID_MAX).contains(number));

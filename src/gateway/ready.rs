@@ -1,5 +1,5 @@
 //! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports
-//! this, with the causes.
+//! both, with the causes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Delay before the next check of a server that answers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// A server of the gateway. RabbitMQ is needed to publish events, Redis to limit and remember them.
+/// A server of the gateway. The gateway needs RabbitMQ to publish events, and Redis to limit clicks and remember likes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Server {
     Rabbitmq,
@@ -77,7 +77,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// A text for callers without the token, because causes can contain an address.
+    /// Returns a text for clients without the token. It lacks the causes, because they can contain an address.
     fn without_causes(&self) -> String {
         let fate = match self {
             Self::Failed(ClientError::Broker(error)) => error.fate(),

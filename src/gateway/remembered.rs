@@ -1,4 +1,4 @@
-//! Sends confirmed likes to Redis. Likes of several requests in flight are sent together, because a round trip for each
+//! Sends confirmed likes to Redis. Sends likes of several requests in flight together, because a round trip for each
 //! request would cost the gateway and Redis more than the likes.
 
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use super::hints::Hints;
 use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 
-/// Length of the queue. More requests wait for a place in it.
+/// Length of the queue. Further requests wait for a place in the queue.
 const REQUESTS_MAX: usize = 1_024;
 
-/// From this number of likes on, no more requests join a round trip.
+/// Number of likes from which on no more requests join a round trip.
 const LIKES_AT_ONCE: usize = 1_000;
 
-/// The likes of a request, which waits until `done` is dropped.
+/// The likes of a request. The request waits until `done` is dropped.
 struct Request {
     likes: Vec<LikeEvent>,
     done: oneshot::Sender<()>,
@@ -24,18 +24,18 @@ struct Request {
 pub(super) struct Remembered(mpsc::Sender<Request>);
 
 impl Remembered {
-    /// Starts the task that sends likes to Redis. Dropping `Remembered` ends it.
+    /// Starts the task that sends likes to Redis. The task ends when `Remembered` is dropped.
     pub(super) fn by(client: Arc<Client>, hints: Arc<Hints>) -> Self {
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
         tokio::spawn(remember(client, hints, requests));
         Self(sender)
     }
 
-    /// Returns when Redis has the likes, or was skipped because it does not answer.
+    /// Returns when Redis has the likes, or when Redis was skipped because it does not answer.
     pub(super) async fn add(&self, likes: Vec<LikeEvent>) {
         let (done, ended) = oneshot::channel();
         if self.0.send(Request { likes, done }).await.is_ok() {
-            // Nothing is ever sent: the sender is dropped.
+            // The task sends nothing but drops the sender, so this is always an error.
             let _ = ended.await;
         }
     }

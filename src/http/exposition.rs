@@ -1,5 +1,5 @@
-//! The text of metrics for Prometheus: OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise the text
-//! format 0.0.4.
+//! Writes metrics as text for Prometheus: in OpenMetrics 1.0 if the client accepts it, as Prometheus does, otherwise in
+//! the text format 0.0.4.
 
 use std::fmt::{self, Write};
 
@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The metrics of several registries, in a format that the request accepts.
+/// Returns the metrics of several registries, in a format that the request accepts.
 pub(crate) fn page(registries: &[&Registry], headers: &HeaderMap) -> Response {
     let accepts = headers.get(ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or("");
     let Ok(text) = openmetrics(registries) else {
@@ -32,7 +32,7 @@ fn openmetrics(registries: &[&Registry]) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// The older format has the full name of a counter in its descriptions, and no end marker.
+/// The older text format has the full name of a counter in HELP and TYPE lines, and has no end marker.
 fn in_prometheus_format(openmetrics: &str) -> String {
     let mut counters: Vec<&str> = Vec::new();
     for line in openmetrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
@@ -44,7 +44,7 @@ fn in_prometheus_format(openmetrics: &str) -> String {
             let (name, rest) = line.strip_prefix(begin)?.split_once(' ')?;
             counters.contains(&name).then_some((begin, name, rest))
         });
-        // A String can't fail.
+        // Writing to a String can't fail.
         let _ = match described {
             Some((begin, name, rest)) => writeln!(text, "{begin}{name}_total {rest}"),
             None => writeln!(text, "{line}"),

@@ -23,14 +23,14 @@ pub(crate) struct Socket {
 }
 
 impl Listener {
-    /// Listens. Replaces a socket that a killed process left behind. The process' umask decides who can connect to a
-    /// new socket.
+    /// Begins to listen. Replaces a socket that a killed process left behind. The umask of the process decides who can
+    /// connect to a new socket.
     pub(crate) async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
             Listen::Socket(path) => {
-                // Without the lock, two processes that start together could both replace an old socket. One could also
-                // replace the other's new socket, which does not listen yet.
+                // Without the lock, two processes that start together could both replace an old socket. A process could
+                // also replace a new socket on which the other process does not listen yet.
                 let _alone = lock_folder(path).await?;
                 if is_left(path).await? {
                     tokio::fs::remove_file(path).await?;
@@ -74,7 +74,8 @@ async fn lock_folder(path: &Path) -> Result<File> {
     tokio::task::spawn_blocking(lock).await?
 }
 
-/// Whether a killed process left its socket there. Fails if a process listens on it, or if the file is not a socket.
+/// Returns whether a killed process left its socket there. Fails if a process listens on the socket, or if the file is
+/// not a socket.
 async fn is_left(path: &Path) -> Result<bool> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(false) };
     if !found.file_type().is_socket() {
@@ -89,7 +90,7 @@ async fn is_left(path: &Path) -> Result<bool> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The file can be gone already.
+        // Another process can have removed the file already.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -103,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one.sock");
         for _ in 0..200 {
-            // Dropped without removing the file, as by a process that was killed.
+            // Dropping this listener leaves its file, as a killed process does.
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             let listen = Listen::Socket(path.clone());
             let bound: [_; 4] = std::array::from_fn(|_| {

@@ -1,4 +1,4 @@
-//! Shared parts of the ports: a listener, a loop that accepts connections, limits, and access checks.
+//! Shared parts of the HTTP ports: a listener, a loop that accepts connections, limits, and access checks.
 //!
 //! The loop replaces `axum::serve`, which limits neither the connections nor the time and size of a request's head.
 
@@ -30,21 +30,21 @@ pub(crate) use token::Token;
 
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Delay after a connection could not be accepted, for example because too many files are open.
+/// Delay before the next try if a connection could not be accepted, for example because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
 /// The limits of a port.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// Most open connections. Others wait.
+    /// Most open connections. Further connections wait.
     pub connections_max: usize,
-    /// Longest duration of a connection. `None`: as long as the client sends requests.
+    /// Longest duration of a connection. `None`: the connection stays open while the client sends requests.
     pub connection_max: Option<Duration>,
     /// Time limit for the head of a request. Idle clients must not block others.
     pub head_max: Duration,
     /// Whether a connection serves more than one request.
     pub keep_alive: bool,
-    /// Time limit for requests in flight after the stop.
+    /// Time limit after the stop for requests in flight.
     pub drain_max: Duration,
     /// Reports a connection that could not be accepted.
     pub not_accepted: fn(&io::Error),
@@ -60,7 +60,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Serves until `end`. Then it accepts no more connections, and waits for requests in flight.
+    /// Serves until `end`. Then accepts no more connections, and waits for requests in flight.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
@@ -76,7 +76,7 @@ impl Port {
         }
         drop(self.listener);
         let all = async { while connections.join_next().await.is_some() {} };
-        // Remaining connections end with the process.
+        // Connections that are still open end with the process.
         let _ = tokio::time::timeout(self.limits.drain_max, beat.during(all)).await;
     }
 
@@ -90,7 +90,7 @@ impl Port {
     }
 }
 
-/// The uid of the process at the other end of a socket. The kernel reports it.
+/// The uid of the process at the other end of a socket, as the kernel reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerUid(pub u32);
 
@@ -114,7 +114,7 @@ async fn serve(stream: Stream, routes: Router, limits: Limits, end: Cancellation
             let _ = connection.await;
         }
     };
-    // An error means that the client has gone, or is too slow.
+    // An error means that the client has disconnected or is too slow.
     match limits.connection_max {
         Some(connection_max) => drop(tokio::time::timeout(connection_max, served).await),
         None => served.await,

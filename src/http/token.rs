@@ -15,7 +15,8 @@ impl Token {
         Self(Sha256::digest(token.expose()).into())
     }
 
-    /// Whether a request has the token. The duration reveals nothing, because whole digests are compared.
+    /// Returns whether a request has the token. The duration of the comparison reveals nothing about the token, because
+    /// whole digests are compared.
     pub(crate) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
         let Some(given) = authorization.and_then(|value| given(value.to_str().ok()?)) else { return false };
         let digest: [u8; 32] = Sha256::digest(given).into();

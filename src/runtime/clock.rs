@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use tallyd_core::model::Micros;
 
-/// The time by this machine's clock. Compare it with other machines' clocks only where a difference of minutes does not matter.
+/// Returns the time of this machine's clock. Compare it with other machines' clocks only if an error of minutes does
+/// not matter.
 pub fn now() -> Micros {
     Micros::from(SystemTime::now())
 }

@@ -1,8 +1,8 @@
-//! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes the loop. The loop
-//! decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
+//! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes
+//! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
-//! If clocks are set forward, the skipped times fire at that moment. If clocks are set back, the repeated times fire once. A pattern that
-//! fires in every hour fires in the repeated hour, too, so that no hour is without its runs.
+//! If clocks are set forward, the skipped times fire at that moment. If clocks are set back, the repeated times fire
+//! once. Only a pattern that fires in every hour also fires in the repeated hour, so that every hour has its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// Number of instants that are searched for the longest gap: four weeks of minutes.
+/// Count of instants among which the longest gap is searched: four weeks of minutes.
 const LOOKED_AT: usize = 40_320;
 
-/// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week (0 or 7 is
-/// Sunday). A day of month and a day of week must both match.
+/// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
+/// (0 or 7 is Sunday). A day of month and a day of week must both match.
 pub(crate) fn parse(pattern: &str) -> Result<Cron> {
     CronParser::builder()
         .seconds(Seconds::Optional)
@@ -31,12 +31,14 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         .dom_and_dow(true)
         .build()
         .parse(pattern)
-        .context("use five fields (minute hour day-of-month month day-of-week), or six with the second first")
+        .context("use five fields (minute hour day-of-month month day-of-week), or six fields with the second first")
 }
 
-/// The longest time between two of the next instants. If the pattern fires often, these instants cover only some days.
+/// Returns the longest time between two consecutive instants of the next ones. If the pattern fires often, these
+/// instants cover only some days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // The start does not matter: a pattern with longer gaps on other days shows them in its next instants, too.
+    // The start does not matter: if a pattern has longer gaps on other days, it fires so rarely that its next instants
+    // include these days.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),
@@ -45,8 +47,8 @@ pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The local time, as if it were seconds since the epoch in UTC. The cron library gets only this, because its own time zones lose
-/// instants when clocks are set.
+/// The local time as seconds since the epoch, as if it were UTC. The cron library gets only this time, because its own
+/// time zones lose instants when clocks are set.
 type Shown = i64;
 
 /// A pattern in a time zone.
@@ -72,7 +74,7 @@ impl Schedule {
         Ok(Self { cron, zone: TimeZone::get(zone)?, is_hourly })
     }
 
-    /// The latest instant at or before `now` at which it fired, or `None` if it never fired.
+    /// Returns the latest instant at or before `now` at which the pattern fired, or `None` if it never fired.
     pub(crate) fn last_fired(&self, now: Micros) -> Option<Micros> {
         let mut at = now.0.div_euclid(1_000_000);
         loop {
@@ -85,7 +87,7 @@ impl Schedule {
         }
     }
 
-    /// The first instant after `now` at which it fires, or `None` if it never fires.
+    /// Returns the first instant after `now` at which the pattern fires, or `None` if it never fires.
     pub(crate) fn next(&self, now: Micros) -> Option<Micros> {
         let after = now.0.div_euclid(1_000_000);
         let mut segment = self.segment(after)?;
@@ -131,12 +133,12 @@ impl Segment {
         at.saturating_add(self.offset)
     }
 
-    /// The first local time that fires in this segment.
+    /// Returns the first local time in this segment at which the pattern fires.
     fn first(&self, is_hourly: bool) -> Shown {
         self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
     }
 
-    /// The instant of a local time. For a skipped local time, it is the segment's start.
+    /// Returns the instant of a local time. For a skipped local time, returns the segment's start.
     fn at(&self, shown: Shown) -> i64 {
         shown.saturating_sub(self.offset).max(self.start)
     }
@@ -150,7 +152,7 @@ fn micros(seconds: i64) -> Micros {
     Micros(seconds.saturating_mul(1_000_000))
 }
 
-/// Wakes loops by their schedules until it is stopped.
+/// Wakes loops by their schedules until this scheduler is stopped.
 pub(crate) struct Triggers(JobScheduler);
 
 struct Trigger {
@@ -164,7 +166,7 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library provides only a tick per second, because it keeps using the offset that a zone had at startup.
+        // The library gives only a tick per second. Its own schedules would keep the offset that a zone had at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));
@@ -201,7 +203,7 @@ mod tests {
         Micros(text.parse::<Timestamp>().unwrap().as_microsecond())
     }
 
-    /// The instants of a schedule after `from` and until `until`.
+    /// Returns the instants of a schedule after `from` and until `until`.
     fn fired(pattern: &str, zone: &str, from: &str, until: &str) -> Vec<String> {
         let schedule = Schedule::parse(pattern, zone).unwrap();
         let all = std::iter::successors(schedule.next(at(from)), |run| schedule.next(*run));
@@ -275,7 +277,7 @@ mod tests {
     ];
 
     proptest! {
-        /// The instants are the same forwards and backwards, in every zone.
+        /// Searching forwards and backwards finds the same instants, in every zone.
         #[test]
         fn what_is_next_is_last_once_it_has_fired(
             zone in 0..ZONES.len(), pattern in 0..PATTERNS.len(), second in 1_262_304_000_i64..1_893_456_000,
@@ -289,7 +291,7 @@ mod tests {
             prop_assert_eq!(schedule.last_fired(Micros(next.0 - 1)), Some(last));
         }
 
-        /// Also in weeks in which the clocks change.
+        /// This includes weeks in which the clocks change.
         #[test]
         fn a_daily_run_is_done_once_each_day_and_an_hourly_one_each_hour(
             zone in 0..ZONES.len() - 1, minute in 0..60_u8, hour in 0..24_u8, week in 0..520_i64,
@@ -306,7 +308,7 @@ mod tests {
                 .collect();
             prop_assert!(days.windows(2).all(|pair| pair[0].tomorrow().ok() == Some(pair[1])), "{days:?}");
             let hours = runs(&format!("{minute} * * * *"));
-            // Half an hour more or less in zones that change their clocks by half an hour.
+            // The result can differ by half an hour in zones that change their clocks by half an hour.
             prop_assert!(hours.windows(2).all(|pair| (30..=90).contains(&((pair[1].0 - pair[0].0) / 60_000_000))));
         }
     }

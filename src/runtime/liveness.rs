@@ -1,5 +1,5 @@
-//! Tracks which loops are alive. Each loop beats at least once per second while it works or waits, even while a server is unreachable. The
-//! watchdog is fed only while all loops beat.
+//! Tracks which loops are alive. Each loop beats at least once per second while it works or waits, even if a server is
+//! unreachable. The watchdog is fed only while all loops beat.
 
 use std::future::Future;
 use std::pin::pin;
@@ -39,7 +39,7 @@ impl Heartbeat {
         *locked(&self.0) = Instant::now();
     }
 
-    /// Waits for `work` and beats meanwhile, because all calls of `work` have time limits.
+    /// Waits for `work` and beats meanwhile. This is safe, because all calls in `work` have time limits.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut tick = tokio::time::interval(Duration::from_secs(1));

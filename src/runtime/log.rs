@@ -1,4 +1,4 @@
-//! Destination and format of log lines.
+//! Sets the destination and format of log lines.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,14 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// Libraries that log errors that they also return. The user's filter can enable them again.
+/// Libraries that log errors and also return them, so tallyd disables their lines. The user's filter can enable them
+/// again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
-/// Limits the lines about an event that can happen thousands of times per second. The first one is logged immediately, further ones as a count.
+/// Limits the lines about an event that can happen thousands of times per second. The first event is logged
+/// immediately, and further events as a count.
 #[derive(Default)]
 pub(crate) struct Flood {
     said: Option<Instant>,
@@ -92,7 +94,7 @@ impl Format {
     fn resolved(self) -> Self {
         match self {
             Self::Auto if io::stderr().is_terminal() => Self::Text,
-            // Set by systemd when stderr goes to the journal.
+            // systemd sets this variable if stderr goes to the journal.
             Self::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => Self::Journald,
             Self::Auto => Self::Json,
             chosen => chosen,
@@ -107,7 +109,8 @@ pub(crate) fn override_level(level: &'static str) {
     let _ = LEVEL.set(level);
 }
 
-/// The filter of the log. The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured `level`.
+/// Returns the filter of the log. The command line overrides `RUST_LOG`, and `RUST_LOG` overrides the configured
+/// `level`.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match (LEVEL.get(), std::env::var("RUST_LOG")) {
         (Some(level), _) => ((*level).to_owned(), "-v or -q"),
@@ -136,7 +139,7 @@ impl<S: Subscriber> Layer<S> for Counts {
     }
 }
 
-/// Number of lines that this process has logged at each level.
+/// Returns the count of lines that this process has logged at each level.
 pub(crate) fn logged() -> impl Iterator<Item = (Level, u64)> {
     LOGGED.iter().map(|(level, count)| (*level, count.load(Ordering::Relaxed)))
 }
@@ -145,7 +148,7 @@ static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
 pub(crate) fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
-        // Fails only if logging has already ended.
+        // This fails only if logging has already ended.
         let _ = handle.reload(filter);
     }
 }
@@ -169,13 +172,13 @@ pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// At this level, libraries log each byte that they send. lapin logs the password in its login frame. These lines are never logged, whatever
-/// the filter says.
+/// At this level, libraries log each byte that they send. lapin logs the password in its login frame. So these lines
+/// are never logged, even if the filter enables them.
 fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }
 
-/// Whether the line comes from one of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
+/// Returns whether the line comes from one of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();
     name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))

@@ -1,7 +1,8 @@
 //! Limits of this process: it writes no core dumps, and its threads have large stacks.
 //!
-//! The broker library parses a message's headers by recursion, on its own threads. Only the environment can set the size of their stacks.
-//! A list nested 4,000 deep fits into one frame and overflows the usual 2 MiB. An overflow crashes the whole process.
+//! The broker library parses a message's headers by recursion, on its own threads. Only an environment variable can set
+//! the stack size of these threads. A list nested 4,000 deep fits into one frame and overflows the usual 2 MiB. An
+//! overflow crashes the whole process.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
@@ -9,15 +10,16 @@ use tracing::warn;
 /// The standard library's variable for the stack size of threads, in bytes.
 const STACK: &str = "RUST_MIN_STACK";
 
-/// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is 26,000 levels. They need
-/// 48 MiB of stack, at 1.8 KiB each. Without optimization, each needs more than 10 KiB. Only address space is reserved: memory is used as a
-/// stack grows.
+/// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is
+/// 26,000 levels. These levels need 48 MiB of stack, at 1.8 KiB each. Without optimization, each level needs more than
+/// 10 KiB. Only address space is reserved: a stack uses memory as it grows.
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
-/// For threads that only drop the values that the broker library has parsed.
+/// The stack size of threads that only drop the values that the broker library has parsed.
 pub(crate) const WORKER_BYTES: usize = 32 << 20;
 
-/// Runs `run` on such a thread, because the main thread's stack has only the system's size (`ulimit -s`). `None` if the thread can't be started.
+/// Runs `run` on a thread with a large stack, because the main thread's stack has only the system's size (`ulimit -s`).
+/// `None` if the thread can't be started.
 pub(crate) fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let thread = std::thread::Builder::new().name("tallyd".to_owned()).stack_size(WORKER_BYTES).spawn(run).ok()?;
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -33,10 +35,11 @@ pub(crate) fn check_stacks() {
     }
 }
 
-/// Forbids core dumps of this process, because they would contain passwords and keys. It also prevents other processes of the same user from
-/// debugging this process and from reading its environment.
+/// Forbids core dumps of this process, because they would contain passwords and keys. This also prevents other
+/// processes of the same user from debugging this process and from reading its environment.
 pub(crate) fn forbid_dumps() {
-    // Neither call can fail with these values. If a kernel refuses them anyway, the unit's setting (LimitCORE=0) stays.
+    // Neither call can fail with these values. If a kernel refuses the calls anyway, the unit's setting (LimitCORE=0)
+    // still applies.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // The kernel ignores the size limit if it pipes dumps to a program such as systemd-coredump.
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);

@@ -24,7 +24,7 @@ pub enum ProgressSink {
 pub trait RunProgress: Clone {
     const JOB: &'static str;
 
-    /// How much is done, and the total. The total is `None` before it is known.
+    /// How much is done, and the total. The total is `None` while it is unknown.
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;
@@ -53,17 +53,17 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
     }
 }
 
-/// Progress of the runs that are followed now, by job.
+/// Progress of the runs in this process, by job.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 pub type Done = (u64, Option<u64>);
 
-/// Progress of a job's run in this process, or zero if there is no run.
+/// Returns the progress of a job's run in this process, or zero if there is no run.
 pub(crate) fn done(job: &str) -> Done {
     locked(&DONE).get(job).copied().unwrap_or_default()
 }
 
-/// A run in [`DONE`], until it is dropped.
+/// Keeps a run in [`DONE`] until this value is dropped.
 struct Noted(&'static str);
 
 impl Noted {
@@ -102,11 +102,11 @@ async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
 
 fn style(has_total: bool) -> ProgressStyle {
     let template = if has_total { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
-    // The template is a constant that parses.
+    // The template is a valid constant, so parsing it can't fail.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Percentage of `total` that is done. It is at most 99, because the total is an estimate.
+/// Returns the percentage of `total` that is done. It is at most 99, because the total is an estimate.
 pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     let total = total.filter(|total| *total > 0)?;
     Some((done.saturating_mul(100) / total).min(99))
@@ -148,7 +148,7 @@ mod tests {
         let ten = Duration::from_secs(10);
         assert_eq!((percent(200, Some(1_000)), left(200, Some(1_000), ten)), (Some(20), Some(ten * 4)));
         assert_eq!((percent(0, Some(0)), left(0, Some(9), ten), left(5, None, ten)), (None, None, None));
-        // The statistics were wrong.
+        // More is done than the estimated total.
         assert_eq!((percent(2_000, Some(1_000)), left(2_000, Some(1_000), ten)), (Some(99), Some(Duration::ZERO)));
         assert_eq!(rate(100, ten), 10);
     }

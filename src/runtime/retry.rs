@@ -1,5 +1,5 @@
-//! Retries failed operations. The delay grows up to a limit, and retries never end. The first failure is logged immediately, further ones as a
-//! count.
+//! Retries failed operations. The delay grows up to a limit, and retries never end. The first failure is logged
+//! immediately, and further failures as a count.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,23 +11,23 @@ use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Short enough that work resumes about a second after a server is reachable again.
+/// Longest delay. It is so short that work resumes about a second after a server is reachable again.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// This many rivals in a row take a second. After that, the failure is reported.
+/// This many conflicts in a row take a second. After them, a conflict is reported as a failure.
 const RIVALS_MAX: u32 = 10;
 
-/// Delay after the first rival. It doubles with each further one, so that the rival can finish.
+/// Delay after the first conflict. It doubles with each further conflict, so that the other transaction can finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
-/// Counts rivals in a row. Each rival is a deadlock in which another transaction could commit.
+/// Counts conflicts in a row. A conflict is a deadlock in which another transaction could commit.
 #[derive(Default)]
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Whether one more rival is allowed before it counts as a failure.
+    /// Returns whether one more conflict is allowed before it counts as a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }

@@ -8,10 +8,11 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that hasn't beaten for this long is stuck. No single call must take this long.
+/// A loop that hasn't beaten for this long is stuck. Every single call must be shorter.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// The configuration is valid and the loops run. A server can still be unreachable: the loops wait for it.
+/// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable, and the loops
+/// wait for it.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
@@ -31,7 +32,8 @@ pub(crate) fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
-/// Feeds the watchdog while every loop beats. If a loop is stuck, this is logged, and systemd restarts the process.
+/// Feeds the watchdog while every loop beats. If a loop is stuck, logs this and does not feed the watchdog, so systemd
+/// restarts the process.
 pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);

@@ -34,7 +34,7 @@ pub(crate) struct Wait {
 pub enum Work {
     Writing(PartitionName),
     Consuming(PartitionName),
-    /// MySQL is unreachable before a partition is consumed.
+    /// The check that MySQL is reachable, before a partition is consumed.
     Database(PartitionName),
     Other(Cow<'static, str>),
 }
@@ -102,7 +102,7 @@ impl From<Cow<'static, str>> for Work {
     }
 }
 
-// Not from a String, because work on a partition must use one of the other variants.
+// Only a static text is accepted, because work on a partition must use one of the other variants.
 impl From<&'static str> for Work {
     fn from(what: &'static str) -> Self {
         Self::Other(Cow::Borrowed(what))

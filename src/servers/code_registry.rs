@@ -1,9 +1,10 @@
-//! Codes keep their meaning. The names of codes in `[kinds]` and `[metrics]` are compared with their former names in MySQL. A daemon
-//! does this before it writes anything and at each reload, and so does every command.
+//! Ensures that codes keep their meaning. Compares the names of codes in `[kinds]` and `[metrics]` with their former
+//! names in MySQL. A daemon does this before it writes anything, and at each reload. Every command does it, too.
 //!
-//! A new code is noted in MySQL. A code that was renamed or removed must have no rows, because its numbers would get another meaning. A code
-//! can get another name only after a configuration without it was noted: until then, a daemon with the former name can be running and
-//! can write its first row at any moment. A removed code can have rows if `[retired]` names it.
+//! A new code is noted in MySQL. A code that was renamed or removed must have no rows, because its rows would get
+//! another meaning. A code can get another name only after a configuration without the code was noted. Until then, a
+//! daemon with the former name can be running and can write its first row at any moment. A removed code can have rows
+//! if `[retired]` contains its name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +17,10 @@ use tallyd_core::model::{Kind, Metric};
 use tallyd_mysql::Store;
 use tallyd_mysql::codes::{Noted, Of, Registered};
 
-/// Time limit of the search for rows with codes in doubt, for all codes together. A start and a reload wait for it.
+/// Time limit of the search for rows, for all doubtful codes together. A start and a reload wait for it.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// How often the comparison is repeated because another daemon noted a change.
+/// Most repetitions of the comparison because another daemon noted a change.
 const TRIES_MAX: u32 = 10;
 
 /// A difference between the configuration and the names in MySQL.
@@ -31,11 +32,11 @@ pub(crate) struct Change {
     noted: Noted,
 }
 
-/// A difference that is allowed only if no row has the code, or not at all.
+/// A difference that is never allowed, or only if no row has the code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
-    /// The beginning of the error message: the configured name, and the former one.
+    /// The beginning of the error message: the configured name, and the former name.
     found: String,
     /// The end of the error message: how to fix it if there are rows.
     advice: String,
@@ -43,18 +44,18 @@ struct Doubt {
     in_use: bool,
 }
 
-/// Whether rows with a code exist, or can appear soon.
+/// The result of the search for rows with a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     None,
     Some,
-    /// A daemon can write one at any moment.
+    /// There are no rows, but a daemon can write a row at any moment.
     Soon,
     /// The search took too long, so rows are assumed to exist.
     Unknown,
 }
 
-/// Compares, and returns the changes to note in MySQL.
+/// Compares the names of codes, and returns the changes to note in MySQL.
 ///
 /// # Errors
 /// [`ConfigError`] with every code that would change its meaning. Also fails if MySQL is unreachable.
@@ -77,7 +78,7 @@ pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change
     if problems.is_empty() { Ok(changes) } else { Err(ConfigError(problems).into()) }
 }
 
-/// Compares, notes the changes in MySQL, and returns them.
+/// Compares the names of codes, notes the changes in MySQL, and returns the changes.
 pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;
@@ -107,7 +108,7 @@ async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
     })
 }
 
-/// Returns the changes that can be noted immediately, and the doubts, which depend on whether there are rows. Pure.
+/// Returns the changes that can be noted immediately, and the doubts, which the search for rows must resolve. Pure.
 fn judge(
     of: Of,
     configured: &BTreeMap<String, u8>,
@@ -142,7 +143,7 @@ fn judge(
                 },
                 advice: match configured.get(former) {
                     Some(_) => format!("give it the code {code} again"),
-                    None => format!("put it back, or name it in [retired] {section}"),
+                    None => format!("add it again, or add it to [retired] {section}"),
                 },
                 in_use: false,
             }),
@@ -160,10 +161,10 @@ impl Doubt {
         match rows {
             Rows::Unknown => {
                 let limit = LOOK_MAX.as_secs();
-                format!("{found}, and the search for numbers with it did not end within {limit} s: {advice}")
+                format!("{found}, and the search for rows with this code did not end within {limit} s: {advice}")
             }
             Rows::Soon => format!("{found}, and a daemon with the former name can still be running: {advice}"),
-            Rows::None | Rows::Some => format!("{found}, and there are numbers with it: {advice}"),
+            Rows::None | Rows::Some => format!("{found}, and there are rows with this code: {advice}"),
         }
     }
 }
@@ -175,8 +176,8 @@ impl fmt::Display for Change {
         match noted {
             Noted::New => write!(f, " is new"),
             Noted::Was(former) if former == name => write!(f, " is back"),
-            Noted::Was(former) => write!(f, " instead of {former}, which had no numbers"),
-            Noted::Removed => write!(f, " is removed, it had no numbers"),
+            Noted::Was(former) => write!(f, " instead of {former}, which had no rows"),
+            Noted::Removed => write!(f, " is removed, it had no rows"),
         }
     }
 }
@@ -195,7 +196,7 @@ mod tests {
         names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect()
     }
 
-    /// The changes, and the problems that would be reported if there were rows.
+    /// Returns the changes, and the problems that would be reported if there were rows.
     fn said(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
         let retired: Vec<String> = retired.iter().map(|name| (*name).to_owned()).collect();
         let (changes, doubts) = judge(Of::Metrics, &names(configured), &retired, registered);
@@ -223,7 +224,7 @@ mod tests {
         assert_eq!(changes, Vec::<String>::new());
         assert_eq!(
             doubts,
-            ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code must \
+            ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are rows with this code: a code must \
               not change its meaning: give post a code that was never used, or run `tallyd names rename` if only the name changes"]
         );
         let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
@@ -241,14 +242,18 @@ mod tests {
         let (_, doubts) = said(&[("like", 1)], &[], &registered);
         assert_eq!(
             doubts,
-            ["[metrics] no longer has view, whose code in MySQL is 2, and there are numbers with it: put it back, or \
-              name it in [retired] metrics"]
+            [
+                "[metrics] no longer has view, whose code in MySQL is 2, and there are rows with this code: add it again, or \
+              add it to [retired] metrics"
+            ]
         );
         assert_eq!(said(&[("like", 1)], &["view"], &registered), (vec![], vec![]));
         assert_eq!(said(&[("like", 1)], &[], &[known(1, "like", false), known(2, "view", true)]), (vec![], vec![]));
         let (changes, doubts) = said(&[("like", 1), ("view", 3)], &[], &registered);
         assert_eq!(changes, ["[metrics] view = 3 is new"]);
-        assert!(doubts[0].ends_with("in MySQL its code is 2, and there are numbers with it: give it the code 2 again"));
+        assert!(
+            doubts[0].ends_with("in MySQL its code is 2, and there are rows with this code: give it the code 2 again")
+        );
     }
 
     proptest! {

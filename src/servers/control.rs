@@ -1,6 +1,7 @@
-//! Orders of operators. Each daemon reads them from MySQL once per second, and tasks check here whether they are paused.
+//! Orders of operators. Each daemon reads them from MySQL once per second. Tasks check here whether they are paused.
 //!
-//! An order ends by MySQL's clock. While MySQL does not answer, the last known orders stay in force until their end.
+//! MySQL's clock decides when an order ends. While MySQL does not answer, the last known orders stay in force until
+//! their end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +17,11 @@ use tallyd_core::control::{Command, Order, Task};
 use tallyd_core::job_name::JobName;
 use tallyd_mysql::{Store, StoreError};
 
-/// How often orders are read.
+/// Interval between reads of the orders.
 pub(crate) const READ_EVERY: Duration = Duration::from_secs(1);
 
-/// The tasks that a job needs. While one of them is paused, the job does not run. Without consumers, no fence passes. A board is complete
-/// only after the outbox has added all events of its period.
+/// The tasks that a job needs. While one of these tasks is paused, the job does not run. Fences need consumers, and a
+/// board is complete only after the outbox has added all events of its period.
 pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
     match job {
         JobName::Reconcile => &[Task::Reconcile, Task::Consumer],
@@ -29,7 +30,7 @@ pub(crate) const fn needed_by(job: JobName) -> &'static [Task] {
     }
 }
 
-/// The orders that are in force, or `None` before the first read of MySQL.
+/// The current orders. `None` before the first read of MySQL.
 type Known = Option<Vec<InForce>>;
 
 #[derive(Clone, Debug)]
@@ -38,11 +39,11 @@ struct InForce {
     until: Instant,
 }
 
-/// The orders as this process knows them.
+/// The orders that this process knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     known: Arc<watch::Sender<Known>>,
-    /// Held while MySQL is read, so that no read overwrites the result of a later one.
+    /// A read of MySQL holds this lock, so that no read overwrites the result of a later read.
     reading: Arc<Mutex<()>>,
 }
 
@@ -53,18 +54,18 @@ impl Default for Control {
 }
 
 impl Control {
-    /// The order that pauses one of `tasks`. Also `None` before the first read of MySQL.
+    /// Returns the order that pauses one of `tasks`. Returns `None` before the first read of MySQL, too.
     pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
         paused(&self.known.borrow(), tasks).map(|it| it.order.clone())
     }
 
-    /// Whether MySQL was read and pauses none of `tasks`.
+    /// Returns whether the orders were read and pause none of `tasks`.
     pub(crate) fn allows(&self, tasks: &[Task]) -> bool {
         let known = self.known.borrow();
         known.is_some() && paused(&known, tasks).is_none()
     }
 
-    /// The most targets that a reconcile compares per second.
+    /// Returns the most targets that a reconcile can compare per second.
     pub(crate) fn targets_per_second(&self) -> Option<u32> {
         let known = self.known.borrow();
         in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
@@ -79,7 +80,7 @@ impl Control {
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 
-    /// Waits until MySQL was read and pauses none of `tasks`.
+    /// Waits until the orders were read and pause none of `tasks`.
     pub(crate) async fn until_allowed(&self, tasks: &[Task]) {
         let mut known = self.known.subscribe();
         loop {
@@ -112,7 +113,7 @@ impl Control {
         Ok(())
     }
 
-    /// Reads MySQL repeatedly until `stop`.
+    /// Reads the orders repeatedly until `stop`.
     pub(crate) async fn follow(self, store: Store, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("reading the orders of operators");
         while !stop.is_cancelled() {
@@ -127,7 +128,7 @@ impl Control {
         }
     }
 
-    /// Ends orders whose time is over by this process's clock, while MySQL does not answer.
+    /// While MySQL does not answer, ends orders by this process's clock.
     fn end_overdue(&self) {
         let Some(mut left) = self.known.borrow().clone() else { return };
         left.retain(|it| it.until > Instant::now());
@@ -137,7 +138,7 @@ impl Control {
     fn note(&self, orders: Vec<InForce>) {
         let before = self.known.send_replace(Some(orders.clone())).unwrap_or_default();
         let has = |all: &[InForce], one: &InForce| all.iter().any(|it| it.order == one.order);
-        // An order that was replaced has not ended.
+        // A new order for the task replaced this order, so the task is still paused or throttled.
         let is_replaced = |one: &InForce| {
             let same =
                 |it: &InForce| (it.order.task, it.order.command.name()) == (one.order.task, one.order.command.name());

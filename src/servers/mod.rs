@@ -1,6 +1,6 @@
 //! The three servers of a configuration, for the tasks and the commands.
 //!
-//! This module opens connections, and checks that the servers are ready for writes. It knows no task.
+//! This module opens connections, and checks that the servers are ready for writes. It does not depend on the tasks.
 
 pub(crate) mod code_registry;
 pub(crate) mod control;
@@ -17,32 +17,33 @@ use tallyd_mysql::schema::Schema;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// Connections to MySQL that the runs of jobs use at the same time: two of a reconcile, two of an archive, one of the filters, one of a recount.
+/// Connections to MySQL that the runs of jobs use at the same time: two for a reconcile, two for an archive, one for
+/// the filters, one for a recount.
 const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
 
 /// Connections that renew leases: one for each job.
 const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;
 
-/// One connection of the outbox, one of the snapshot clock, and one that reads the orders of operators.
+/// One connection for the outbox, one for the snapshot clock, and one for the orders of operators.
 const CONNECTIONS_OF_OTHERS: u32 = 3;
 
 /// Spare connections, so that a short read never waits for a run.
 const CONNECTIONS_SPARE: u32 = 2;
 
-/// The servers for the tasks. A connection is opened at its first use.
+/// The servers, with connections for the tasks. A connection is opened at its first use.
 #[derive(Clone)]
 pub struct Servers {
     pub store: Store,
     pub cache: Cache,
     pub broker: Broker,
-    /// This process as the owner of locks: `host:pid`.
+    /// The name of this process as the owner of locks: `host:pid`.
     pub owner: String,
     /// The orders of operators.
     pub(crate) control: Control,
 }
 
 impl Servers {
-    /// The servers that the configuration names.
+    /// Returns the servers of the configuration, without a check.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.partitions())
             + CONNECTIONS_OF_RUNS
@@ -61,14 +62,15 @@ impl Servers {
         })
     }
 
-    /// The servers, after [`Self::check`] has passed.
+    /// Returns the servers after [`Self::check`] has passed.
     pub async fn checked(config: &Config) -> Result<Self> {
         let servers = Self::new(config)?;
         servers.check(config).await?;
         Ok(servers)
     }
 
-    /// Checks that MySQL has the schema that this version needs, and the same names of codes as `[kinds]` and `[metrics]`.
+    /// Checks that MySQL has the schema that this version needs, and the same names of codes as `[kinds]` and
+    /// `[metrics]`.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)

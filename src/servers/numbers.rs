@@ -1,4 +1,4 @@
-//! A target's numbers in each server, side by side.
+//! A target's counters in Redis, in `counter` and in the like records, side by side.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,14 +22,14 @@ pub(crate) struct TargetNumbers {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Number {
     pub metric: String,
-    /// The number in Redis. `None` if it is unknown, because Redis has lost it or it is being loaded.
+    /// The count in Redis. `None` if Redis has lost the counter or it is being loaded.
     pub redis: Option<i64>,
     pub counter: i64,
-    /// Recounted from the like records. `None` for other metrics.
+    /// The count of like records. `None` for other metrics.
     pub rows: Option<i64>,
 }
 
-/// Reads all numbers. In-flight events are already in Redis and not yet in MySQL.
+/// Reads all counters of a target. In-flight events can be in Redis but not yet in MySQL.
 pub(crate) async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;

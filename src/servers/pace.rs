@@ -1,4 +1,5 @@
-//! Live traffic has priority: the size of a page depends on its measured time, and a run waits while a server is busy.
+//! Gives live traffic priority over runs: the measured time of pages determines their size, and a run waits while a
+//! server is busy.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +19,10 @@ use tallyd_redis::Cache;
 /// Time between two checks of a busy server.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often a waiting run is logged again.
+/// Interval between log lines of a waiting run.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// The servers are checked no more often than this.
+/// Least interval between two checks of the servers.
 const FRESH: Duration = Duration::from_millis(200);
 
 /// Time between two checks of a replica.
@@ -30,7 +31,7 @@ const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 /// Minimum of targets or rows in a page.
 const PAGE_MIN: usize = 100;
 
-/// How often a run found that a server is busy.
+/// Counts how often a run found that a server is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
     /// MySQL ran more threads than `threads_running_max`.
@@ -53,7 +54,7 @@ pub(crate) struct Health<'a> {
     /// Another MySQL server, whose tables the run reads.
     pub site: Option<&'a Store>,
     pub limits: &'a Limits,
-    /// The run's number in `job_run`. The replicas are checked for its time stamp.
+    /// The run's number in `job_run`. The row has a time stamp that shows how far a replica is behind.
     pub number: u64,
 }
 
@@ -62,18 +63,18 @@ pub(crate) struct Pace<'a> {
     health: Health<'a>,
     control: &'a Control,
     stop: &'a CancellationToken,
-    /// The job's name, and the function that logs that it waits.
+    /// The job's name, and the function that logs that the run waits.
     job: (&'static str, fn(&str)),
     page: usize,
     page_max: usize,
     checked: Option<Instant>,
-    /// Start of the last page, and the number of targets compared since.
+    /// Start of the last page, and the count of targets compared since then.
     pace: (Instant, usize),
     /// Time that was spent waiting for the servers.
     waited: Duration,
     /// The last reason, in words.
     waited_for: Option<String>,
-    /// Number of waits for each reason.
+    /// Count of waits for each reason.
     waits: Waits,
 }
 
@@ -85,7 +86,8 @@ struct Wait {
 }
 
 impl<'a> Pace<'a> {
-    /// Pages have at most `page_max` targets or rows. `job` has the job's name, and the function that logs that its run waits.
+    /// Pages have at most `page_max` targets or rows. `job` has the job's name, and the function that logs that its run
+    /// waits.
     pub(crate) fn new(
         health: Health<'a>,
         control: &'a Control,
@@ -108,19 +110,20 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// How many targets the next page has.
+    /// Returns how many targets the next page has.
     pub(crate) fn page(&self) -> usize {
         match self.control.targets_per_second() {
-            // At least one page per second, so that a run obeys other orders soon.
+            // A page must not take longer than a second, so that a run obeys other orders soon.
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
     }
 
-    /// Chooses the size of the next page by the time that a page of `targets` took. It is at most twice and at least half as large as before.
+    /// Chooses the size of the next page by the time that a page of `targets` took. The new size is at most twice and
+    /// at least half the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // A short last page is no measure.
+        // A last page with few targets says nothing about the best size.
         if targets < self.page / 2 {
             return;
         }
@@ -128,8 +131,8 @@ impl<'a> Pace<'a> {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers are ready for the next page, or until the stop or `until`. It calls `show` with the reason while the run
-    /// waits, and with `None` after that.
+    /// Waits until the servers are ready for the next page, or until the stop or `until`. It calls `show` with the
+    /// reason while the run waits, and with `None` after that.
     pub(crate) async fn wait(
         &mut self,
         until: Option<Instant>,
@@ -168,12 +171,13 @@ impl<'a> Pace<'a> {
         Ok(())
     }
 
-    /// How long the run has waited, how often for each reason, and the last reason in words.
+    /// Returns how long the run has waited, how often for each reason, and the last reason in words.
     pub(crate) fn waited(self) -> (Duration, Waits, Option<String>) {
         (self.waited, self.waits, self.waited_for)
     }
 
-    /// If an operator has throttled reconciles, waits until the time for the last page's targets is over.
+    /// If an operator has throttled reconciles, waits until the last page has taken the time that its targets must
+    /// take.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
         if let Some(each_second) = self.control.targets_per_second() {
@@ -189,7 +193,7 @@ impl<'a> Pace<'a> {
 }
 
 impl Health<'_> {
-    /// The busy server, or `None` if no server is busy. A limit of 0 means no limit.
+    /// Describes the busy server, or returns `None` if no server is busy. A limit of 0 means no limit.
     async fn too_much(&self, publisher: &Publisher) -> Result<Option<Wait>> {
         let limits = self.limits;
         if limits.threads_running_max > 0 {
@@ -233,7 +237,8 @@ impl Health<'_> {
         Ok(self.lagging().await?.map(|words| Wait { count: |waits| &mut waits.replica_lag, words }))
     }
 
-    /// The replica that is too far behind. The run's time stamp is written to MySQL, and the replicas are checked for it.
+    /// Describes the replica that is too far behind. Writes the run's time stamp to MySQL, and reads it from the
+    /// replicas.
     async fn lagging(&self) -> Result<Option<String>> {
         if self.replicas.is_empty() {
             return Ok(None);
@@ -258,15 +263,16 @@ impl Health<'_> {
         Ok(None)
     }
 
-    /// How far a replica is behind. Returns when this is less than `max_lag`, or known to be more. `None` if the replica has no stamp of
-    /// the run: the run has just begun, or the replica has not reached its beginning.
+    /// Measures how far a replica is behind. Returns as soon as the lag is known to be less or more than `max`. `None`
+    /// if the replica has no stamp of the run: the run has just begun, or the replica has not yet reached the run's
+    /// beginning.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
-            // The replica's stamp can be an old one, because the run was busy in between. Only after `max` is the new stamp known to
-            // be late.
+            // The replica can still have an old stamp, because the run was busy in between. The new stamp counts as
+            // late only after `max`.
             let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
             let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
             if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
@@ -277,12 +283,14 @@ impl Health<'_> {
     }
 }
 
-/// The minimum time for `targets`. It is at most one second, because pages are sized for that. A larger page is from before the order.
+/// Returns the minimum time for `targets`. It is at most one second, because pages are sized for one second. Only a
+/// page from before the order can be larger.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }
 
-/// The size that would have taken `target_ms`, at most twice and at least half of `page`.
+/// Returns the size of a page that would have taken `target_ms`. The result is at most twice and at least half of
+/// `page`.
 fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
     let took_us = took.as_micros().max(1);
     let wanted = page as u128 * u128::from(target_ms) * 1_000 / took_us;

@@ -1,4 +1,4 @@
-//! Metrics of the consumer. They are updated once for each batch, not for each message.
+//! Metrics of the consumer. The consumer updates them once for each batch, not for each message.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -50,7 +50,7 @@ impl ConsumerMetrics {
         let dropped = "Dead letters that were only counted and not stored, because the dead-letter quota was full";
         let retries = counters_of_codes("code", RETRY_CODES.into_iter());
         let takeovers = "Times that this process became the partition's writer: at startup, after another daemon, or after a lost connection";
-        // In the order of the metrics page.
+        // The metrics page has this order.
         Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered to this process"),
             redelivered: counter(
@@ -121,7 +121,8 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// Notes that a batch was written. The standing changes only from listening, because the session can have ended meanwhile.
+    /// Notes that a batch was written. The standing changes only if it is `Listening`, because the session can have
+    /// ended meanwhile.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {

@@ -1,4 +1,4 @@
-//! The runs of jobs in this process, and what they wait for. MySQL has the results of the runs of all processes.
+//! The running jobs of this process, and the reasons why they wait. MySQL has the results of all processes' runs.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,4 +1,5 @@
-//! The label values of this process's metrics. Each enum lists all values of a label, so a sample with another value does not compile.
+//! The label values of this process's metrics. Each enum lists all values of a label, so a sample with another value
+//! does not compile.
 
 use std::fmt;
 use std::hash::Hash;
@@ -38,7 +39,8 @@ labels! {
 
     Close, "closed" { Size = "size", Linger = "linger", Stop = "stop" }
 
-    /// The steps of writing a batch, in order. `Lend` waits for a connection, `Lock` for the partition's row.
+    /// The steps of writing a batch, in order. `Lend` is the wait for a connection, `Lock` the wait for the partition's
+    /// row.
     Step, "step" {
         Lend = "lend", Lock = "lock", Rows = "rows", Counters = "counters", Commit = "commit", Acknowledge = "acknowledge"
     }
@@ -47,7 +49,8 @@ labels! {
 
     Server, "server" { Mysql = "mysql", Redis = "redis", Rabbitmq = "rabbitmq" }
 
-    /// Why a run waits. `Fence`: in-flight events must reach MySQL. `Pace`: a server is busy. `Lock`: another process runs the job.
+    /// Why a run waits. `Fence`: in-flight events must reach MySQL. `Pace`: a server is busy. `Lock`: another process
+    /// runs the job.
     WaitsFor, "reason" { Fence = "fence", Pace = "pace", Lock = "lock" }
 }
 

@@ -1,8 +1,8 @@
-//! The process's knowledge of its own work: metrics, waiting runs, and the status of servers and jobs.
+//! Data about the work of this process: metrics, waiting runs, and the status of servers and jobs.
 //!
-//! Like the log, it is global to the process, and all code can write to it. Tasks count once for each batch, not for each message,
-//! and never wait for a reader. All metrics are registered here once. Every label set that is known from the start is registered, too, so that
-//! a rate starts from zero. Telemetry makes no decisions.
+//! Like the log, telemetry is global to the process, and all code can write to it. Tasks update metrics once for each
+//! batch, not for each message, and never wait for a reader. All metrics are registered here once. All label sets that
+//! are known at the start are registered, too, so a rate begins at zero. Telemetry makes no decisions.
 
 mod consumer;
 mod job;
@@ -45,7 +45,8 @@ use status::State;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 
-/// Seconds from an event's `at` to its commit: from a batch's linger to a day's backlog.
+/// Histogram buckets for the seconds from an event's `at` to its commit: from the linger of a batch to a backlog of a
+/// day.
 const LAG_BOUNDS: [f64; 18] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0,
     86_400.0,
@@ -196,7 +197,7 @@ pub(crate) fn seconds(at: Micros) -> f64 {
     at.0 as f64 / 1e6
 }
 
-/// 0 if `then` is later than `now`, because clocks differ.
+/// Returns the seconds between two times. Returns 0 if `then` is later than `now`, because clocks differ.
 pub(crate) fn seconds_between(then: Micros, now: Micros) -> f64 {
     (now.0 - then.0).max(0) as f64 / 1e6
 }
@@ -226,7 +227,7 @@ fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str
     family
 }
 
-/// A family whose help text is on the metrics page even before its first sample.
+/// Registers a family of metrics. Its help text is on the metrics page even before the first sample.
 #[derive(Debug)]
 pub(crate) struct Described<F>(pub F);
 

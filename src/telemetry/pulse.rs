@@ -22,7 +22,7 @@ pub(crate) struct Point {
     pub events_s: f64,
     /// Median of the seconds from an event's `at` to its commit. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
-    /// 99th percentile of the same.
+    /// 99th percentile of these seconds.
     pub lag_p99_s: Option<f64>,
     /// Messages in the queues at the end of the ten seconds. `None` if the broker did not answer.
     pub queued: Option<u64>,

@@ -4,7 +4,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper bounds of ranges, and how many values are at or below each. The last bound is infinite.
+/// The upper bound of each range, and the count of values at or below this bound. The last bound is infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Buckets(Vec<(f64, u64)>);
 
@@ -28,8 +28,9 @@ impl Buckets {
         Self(self.0.iter().zip(before).map(|((bound, count), before)| (*bound, count.saturating_sub(before))).collect())
     }
 
-    /// The value that the part `share` of all values does not exceed. Values are assumed to be spread evenly in each range, as in
-    /// Prometheus's `histogram_quantile`. Above the last finite bound, it returns that bound. `None` if there are no values.
+    /// Returns the quantile `share` (0 to 1) of the values. Assumes that values are spread evenly in each range, as in
+    /// Prometheus's `histogram_quantile`. Returns the last finite bound if the quantile is above it, and `None` if
+    /// there are no values.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.0.last().map_or(0, |(_, total)| *total) as f64;
         let (mut below, mut low) = (0.0, 0.0);

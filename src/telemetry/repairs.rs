@@ -1,4 +1,4 @@
-//! How many counters the reconciles and recounts of this process compared, and how many they changed.
+//! Counts the counters that the reconciles and recounts of this process compared and changed.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -9,7 +9,7 @@ use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
 use tallyd_redis::counters::Repaired;
 
-/// A daemon runs no other modes.
+/// The modes that a daemon runs.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
 
 #[derive(Debug)]
@@ -39,12 +39,12 @@ impl RepairMetrics {
         self.targets.get_or_create(&labels).inc_by(more);
     }
 
-    /// A reconcile's additions to Redis.
+    /// Counts a reconcile's additions to Redis.
     pub(crate) fn in_redis(&self, outcome: Repaired, more: u64) {
         self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
-    /// Corrections of `counter`. MySQL applies each of them completely or not at all.
+    /// Counts corrections of `counter`. MySQL applies each correction completely or not at all.
     pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
         self.repaired(job, "mysql", "done", more);
     }

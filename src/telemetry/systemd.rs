@@ -1,4 +1,4 @@
-//! The line that `systemctl status` shows.
+//! Sends systemd the line that `systemctl status` shows.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};

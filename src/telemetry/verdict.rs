@@ -28,16 +28,16 @@ macro_rules! verdicts {
 verdicts! {
     /// Redis is right.
     Exact = "exact", "Redis is right";
-    /// Off at two cuts; the difference was added.
-    Repaired = "repaired", "Redis was off at two cuts, and the difference was added";
-    /// Off at two cuts, in a dry run.
-    Drifted = "drifted", "Redis is off at two cuts; a dry run adds nothing";
-    /// Off at one cut only.
-    Transient = "transient", "Redis was off at one cut only, because an event was in flight; nothing was added";
-    /// No cut could be judged.
+    /// Redis was wrong at two cuts, and the difference was added.
+    Repaired = "repaired", "Redis was wrong at two cuts, and the difference was added";
+    /// Redis is wrong at two cuts, in a dry run.
+    Drifted = "drifted", "Redis is wrong at two cuts; a dry run adds nothing";
+    /// Redis was wrong at only one cut.
+    Transient = "transient", "Redis was wrong at only one cut, because an event was in flight; nothing was added";
+    /// No cut could be compared with MySQL.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";
-    /// The right number is unknown.
-    Unknown = "unknown", "Redis has lost the bucket, or the field holds no numbers; a run without --target loads it";
-    /// Off at two cuts, and not repaired.
-    Left = "left", "Redis is off, but the bucket changed meanwhile or the number would drop below zero: run again";
+    /// Redis does not know the counter.
+    Unknown = "unknown", "Redis has lost the bucket, or the field has no valid counters; a run without --target loads them";
+    /// Redis is wrong at two cuts, and was not repaired.
+    Left = "left", "Redis is wrong, but the bucket changed meanwhile or the counter would drop below zero: run again";
 }

@@ -160,7 +160,7 @@ async fn one_target_is_repaired_alone() {
     assert!(text.contains("video:3: repaired, Redis 6, MySQL 10, added +4"), "{text}");
     assert!(text.contains("video:5: exact, Redis 10, MySQL 10"), "{text}");
     assert!(
-        text.contains("Redis was off at two cuts, and the difference was added; 10 like records; 10 in counter"),
+        text.contains("Redis was wrong at two cuts, and the difference was added; 10 like records; 10 in counter"),
         "{text}"
     );
     assert_eq!(world.redis_counters().await[&target(4)], 11, "not asked for");

@@ -1,7 +1,7 @@
-//! `GET /metrics`: counts of the process and observations of the servers, for Prometheus.
+//! `GET /metrics` for Prometheus: metrics of the process, and the observed state of the servers.
 //!
-//! Counters and histograms are registered where they are counted ([`crate::telemetry`]). Values that are read for each
-//! answer are registered here. Labels are names of the configuration, never ids.
+//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read for each
+//! answer. Labels are names of the configuration, never ids.
 
 mod observed;
 mod process;
@@ -30,7 +30,7 @@ pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Resp
     exposition::page(&[&telemetry().registry, &now.0], &headers)
 }
 
-/// The values that are read for one answer. The library adds a full stop to each help text.
+/// The metrics whose values are read for an answer. The library adds a full stop to each help text.
 struct Page(Registry);
 
 impl Page {

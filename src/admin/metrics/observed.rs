@@ -1,4 +1,5 @@
-//! The observer's values of the servers. An unknown value has no sample, except for servers, which then count as down.
+//! Metrics of the servers' state that the observer has read. An unknown value has no sample, but a server without a
+//! known state counts as down.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, 
 
 fn dead_letters(page: &mut Page, seen: &Observed) {
     let Some(letters) = &seen.dead_letters else { return };
-    // Letters that another version dead-lettered can have other reasons.
+    // Dead letters that another version stored can have other reasons.
     let all: BTreeSet<&str> =
         Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str)).collect();
     let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));

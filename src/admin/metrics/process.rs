@@ -1,4 +1,4 @@
-//! Values of this process that are read for each answer. Its counts are in [`Telemetry`].
+//! Metrics of this process whose values are read for each answer. [`Telemetry`] has its counters.
 
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;

@@ -1,5 +1,5 @@
-// Changes only elements with new content, so that a user can read, select and copy the others. All data of the daemon
-// is inserted as text, never as markup.
+// Changes only elements with new content, so that a user can read, select and copy the other elements. All data of the
+// daemon is inserted as text, never as markup.
 
 const byId = (id) => document.getElementById(id);
 
@@ -16,7 +16,7 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
-// Parts of a cell: a text, or one of these.
+// The parts of a cell are texts and the elements that these functions make.
 const ago = (at) => ({ at, words: (now) => `${spoken((now - at) / 1e6)} ago` });
 const lasting = (at) => ({ at, words: (now) => spoken((now - at) / 1e6) });
 const ahead = (at) => ({ at, words: (now) => (at > now ? `in ${spoken((at - now) / 1e6)}` : "now") });

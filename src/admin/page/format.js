@@ -1,4 +1,4 @@
-// Numbers and times in words. Times of the daemon are in microseconds since the epoch.
+// Formats numbers and times as text. Times of the daemon are in microseconds since the epoch.
 
 const GROUPED = new Intl.NumberFormat("en-US");
 

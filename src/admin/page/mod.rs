@@ -1,7 +1,7 @@
 //! `GET /`: the status page. One answer contains the whole page. It gets its data from `/v1/status` and `/v1/history`.
 //!
-//! The data is not trusted, above all the servers' error texts: the script only inserts it as text. The policy blocks
-//! other scripts, and resources from other places.
+//! The data can be malicious, above all error texts from the servers, so the script only inserts it as text. The
+//! content security policy blocks other scripts and resources from other origins.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Each file uses the files before it.
+/// The parts of the script. Each file uses only the files before it.
 const SCRIPT: &str = concat!(
     "\"use strict\";\n",
     include_str!("format.js"),

@@ -1,4 +1,4 @@
-// Asks the daemon repeatedly, and shows its answers.
+// Requests the daemon's status repeatedly, and shows the answers.
 
 const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 10000];
 const RECONCILES_SHOWN = 6;
@@ -6,7 +6,7 @@ const RECONCILES_SHOWN = 6;
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Points by time. Points of earlier processes stay.
+// Points by time. Points of earlier daemon processes stay.
 const history = new Map();
 const starts = new Set();
 let told = null;
@@ -222,7 +222,7 @@ function showHistory() {
   plots.forEach((plot) => plot.show(points, [...starts]));
 }
 
-/** The daemon does not answer. The page keeps the last known values. */
+/** Shows that the daemon does not answer. The page keeps the last known values. */
 function showAway(error) {
   awaySince ??= liveNow();
   if (told) time.stopped ??= told.now;
@@ -233,14 +233,14 @@ function showAway(error) {
   put(byId("since"), ["for", lasting(awaySince), `(${error}); retrying.`, ...known]);
 }
 
-/** The page could not show an answer. */
+/** Shows that the page could not show an answer. */
 function showUnshown() {
   banner("grave", "✕ Rendering error: reload the page");
   put(byId("since"), [`(${[...unshown.values()].join("; ")})`]);
 }
 
 function take(status) {
-  // Another version of the daemon has another page.
+  // The daemon's version changed, so its page can be different.
   if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;
@@ -248,7 +248,7 @@ function take(status) {
   told = status;
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
-  // Only after a successful showAll(), because the plots keep it.
+  // The plots keep this start permanently, so it is added only after a successful showAll().
   starts.add(status.started_at);
   tick();
 }
@@ -264,7 +264,7 @@ async function ask(path) {
   return body;
 }
 
-/** Waits. A change of the page's visibility ends the wait. */
+/** Waits for this time, or until the page's visibility changes. */
 function rest(milliseconds) {
   return new Promise((resolve) => {
     const over = () => {
@@ -277,7 +277,7 @@ function rest(milliseconds) {
   });
 }
 
-/** Asks until the page is closed, and less often while the daemon does not answer. */
+/** Requests the status until the page is closed, and less often while the daemon does not answer. */
 async function forever(path, every, taken, failed) {
   for (let pause = every; ; await rest(pause)) {
     try {
@@ -291,7 +291,7 @@ async function forever(path, every, taken, failed) {
   }
 }
 
-/** Draws. A rendering error is the page's error, and does not mean that the daemon is silent. */
+/** Draws a part of the page. A rendering error is an error of the page, so it does not count as a missing answer. */
 function draw(path, drawing) {
   try {
     drawing();

@@ -1,8 +1,9 @@
-// Plots of the last hour, as SVG with the width of their container. All plots show the values at the pointer.
+// Plots of the last hour, as SVG with the width of their container. The pointer selects a time, and all plots show
+// their values at this time.
 
 const MINUTE = 60e6;
 const HOUR = 60 * MINUTE;
-// The periods of a plot, with their titles and the distance between times on the axis.
+// The periods that a plot can show, with their titles and the interval between times on the axis.
 const REACHES = [
   { reach: 10 * MINUTE, words: "The last 10 minutes", step: 2 * MINUTE },
   { reach: 30 * MINUTE, words: "The last 30 minutes", step: 10 * MINUTE },
@@ -129,7 +130,7 @@ class Plot {
         }
         const joined = before !== null && one.at - before <= GAP;
         const to = `${this.x(one.at).toFixed(1)} ${y(value).toFixed(1)}`;
-        // A line of no length is a dot.
+        // A line without length is drawn as a dot.
         path += joined ? `L${to}` : `M${to}h0`;
         before = one.at;
       }

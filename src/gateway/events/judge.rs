@@ -12,12 +12,12 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judged<'a> {
     pub message: Message,
-    /// The judged bytes, which are published.
+    /// The bytes that were judged and are published.
     pub body: Cow<'a, [u8]>,
 }
 
 impl Judged<'_> {
-    /// The time of the event. A fence has none, and is never accepted.
+    /// The time of the event. A fence has no time, and the gateway never accepts a fence.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,
@@ -38,7 +38,7 @@ impl Judged<'_> {
     }
 }
 
-/// The events of a body: one event, or a list.
+/// Judges the events of a body: one event, or a list.
 ///
 /// # Errors
 /// The list is empty, too large or not JSON.

@@ -1,4 +1,4 @@
-//! `POST /v1/events`: one event, or a list. The steps: head, body, judge, publish, answer.
+//! `POST /v1/events`: one event, or a list. The steps: read the head, read the body, judge, publish, answer.
 
 mod judge;
 mod publish;
@@ -21,7 +21,7 @@ use tallyd_core::event::LIST_BYTES_MAX;
 use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;
 
-/// Bodies up to this size need no permit to be read.
+/// Bodies up to this size are read without a permit.
 pub(super) const BODY_SMALL: usize = 16 << 10;
 
 /// Time limit for a body to arrive.
@@ -31,7 +31,7 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
     let length = body_length(request.headers())?;
     let traceparent = request.headers().get(HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let body = {
-        // A slow body must not occupy one of the permits for requests in flight.
+        // A slow body must not occupy a permit for requests in flight.
         let _room = match length {
             0..=BODY_SMALL => None,
             _ => Some(gate.bodies.try_acquire().map_err(|_| Refused::busy())?),
@@ -39,7 +39,7 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         read(request).await?
     };
     let entered = gate.enter()?;
-    // A separate task: if the client disconnects, no event must stay counted but unpublished.
+    // A separate task continues if the client disconnects. Otherwise an event could stay counted but unpublished.
     let answering = tokio::spawn(async move {
         let _entered = entered;
         tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await
@@ -58,7 +58,7 @@ async fn answer(gate: &Arc<Gate>, body: &[u8]) -> Answer<Response> {
     Ok(Verdicts { events: verdicts }.into())
 }
 
-/// The length of the body, from the headers.
+/// Returns the length of the body, from the headers.
 fn body_length(headers: &HeaderMap) -> Answer<usize> {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = content_type.split(';').next().unwrap_or_default().trim();

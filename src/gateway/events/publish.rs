@@ -1,9 +1,9 @@
 //! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
-//! messages. D: remembers confirmed likes. Only C decides the verdicts. While Redis is unreachable, A and D are
+//! messages. D: sends confirmed likes to Redis. Only C decides the verdicts. While Redis is unreachable, A and D are
 //! skipped.
 //!
-//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, events of
-//! several users at the same time.
+//! For metrics with `writer = "api"`, the client counts and publishes the events. It takes a user's events one after
+//! the other, and events of several users at the same time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use tallyd_core::writers::Writers;
 /// Most users whose events of one request are counted at the same time.
 const USERS_AT_ONCE: usize = 32;
 
-/// An event, and its place in the request.
+/// An event, and its index in the request.
 type Placed<'a> = (usize, Judged<'a>);
 
 /// Publishes the events that were not refused. Returns the verdicts in the order of the request.
@@ -101,7 +101,7 @@ fn problem(error: &BrokerError) -> String {
     format!("the broker did not confirm the event: {error}")
 }
 
-/// Removes likes of users who click too often from `events`.
+/// Takes likes of users who click too often out of `events`.
 async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     if gate.config.client.rate_likes_max == 0 {
         return Vec::new();
@@ -118,7 +118,7 @@ async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdi
     verdicts
 }
 
-/// Counts and publishes events that API servers count. The events of one user or one number follow one after the other.
+/// Counts and publishes events that API servers count. Takes the events of a user or a counter one after the other.
 async fn count_all(gate: &Gate, events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     let mut groups: BTreeMap<String, Vec<Placed<'_>>> = BTreeMap::new();
     for (place, event) in events {
@@ -169,14 +169,14 @@ async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) ->
     }
 }
 
-/// Counts and publishes with the event's own `at`, as if an earlier count had been undone: MySQL applies it once, and
-/// Redis counts it again.
+/// Counts and publishes an event with its own `at`, as if an earlier count had been undone. If the client repeats the
+/// event, MySQL applies it once, but Redis counts it again.
 async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: Micros) -> Verdict {
     let changed = Changed::at(target, metric, change, at);
     match gate.client.republish(&changed, TakenBack::Yes).await {
         Ok(Counting::Counted(changed)) => Verdict::counted(changed.at, changed.added() != 0, changed.count),
         Ok(Counting::BelowZero { count }) => {
-            Verdict::refused("below-zero", format!("the number is {count}, and no [[rule]] sets below_zero"))
+            Verdict::refused("below-zero", format!("the counter is {count}, and no [[rule]] sets below_zero"))
         }
         Err(CountError::NotCounted(error)) => not_counted(&error, at),
         Err(CountError::NotPublished { source, .. }) => Verdict::unconfirmed(at, problem(&source)),

@@ -38,7 +38,7 @@ pub(in crate::gateway) enum Verdict {
     },
     /// The event might have been published. Send it again with this `at`.
     Unconfirmed {
-        /// The event's time. A retry must have the same.
+        /// The event's time. A retry must have the same time.
         at: i64,
         /// The reason.
         message: String,
@@ -53,9 +53,9 @@ pub(in crate::gateway) enum Verdict {
 /// The result of counting, if API servers count (`writer = "api"`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub(in crate::gateway) struct Counted {
-    /// Whether the event changed anything. A repeated like does not.
+    /// Whether the event changed anything. A repeated like changes nothing.
     pub changed: bool,
-    /// The number after the event. Null if Redis has lost it.
+    /// The count after the event. Null if Redis has lost the counter.
     pub count: Option<i64>,
 }
 
@@ -80,7 +80,7 @@ impl Verdict {
         Self::Limited { wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Its name in metrics and in the answer.
+    /// Returns the verdict's name in metrics and in the answer.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Confirmed { .. } => "confirmed",
@@ -108,7 +108,7 @@ impl From<Verdicts> for Response {
     }
 }
 
-/// The status of an answer, and the seconds after which the request can be sent again.
+/// Returns the status of an answer, and the seconds after which the request can be sent again.
 fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
     let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
     if has("unconfirmed") {

@@ -1,4 +1,5 @@
-//! Reads the results of runs from MySQL: runs of all daemons and commands, also those from before this process started.
+//! Reads the results of runs from MySQL. These are runs of all daemons and commands, even from before this process
+//! started.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,10 +14,11 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::run_state::{RunRow, RunningRow};
 
-/// Runs kept for each job and mode.
+/// Count of runs kept for each job and mode.
 const RUNS_MAX: u64 = 50;
 
-/// The last runs of each job and mode, the oldest first. A run that has ended does not change, so only newer runs are read.
+/// The last runs of each job and mode, the oldest first. A run that has ended does not change, so only newer runs are
+/// read.
 #[derive(Default)]
 pub(super) struct Runs(BTreeMap<(String, String), Last>);
 
@@ -27,7 +29,7 @@ struct Last {
     asked: bool,
 }
 
-/// A run, and the numbers of its report if it is a reconcile.
+/// A run, and the counts in its report if it is a reconcile.
 struct Read {
     ended: Ended,
     found: Reconciled,
@@ -51,7 +53,7 @@ impl Runs {
                 mode,
             });
         }
-        // Runs that only an operator starts, such as a restore or a reconcile of a few targets.
+        // Skips runs that only an operator starts, such as a restore or a reconcile of a few targets.
         let rare = running.iter().filter(|row| jobs.iter().all(|job| (&job.job, &job.mode) != (&row.job, &row.mode)));
         let rare: Vec<Job> = rare
             .map(|row| Job { job: row.job.clone(), mode: row.mode.clone(), running: Some(run(row)), ..Job::default() })
@@ -76,7 +78,8 @@ impl Runs {
 
 impl Last {
     async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
-        // Includes runs that ended in the same microsecond. The loop skips runs that were read before.
+        // The query includes runs that ended in the same microsecond as the last known run. The loop skips runs that
+        // were read before.
         let since = self.runs.back().map_or(0, |read| read.ended.ended_at);
         let rows = store.ended_runs(job, mode, Micros(since), RUNS_MAX).await?;
         for row in rows.into_iter().rev() {
@@ -92,7 +95,7 @@ impl Last {
             self.runs.pop_front();
         }
         if self.success.is_none() && !self.asked {
-            // No run that was read has succeeded, so the last success is older.
+            // No known run has succeeded, so the last success is older.
             self.success = store.last_success(job, mode).await?;
             self.asked = true;
         }

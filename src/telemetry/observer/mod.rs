@@ -1,9 +1,10 @@
-//! Queries the servers every few seconds, for the status and the metrics. It reads which servers answer, how full the queues are, how runs
-//! of jobs ended, and the state of the boards.
+//! Queries the servers every few seconds, for the status and the metrics. It reads which servers answer, the depths of
+//! the queues, the results of runs, and the state of the boards.
 //!
-//! The observer must not disturb the work. It has a few connections of its own. Each read is small or uses an index, and has a time limit.
-//! The servers are queried at the same time, so that a server that does not answer does not hide the others. If a query fails, the last known
-//! values stay, and a note says that the server is unreachable or that the query failed. Only the depths of queues are dropped.
+//! The observer must not disturb the work. It has a few separate connections. Each read is small or uses an index, and
+//! has a time limit. The observer queries the servers at the same time, so a server that does not answer does not delay
+//! the other servers' data. If a query fails, the last known values stay, and the status reports that the server is
+//! unreachable or that the query failed. Only the depths of queues are dropped.
 
 mod boards;
 mod jobs;
@@ -73,7 +74,7 @@ impl Observer {
         broker: Broker,
         modes: fn(&Config) -> Vec<JobMode>,
     ) -> (Self, Sight) {
-        // Sets the start of the first point.
+        // The first call sets the start of the first point.
         telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
@@ -122,7 +123,7 @@ impl Observer {
 
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, broker, queues, seen, .. } = self;
-        // Uses the partitions of the last pass, because the servers are queried at the same time.
+        // This uses the partitions of the last pass, because MySQL and RabbitMQ are queried at the same time.
         let partitions = match seen.in_use.count() {
             0 => broker.numbered(config.amqp.partitions),
             _ => seen.in_use.clone(),
@@ -206,7 +207,7 @@ impl Observer {
     }
 }
 
-/// Queries that fail although their servers answer. They are logged, and listed among the operations that are being retried.
+/// The queries that fail although their servers answer. The log and the list of retried operations show them.
 #[derive(Default)]
 struct Failing(BTreeMap<&'static str, Outage>);
 
@@ -231,7 +232,7 @@ struct Rest(Option<Instant>);
 
 impl Rest {
     fn is_over(&mut self, every: Duration) -> bool {
-        // The loop can run a moment early.
+        // The loop can run slightly too early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());

@@ -1,4 +1,4 @@
-//! Reads the depths of queues. The observer keeps a connection of its own open for this.
+//! Reads the depths of queues. The observer keeps a separate connection open for this.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,12 +10,14 @@ use tallyd_connect::fate::Fate;
 use tallyd_core::partition::Partitions;
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// Delay before a queue is queried again that does not exist or that this account cannot read. Each refusal costs a connection.
+/// Delay before the next query of a queue that does not exist or that this account cannot read. Each refused query
+/// costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 pub(super) struct Queues {
     broker: Broker,
-    /// Taken out for each query and put back after an answer, so that a failed connection is replaced.
+    /// The open connection. Each query takes it out and puts it back after an answer, so a failed connection is
+    /// replaced.
     link: Option<Publisher>,
     missing: BTreeSet<String>,
     again: Rest,

@@ -1,7 +1,8 @@
 //! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
 //!
-//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. An unreachable server is
-//! `up: false` with the reason, and its last known data stays. A field that a daemon of another version does not send gets its default.
+//! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. An
+//! unreachable server is `up: false` with the reason, and its last known data stays. A field that a daemon of another
+//! version does not send gets its default.
 
 mod report;
 mod runbook;
@@ -31,7 +32,7 @@ use tallyd_mysql::partitions::Owner;
 #[serde(default)]
 pub(crate) struct Status {
     pub version: String,
-    /// Host and process: the owner of locks and partitions.
+    /// The daemon's name as the owner of locks and partitions: host and process id.
     pub owner: String,
     pub started_at: i64,
     /// Time of this status, by the daemon's clock.
@@ -47,7 +48,8 @@ pub(crate) struct Status {
     pub memory_bytes: u64,
     pub observed_at: Option<i64>,
     pub servers: Vec<ServerStatus>,
-    /// By number: the partitions of this daemon's configuration, and further ones that only other daemons have.
+    /// The partitions of this daemon's configuration, and further partitions that only other daemons have. Sorted by
+    /// number.
     pub partitions: Vec<Partition>,
     pub partitions_in_use: Option<u16>,
     pub outbox_rows: Option<u64>,
@@ -77,13 +79,13 @@ pub(crate) struct ServerStatus {
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
-    /// The name of its map, or `None` for a partition that `[amqp] partitions` counts.
+    /// The name of the partition's map. `None` for a partition that `[amqp] partitions` counts.
     pub map: Option<String>,
     pub queue: String,
     pub standing: Standing,
-    /// The daemon that wrote it last and has not released it.
+    /// The daemon that wrote the partition last and has not released it.
     pub owner: Option<String>,
-    /// How often any daemon has acquired it. `None` if no daemon ever has.
+    /// How often daemons have acquired the partition. `None` if no daemon ever has.
     pub epoch: Option<u64>,
     pub taken_at: Option<i64>,
     pub messages: Option<u64>,
@@ -92,7 +94,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// The name for messages.
+    /// Returns the partition's name for messages.
     pub(crate) fn name(&self) -> PartitionName {
         PartitionName { number: self.partition, map: self.map.clone() }
     }
@@ -112,11 +114,11 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
-    /// The run's number, which fences all its writes.
+    /// The run's number. All writes of the run carry it as a fencing token.
     pub run: u64,
     pub owner: String,
     pub started_at: i64,
-    /// Progress from 0 to 1. `None` if it is unknown, or if the run is in another process.
+    /// Progress from 0 to 1. `None` if the progress is unknown, or if the run is in another process.
     pub progress: Option<f64>,
     pub waits: Option<WaitsFor>,
     pub waits_words: Option<String>,
@@ -143,27 +145,27 @@ pub(crate) struct Reconciled {
     pub checked: u64,
     pub drifted: u64,
     pub repaired: u64,
-    /// Off at the first measurement only, because events were in flight.
+    /// Counters that were wrong only at the first measurement, because events were in flight.
     pub transient: u64,
-    /// In buckets that are not loaded.
+    /// Counters in buckets that are not loaded.
     pub unknown: u64,
-    /// Decided by capturing their events.
+    /// Counters that a capture of their events decided.
     pub busy: u64,
-    /// Right at the first measurement.
+    /// Counters that were correct at the first measurement.
     pub exact: u64,
-    /// Not decided: no measurement could tell which of two events was first.
+    /// Undecided counters: no measurement could tell which of two events was first.
     pub undecided: u64,
-    /// Off, and left for the next run.
+    /// Wrong counters that were left for the next run.
     pub left: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Board {
-    /// The board's name. If it has several period lengths, the length follows: `likes`, `likes/week`.
+    /// The board's name. If the board has several period lengths, the length is appended: `likes`, `likes/week`.
     pub board: String,
     pub period: String,
-    /// `open`, or `lost` if Redis has lost it since its snapshot.
+    /// `open`, or `lost` if Redis has lost the current period since its snapshot.
     pub state: String,
     pub members: u64,
     pub ends_at: Option<i64>,
@@ -172,11 +174,12 @@ pub(crate) struct Board {
     /// Periods that are closed, past `archive_grace`, and not archived. Periods that Redis has lost are not included.
     pub unarchived: Vec<String>,
     pub oldest_unarchived_at: Option<i64>,
-    /// The last archived period, and the number of its rows.
+    /// The last archived period, and the count of its rows.
     pub archived: Option<(String, u64)>,
 }
 
-/// The state of the servers, queues, jobs and boards at the last query. A field without an answer yet is empty or `None`.
+/// The state of the servers, queues, jobs and boards at the last query. A field without an answer yet is empty or
+/// `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
     pub at: Option<Micros>,

@@ -12,7 +12,8 @@ use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
-/// Microseconds for which a batch is retried before the daemon counts as not ready. Conflicts with other transactions end sooner.
+/// If the retries of a batch last longer than these microseconds, the daemon is not ready. Conflicts with other
+/// transactions end sooner.
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
@@ -56,7 +57,7 @@ impl Status {
 
 fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Vec<Partition> {
     let here = telemetry.consumer.partitions();
-    // Before the tasks have started, the partitions of this process are unknown.
+    // The partitions of this process are unknown until the tasks have started.
     let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
     let is_here = |number: u16| here.iter().any(|(it, _)| *it == number);
     let elsewhere = seen.maps.iter().map(NotedMap::partition).filter(|number| known < u16::MAX && !is_here(*number));
@@ -96,7 +97,8 @@ pub(super) enum NotReady<'a> {
     Stands(&'a Partition, Option<&'a Wait>),
 }
 
-/// Redis is never a reason, because events are written without it.
+/// Returns the reasons why the daemon is not ready. Redis is never a reason, because the daemon writes events without
+/// it.
 pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
     let mut found = match status.state {
         State::Starting => vec![NotReady::Starting],

@@ -1,4 +1,5 @@
-//! Lists a daemon's problems, the worst first, for the page, the command and the JSON. Pure: the list depends on the status only.
+//! Lists a daemon's problems, the worst first, for the page, the command and the JSON. Pure: the list depends on the
+//! status only.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,20 +8,22 @@ use super::runbook::Runbook;
 use super::{Board, Job, Outcome, Partition, Standing, State, Status};
 use crate::telemetry::Server;
 
-/// A message that waits longer than this for its commit is a problem. A batch takes less than a second, and an unreachable MySQL is
-/// a problem of its own.
+/// A message that waits longer than this for its commit is a problem. A batch takes less than a second. An unreachable
+/// MySQL is a separate problem.
 const UNACKED_MAX_S: f64 = 60.0;
 
-/// Part of a partition's dead-letter quota. The alert has the same threshold.
+/// The share of a partition's dead-letter quota from which on the quota is a problem. The alert has the same threshold.
 const NEARLY_FULL: f64 = 0.8;
 
-/// After this many microseconds, the data from the servers is old. Servers are checked every five seconds, and a check can take four.
+/// The data from the servers is old after this many microseconds. Servers are checked every five seconds, and a check
+/// can take four.
 const LOOK_MAX: i64 = 30_000_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trouble {
-    /// Events are not written, or data can be lost. Other problems can wait until the morning.
+    /// Whether the problem is grave: events are not written, or data can be lost. Other problems can wait until the
+    /// morning.
     pub grave: bool,
     pub what: String,
     pub since: Option<i64>,
@@ -53,7 +56,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
     }));
     if status.servers.iter().all(|server| server.up || server.server == Server::Redis) {
-        // Otherwise the unreachable server is the reason for most of them.
+        // If a server is unreachable, it is the reason for most failing operations, so they are not listed.
         let waits = status.waits.iter().map(|wait| {
             Trouble::mild(format!("{} fails and is retried: {}", wait.what, wait.reason), Some(wait.since))
                 .see(Runbook::OutageGoesOn)
@@ -87,7 +90,7 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
     found
 }
 
-/// Starting and stopping are no problems. An unreachable server is a problem even then.
+/// A daemon that starts or stops has no problem, except for an unreachable server.
 fn of_readiness(state: State, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let trouble = |reason: &NotReady<'_>| match reason {
         NotReady::Away(server) => Some(Trouble::grave(reason.to_string(), Some(server.since)).see(Runbook::ServerDown)),
@@ -113,7 +116,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     found
 }
 
-/// Reported until a full reconcile that started later has succeeded.
+/// Reports the older state of MySQL until a full reconcile that started later has succeeded.
 fn went_back(status: &Status) -> Option<Trouble> {
     let at = status.mysql_went_back_at?;
     let is_since = |job: &&Job| {
@@ -124,11 +127,11 @@ fn went_back(status: &Status) -> Option<Trouble> {
         return None;
     }
     let what =
-        "MySQL went back to an older state and lacks counts that Redis has: the numbers differ until a full reconcile";
+        "MySQL went back to an older state and lacks counts that Redis has: the counters differ until a full reconcile";
     Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd after-restore".to_owned()).see(Runbook::RestoredMysql))
 }
 
-/// Not reported while the job runs again, because that run can succeed.
+/// Reports a failed run, but not while the job runs again, because the new run can succeed.
 fn of_job(job: &Job) -> Option<Trouble> {
     let last = job.last.as_ref().filter(|_| job.running.is_none())?;
     let (what, runbook) = match last.outcome {
@@ -145,18 +148,18 @@ fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
     status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere)
 }
 
-/// Other daemons have more partitions: a deployment has not finished, or did not include this daemon.
+/// Reports that other daemons have more partitions. A deployment has not finished, or did not include this daemon.
 fn too_few(status: &Status) -> Option<Trouble> {
     let missing: Vec<u16> = elsewhere(status).filter(|it| it.map.is_none()).map(|it| it.partition).collect();
     let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;
     let known = usize::from(in_use).saturating_sub(missing.len());
     let what = format!(
-        "[amqp] partitions is {known} here, and {in_use} are in use: only other daemons write the others, and run the jobs that wait for all partitions"
+        "[amqp] partitions is {known} here, but {in_use} partitions are in use: only other daemons write the other partitions and run the jobs that wait for all partitions"
     );
     Some(Trouble::mild(what, None).with("tallyd config check".to_owned()).see(Runbook::MorePartitions))
 }
 
-/// Queues that only other daemons know and that have no consumer. Their messages stay in the queue.
+/// Reports queues without a consumer that are not in this daemon's configuration. Their messages stay in the queue.
 fn abandoned(status: &Status) -> Option<Trouble> {
     let nobody: Vec<String> = elsewhere(status)
         .filter(|it| it.map.is_none() && it.consumers == Some(0))
@@ -164,14 +167,14 @@ fn abandoned(status: &Status) -> Option<Trouble> {
         .collect();
     (!nobody.is_empty()).then(|| {
         let what = format!(
-            "no daemon consumes the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
+            "no daemon consumes the queues of partitions {}: their events wait until a daemon with a larger [amqp] partitions runs",
             nobody.join(", ")
         );
         Trouble::grave(what, None).with("tallyd config check".to_owned()).see(Runbook::PartitionWithoutConsumer)
     })
 }
 
-/// Maps that MySQL lists, but that no daemon has.
+/// Reports maps that MySQL lists but that no daemon has.
 fn abandoned_maps(status: &Status) -> impl Iterator<Item = Trouble> {
     elsewhere(status).filter(|it| it.consumers == Some(0)).filter_map(|it| {
         let map = it.map.as_ref()?;
@@ -203,7 +206,7 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
         let percent = (full * 100.0).floor();
         let then = if full < 1.0 { "" } else { ": new ones go to the queue of returned messages" };
         let what = format!(
-            "dead letters: a partition uses {percent} % of its quota, its part of [consumer] dead_letters_max{then}"
+            "dead letters: a partition uses {percent} % of its quota, which is its share of [consumer] dead_letters_max{then}"
         );
         let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
         found.push(trouble.with("tallyd dead list --summary".to_owned()).see(Runbook::DeadLettersFull));
@@ -282,7 +285,11 @@ mod tests {
         let (here, elsewhere) = (json!({ "standing": "writing" }), json!({ "standing": "elsewhere" }));
         let of = |partitions: &[&Value]| all(json!({ "partitions": partitions, "partitions_in_use": 3 }));
         let found = of(&[&here, &elsewhere, &elsewhere]);
-        assert!(found[0].what.starts_with("[amqp] partitions is 1 here, and 3 are in use"), "{}", found[0].what);
+        assert!(
+            found[0].what.starts_with("[amqp] partitions is 1 here, but 3 partitions are in use"),
+            "{}",
+            found[0].what
+        );
         let other = json!({ "standing": "elsewhere", "consumers": 1 });
         let nobodys = json!({ "partition": 2, "standing": "elsewhere", "consumers": 0 });
         let found = of(&[&here, &other, &nobodys]);

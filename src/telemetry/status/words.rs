@@ -18,7 +18,8 @@ pub(crate) enum State {
 pub(crate) enum Standing {
     #[default]
     Connecting,
-    /// The daemon consumes the queue. The broker delivers the messages to another daemon, or the queue is empty.
+    /// The daemon consumes the queue but gets no messages. The broker delivers them to another daemon, or the queue is
+    /// empty.
     Listening,
     Writing,
     /// An operator has paused the consumers of all daemons.
@@ -29,7 +30,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// This daemon or another one writes the partition's events, or an operator has paused them.
+    /// Returns whether a daemon writes the partition's events, or an operator has paused the consumers.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
@@ -58,7 +59,7 @@ impl Outcome {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
 
-    /// The run succeeded, or was stopped.
+    /// Returns whether the run succeeded or was stopped.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }

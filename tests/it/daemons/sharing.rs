@@ -52,7 +52,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     })
     .await;
     let text = stdout(&world.tallyd(&["status", "--url", &url]));
-    assert!(text.contains("[amqp] partitions is 1 here, and 4 are in use"), "{text}");
+    assert!(text.contains("[amqp] partitions is 1 here, but 4 partitions are in use"), "{text}");
     assert!(fewer.stop().success());
     site.end(&world).await;
     assert!(third.stop().success());

@@ -14,7 +14,7 @@ const RECONCILES_SHOWN: usize = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
     pub status: &'a Status,
-    /// Whether to use a terminal's colours. They only repeat what the words say.
+    /// Whether to use a terminal's colours. The words contain the same information.
     pub colour: bool,
 }
 
@@ -122,7 +122,7 @@ impl Status {
         let header = ["PARTITION", "STATUS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITER", "FOR", "EPOCH"];
         let rows = self.partitions.iter().map(|it| {
             let oldest = Some(it.oldest_unacked_s).filter(|oldest| *oldest > 0.0);
-            // A released partition has no writer, and the time of the release is not recorded.
+            // A released partition has no writer. MySQL does not record the time of the release.
             let since = it.taken_at.filter(|_| it.owner.is_some());
             [
                 match &it.map {
@@ -230,7 +230,7 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Replaces control characters, which could change the terminal's state.
+/// Replaces control characters, because they could change the terminal's state.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
 }

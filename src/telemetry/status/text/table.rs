@@ -27,7 +27,7 @@ impl Style {
     }
 }
 
-/// A text on one line, without control characters, which could change the terminal's state.
+/// Puts a text on one line and removes control characters, because they could change the terminal's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     text: String,
