@@ -3,7 +3,7 @@
 [, $kind, $target, $user] = $argv;
 $gateway = getenv('TALLYD_GATEWAY') ?: 'http://127.0.0.1:9191';
 $http = ['header' => ['Content-Type: application/json', 'Authorization: Bearer ' . getenv('TALLYD_TOKEN')], 'timeout' => 5, 'ignore_errors' => true];
-// The instant of the click. A retry sends the same one.
+// The time of the click. A retry sends the same time.
 $event = ['type' => 'like', 'kind' => $kind, 'target_id' => $target, 'user_id' => $user, 'at' => (int) (microtime(true) * 1e6)];
 $post = stream_context_create(['http' => $http + ['method' => 'POST', 'content' => json_encode($event)]]);
 for ($tries = 5, $status = '503'; $tries > 0 && $status === '503'; $tries--) {

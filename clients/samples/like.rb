@@ -5,7 +5,7 @@ require 'net/http'
 kind, target, user = ARGV
 gateway = ENV.fetch('TALLYD_GATEWAY', 'http://127.0.0.1:9191')
 headers = { 'Content-Type' => 'application/json', 'Authorization' => "Bearer #{ENV['TALLYD_TOKEN']}" }
-# The instant of the click. A retry sends the same one.
+# The time of the click. A retry sends the same time.
 event = { type: 'like', kind: kind, target_id: target, user_id: user, at: (Time.now.to_r * 1_000_000).to_i }
 answer = nil
 5.times do |tries|

@@ -2,7 +2,7 @@
 # Publishes a like through `tallyd gateway`, and reads the number: like.sh KIND TARGET_ID USER_ID
 set -eu
 gateway=${TALLYD_GATEWAY:-http://127.0.0.1:9191} authorization="Authorization: Bearer ${TALLYD_TOKEN-}"
-# The instant of the click. A retry sends the same one.
+# The time of the click. A retry sends the same time.
 at=$(($(date +%s%N) / 1000))
 curl --silent --show-error --fail-with-body --max-time 5 --retry 5 --retry-connrefused \
     --header "$authorization" --header 'Content-Type: application/json' --url "$gateway/v1/events" \

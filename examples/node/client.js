@@ -1,7 +1,7 @@
-// Likes targets: counts each like once in Redis, immediately, and publishes the events that tallyd writes to MySQL.
-// docs/clients-that-count.md explains each step. like.js is a command that uses it.
+// A client that likes targets. It counts each like once in Redis, immediately, and publishes the event that tallyd
+// writes to MySQL. docs/clients-that-count.md explains each step. like.js is a command that uses it.
 //
-// Ids are text everywhere: a number in JavaScript loses the last digits above 2^53.
+// Ids are text everywhere, because a JavaScript number above 2^53 loses its last digits.
 
 import { createHash, randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
@@ -26,7 +26,7 @@ const TAKE_BACK = script('take_back');
 const LIMIT = script('limit');
 const BOARD = script('board');
 
-// These must be as in tallyd's config.toml, plus the servers' addresses.
+// These settings must be as in tallyd's config.toml. The addresses can differ.
 export const defaults = {
   redisUrl: 'redis://127.0.0.1:6379/0',
   amqpUrl: 'amqp://guest:guest@127.0.0.1:5672/%2f',
@@ -40,17 +40,17 @@ export const defaults = {
   filters: false, // whether [filter] likes_min is set
   board: '', // a [[board]] with the tie "member" that likes count on; empty for none
   boardPeriods: ['total'], // period of each [[board]] of that name
-  // These must be the same for all API servers.
+  // These settings must be the same for all API servers.
   rememberedS: 120, // longer than an event needs to reach MySQL
   clicksMax: 0, // of a user in a window; 0 for no limit
   windowMs: 60_000,
   // The timeout of each server.
   timeoutMs: 5_000,
-  // How long MySQL is skipped after a failure, so that not every request waits for it.
+  // After a failure, MySQL is not asked for this time, so not every request waits for it.
   mysqlRestMs: 5_000,
 };
 
-// tallyd would reject the event for this reason, so it must not be counted.
+// tallyd would reject the event for this reason, so the click must not be counted.
 export class Refused extends RangeError {
   constructor(reason, value) {
     super(`${reason}: ${JSON.stringify(value)}`);
@@ -58,32 +58,35 @@ export class Refused extends RangeError {
   }
 }
 
-// Closes without asking the broker, which no longer answers. amqplib treats it as a lost connection.
+// Closes a connection without asking the broker, which no longer answers. amqplib treats this as a lost connection.
 const destroy = ({ connection }, error) => connection.connection.stream.destroy(error);
 
 // ------------------------------------------------------------------ the contract: names and formats
 
-// The target's bucket, and the recent clicks in it. All three are in one slot of a Cluster.
+// Returns the keys of the target's bucket and of the two hashes with its recent clicks. All three keys are in one slot
+// of a Cluster.
 export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
   const bucket = (1 << bucketBits) | (crc32(targetId) & ((1 << bucketBits) - 1));
   const tag = `{${kind}:${bucket.toString(16)}}`;
   return [`${keyPrefix}c:${tag}`, `${keyPrefix}recent:${tag}`, `${keyPrefix}recent:${tag}:former`];
 }
 
-// Keys that like.lua also needs if there are Bloom filters. Without them, a like would be missing in the filter.
+// Returns further keys that like.lua needs if there are Bloom filters. Without these keys, the like would be missing in
+// the filter.
 export function filterKeys(settings, kind, targetId) {
   const [bucket] = keysOf(settings, kind, targetId);
   const name = `${settings.keyPrefix}filter:${bucket.slice(bucket.indexOf('{'))}:${targetId}`;
   return [bucket, name, `${name}:config`, `${name}:added`];
 }
 
-// Whether the bucket is not loaded, by its field `_`.
+// Returns whether Redis has lost the bucket. `loaded` is its field `_`.
 export const isMissing = (loaded) => loaded === null;
 
-// The bucket's name in `tally:c:missing`: video:3a2f.
+// Returns the bucket's name in the set `tally:c:missing`, for instance video:3a2f.
 export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
-// The number in a bucket's answer to HMGET of `_` and the id. `null` if it is unknown, which is not zero.
+// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown. It does
+// not mean zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -91,19 +94,19 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// Only digits: no sign and no leading zero, so that each id has one spelling.
+// Checks that an id has only digits, no sign and no leading zero. So each id has only one spelling.
 export function anId(text, reason = 'target-id-out-of-range') {
   if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) throw new Refused(reason, text);
   return text;
 }
 
-// A number is exact for this until the year 2255.
+// Checks a time in microseconds. A JavaScript number is exact for it until the year 2255.
 export function aTime(at) {
   if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
   return Number(at);
 }
 
-// The event to publish. `at` is the script's text.
+// Returns the event to publish. `at` is the text that the script returned.
 export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
   if (type !== 'like' && type !== 'unlike') throw new Refused('unknown-type', type);
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
@@ -111,11 +114,12 @@ export function eventOf({ kinds }, type, kind, targetId, userId, at, count = nul
   return count === null ? event : { ...event, count };
 }
 
-// The change of another number. To retry, send it unchanged: tallyd recognizes it by `event_id` and `at`.
+// Returns the event that changes another number. To retry, publish the same event: tallyd recognizes it by `event_id`
+// and `at`.
 export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
   anId(targetId);
-  // This includes the number of likes, which only likes change.
+  // This also refuses the metric `like`, which only likes change.
   if (!metrics.includes(metric)) throw new Refused('unknown-metric', metric);
   if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new Refused('delta-out-of-range', delta);
   const characters = typeof eventId === 'string' ? [...eventId].length : 0;
@@ -150,7 +154,7 @@ export class Client {
     await this.#rows.end();
   }
 
-  // Does everything for a like ('like') or an unlike ('unlike'). Returns { waitMs } if the user clicks too often.
+  // Counts and publishes a like ('like') or an unlike ('unlike'). Returns { waitMs } if the user clicks too often.
   // Otherwise returns the event, and whether it changed anything.
   async click(type, kind, targetId, userId) {
     // An event that can't be published must not be counted.
@@ -162,26 +166,27 @@ export class Client {
     const delta = type === 'like' ? 1 : -1;
     if (changed) await this.#countOnBoard(event, delta);
     try {
-      // Publish even if nothing changed: perhaps the user's last click was never published, and twice is harmless.
+      // Publish even if nothing changed: perhaps the user's last click was never published, and a repeated event is
+      // harmless.
       await this.publish(event);
     } catch (error) {
-      // An error here must not hide why publishing failed.
+      // An error here must not hide the reason why publishing failed.
       if (await this.takeBack(event).catch(() => false)) await this.#countOnBoard(event, -delta);
       throw error;
     }
     return { event, changed };
   }
 
-  // Changes another number than likes. If the answer is lost, the caller retries with the same id and time, or
-  // publishes the `event` of the error.
+  // Publishes a change of a number other than likes. If the confirm is lost, retry with the same id and time, or
+  // publish the `event` of the error.
   async add(kind, targetId, metric, delta, eventId = randomUUID(), at = String(Date.now() * 1_000)) {
     const event = countEventOf(this.#settings, kind, targetId, metric, delta, eventId, at);
     await this.publish(event);
     return event;
   }
 
-  // Counts a click in Redis if it changes what the user likes, and returns whether it does. Also returns `at`, which
-  // the event must carry, and the target's number, which is `null` if it is unknown.
+  // Counts a click in Redis if it changes what the user likes. Returns whether it changed something, and `at`, which
+  // the event must carry. Also returns the target's number of likes, or `null` if it is unknown.
   async count(type, kind, targetId, userId) {
     const { like, rememberedS, filters } = this.#settings;
     const keys = [...keysOf(this.#settings, kind, targetId), ...(filters ? filterKeys(this.#settings, kind, targetId) : [])];
@@ -191,27 +196,30 @@ export class Client {
     return { changed: result === 1, at, count: count ?? null };
   }
 
-  // Takes back a click that could not be published. True if it no longer counts and no other request publishes it.
+  // Takes back a click that could not be published. Returns true if the click no longer counts and no other request
+  // publishes it.
   async takeBack(event) {
     const { kind, target_id: targetId, user_id: userId, type, at } = event;
     const keys = keysOf(this.#settings, kind, targetId);
     return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
   }
 
-  // Returns once the broker has the event on disk, in a queue. Otherwise the error has the event, to publish it again.
+  // Publishes an event, and returns when the broker has it on disk, in a queue. If it fails, the error has the event,
+  // to publish it again.
   async publish(event) {
     for (let tries = TRIES; ; tries -= 1) {
       try {
         return await this.#publishOnce(event);
       } catch (error) {
-        // Perhaps it arrived. Sending the same event again is harmless. Counting again would not be.
+        // Perhaps the event arrived. Sending the same event again is harmless, but counting again is not.
         if (tries === 1) throw Object.assign(new Error(error.message, { cause: error }), { event });
         await sleep(PAUSE_MS);
       }
     }
   }
 
-  // The targets' likes, in one round trip. `null` if Redis does not know them: then ask MySQL.
+  // Reads the targets' numbers of likes, in one round trip. A number is `null` if Redis does not know it. Then ask
+  // MySQL.
   async read(kind, targetIds) {
     const { keyPrefix, like } = this.#settings;
     const buckets = targetIds.map((id) => keysOf(this.#settings, kind, id)[0]);
@@ -221,14 +229,15 @@ export class Client {
     );
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // tallyd then loads them immediately. Reading must not fail because of this, for instance on a replica.
+      // tallyd loads noted buckets immediately. Reading must not fail if the note fails, for instance on a replica.
       const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}c:missing`, names)).catch(() => {});
     }
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
   }
 
-  // The same, with MySQL's number if Redis does not know it. MySQL lacks events in flight.
+  // Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not have events
+  // in flight yet.
   async readOrAsk(kind, targetIds) {
     const numbers = await this.read(kind, targetIds);
     const unknown = targetIds.filter((_, place) => numbers[place] === null);
@@ -240,7 +249,8 @@ export class Client {
     return numbers.map((number, place) => number ?? inMysql.get(targetIds[place]) ?? 0);
   }
 
-  // Whether the user likes each target, by the clicks of the last minutes, otherwise by MySQL.
+  // Returns whether the user likes each target. Redis knows the clicks of the last minutes, and MySQL knows older
+  // clicks.
   async liked(kind, userId, targetIds) {
     const click = (id, key) => this.#redis.hGet(key, `${id}:${userId}`);
     const clicks = await this.#within(
@@ -252,7 +262,7 @@ export class Client {
     return targetIds.map((id, place) => (lately[place] ?? inMysql.get(id) ?? '-').endsWith('+'));
   }
 
-  // How long the user must wait. 0 if the click is allowed.
+  // Returns how many milliseconds the user must wait, or 0 if the click is allowed.
   async #waitMs(userId) {
     const { keyPrefix, clicksMax, windowMs } = this.#settings;
     if (clicksMax === 0) return 0;
@@ -260,7 +270,8 @@ export class Client {
     return isAllowed === 1 ? 0 : left;
   }
 
-  // The click counts even if its board fails. Uses the event's time: a taken-back click leaves the same periods.
+  // Adds to the board. The click counts even if this fails. The event's time decides the periods, so a click is taken
+  // back in the same periods.
   async #countOnBoard(event, delta) {
     const { board, boardPeriods, keyPrefix } = this.#settings;
     if (!board) return;
@@ -268,7 +279,7 @@ export class Client {
     await this.#call(BOARD, keys, [event.target_id, delta]).catch(() => {});
   }
 
-  // Runs like.lua, and retries once if its answer was lost. The script knows the click, so it counts once.
+  // Runs like.lua, and retries once if its answer was lost. The script remembers the click, so the click counts once.
   async #callLike(keys, values) {
     const redis = this.#redis;
     try {
@@ -280,27 +291,28 @@ export class Client {
     }
   }
 
-  // Runs a script. After any other error it may have run.
+  // Runs a script. If this throws an error, the script may have run.
   async #call({ text, sha1 }, keys, values) {
     const options = { keys, arguments: values.map(String) };
     try {
       return await this.#within(this.#redis.evalSha(sha1, options));
     } catch (error) {
       if (!error.message.startsWith('NOSCRIPT')) throw error;
-      // A new server, or SCRIPT FLUSH: nothing was done. EVAL also loads the script.
+      // The server is new, or SCRIPT FLUSH ran: the script did not run. EVAL runs and loads it.
       return await this.#within(this.#redis.eval(text, options));
     }
   }
 
   #newRedis() {
     const { redisUrl: url, timeoutMs: connectTimeout } = this.#settings;
-    // A call without a connection fails immediately, and is not kept for later. A call in flight fails with its
-    // connection. The library never resends it, because it may have counted.
+    // A call without a connection fails immediately, and the library does not send it later. If the connection breaks,
+    // a call in flight fails. The library never resends the call, because it may have counted.
     const redis = createClient({ url, disableOfflineQueue: true, socket: { connectTimeout } });
     return redis.on('error', (error) => console.error(`Redis: ${error.message}`));
   }
 
-  // Replaces a late or broken connection: all calls on it would be late, too. The first caller reconnects for all.
+  // Replaces a late or broken connection, because all calls on it would be late, too. The first caller reconnects for
+  // all callers.
   async #connectAnew(redis) {
     if (this.#redis === redis) {
       if (redis.isOpen) redis.destroy();
@@ -326,15 +338,15 @@ export class Client {
         }),
       );
     } catch (error) {
-      // A late connection is not trusted again. A failed one reports that itself. A nack is about this event only.
+      // Close a late connection. A failed connection closes without this. A nack is only about this event.
       if (error instanceof Late) destroy(publisher, error);
       throw error;
     }
-    // The broker first returns a message that no queue takes, and then confirms it.
+    // If no queue takes the message, the broker returns it before it confirms it.
     if (publisher.returned.delete(messageId)) throw new Error('no queue takes the event: has tallyd ever run?');
   }
 
-  // The connection to publish with, shared by all.
+  // Returns the connection for publishing, which all calls share.
   #connected() {
     this.#publisher ??= this.#connectPublisher().catch((error) => {
       this.#publisher = null;
@@ -347,7 +359,7 @@ export class Client {
     const { amqpUrl, timeoutMs } = this.#settings;
     const connection = await amqp.connect(amqpUrl, { timeout: timeoutMs });
     const publisher = { connection, channel: null, returned: new Set(), reason: null };
-    // An error of one ends both. The next call connects again.
+    // An error of the connection or the channel ends both. The next call connects again.
     const failed = (error) => (publisher.reason = error);
     connection.on('error', failed).on('close', () => this.#drop(publisher));
     publisher.channel = await this.#within(connection.createConfirmChannel()).catch((error) => {
@@ -368,17 +380,17 @@ export class Client {
 
   // ---------------------------------------------------------------- MySQL
 
-  // The user's row in MySQL. Only needed if Redis has no click of the last minutes.
+  // Returns the user's row in MySQL. It is only needed if Redis has no click of the last minutes.
   async #row(type, kind, targetId, userId) {
     try {
       return (await this.#clicksInMysql(kind, userId, [targetId])).get(targetId) ?? '0-';
     } catch {
-      // MySQL is unreachable. A click that may count twice until a full reconcile is better than a lost one.
+      // MySQL is unreachable. Count the click: it may count twice until a full reconcile, but no click is lost.
       return type === 'like' ? '0-' : '0+';
     }
   }
 
-  // The user's last click on each target: `at` with "+" or "-".
+  // Returns the user's last click on each target: `at`, with "+" for a like or "-" for an unlike.
   async #clicksInMysql(kind, userId, targetIds) {
     const rows = await this.#ask(
       "SELECT target_id, CONCAT(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at), IF(is_del, '-', '+')) AS click " +
@@ -388,7 +400,7 @@ export class Client {
     return new Map(rows.map((row) => [String(row.target_id), row.click]));
   }
 
-  // The second value is a list of ids. BigInts are written digit by digit. MySQL might compare texts as doubles.
+  // Runs a query whose second value is a list of ids. The ids are BigInts, because MySQL can compare texts as doubles.
   async #ask(sql, [kind, targetIds, last]) {
     if (targetIds.length === 0) return [];
     return this.#rows.query(sql, [kind, targetIds.map(BigInt), last]);

@@ -1,4 +1,4 @@
-// The CRC-32 of zlib, PNG and Ethernet. Node has it as zlib.crc32 from version 22.2 on, and in 20.15.
+// Computes the CRC-32 of zlib, PNG and Ethernet. Node has it as zlib.crc32 in 20.15, and from 22.2 on.
 export function crc32(text) {
   let crc = ~0;
   for (const byte of Buffer.from(text)) {

@@ -2,10 +2,10 @@
 // Likes a target, or reads likes:
 //
 //     like.js [--unlike] KIND TARGET_ID USER_ID
-//     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; with --mysql, MySQL's if Redis doesn't know one
+//     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; --mysql asks MySQL if Redis doesn't know them
 //     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each target
 //     like.js --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
-//                                                        changes another number than likes; to retry, pass the same ID and
+//                                                        changes a number other than likes; to retry, pass the same ID and
 //                                                        MICROSECONDS, which it prints, even if it fails
 //
 // Needs Node 18 or later, and `npm ci` in this folder.

@@ -4,7 +4,7 @@ import mysql from 'mysql2/promise';
 
 export class Late extends Error {}
 
-// The promise, or an error if it takes longer.
+// Waits for the promise, at most `timeoutMs`. Then it fails with `Late`.
 export function within(promise, timeoutMs) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -19,10 +19,10 @@ export class Rows {
   #restMs;
   #restsUntil = 0;
 
-  // `restMs`: how long MySQL is skipped after a failure, so that not every request waits for it.
+  // After a failure, MySQL is not asked for `restMs`, so not every request waits for it.
   constructor(uri, timeoutMs, restMs) {
     const big = { supportBigNumbers: true, bigNumberStrings: true };
-    // It connects at the first query.
+    // The pool connects at the first query.
     this.#pool = mysql.createPool({ uri, connectionLimit: 10, connectTimeout: timeoutMs, ...big });
     this.#timeoutMs = timeoutMs;
     this.#restMs = restMs;
@@ -39,7 +39,7 @@ export class Rows {
       return rows;
     } catch (error) {
       this.#restsUntil = Date.now() + this.#restMs;
-      // Not returned to the pool: its answer may still arrive.
+      // Don't return the connection to the pool, because its answer may still arrive.
       if (connection) connection.destroy();
       else waiting.then((late) => late.release(), () => {});
       throw error;

@@ -1,11 +1,12 @@
-// Events that set a number, for instance of unread messages. Publish them with `Client.publish`, like counts.
+// Makes events that set a number, for instance the number of unread messages. Publish them with `Client.publish`.
 
 import { aTime, anId, Refused } from './client.js';
 
 // Metrics whose [[rule]] says settable = true, and their kinds.
 export const settable = { unread: ['video'] };
 
-// `set` changes a number to the value, `reset` to zero. The event with the newer `at` wins, in any order of arrival.
+// Returns an event that sets a number to a value (`set`) or to zero (`reset`). The event with the newest `at` wins, in
+// any order of arrival.
 export function setEventOf({ kinds, metrics }, type, kind, targetId, metric, value, at) {
   if (type !== 'set' && type !== 'reset') throw new Refused('unknown-type', type);
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);

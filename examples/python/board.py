@@ -1,4 +1,5 @@
-"""Leaderboards: the key of the current period, and the numbers in a score. docs/events.md has the scripts that write and read them."""
+"""Leaderboards: computes the keys of periods, and packs two numbers into a score. docs/scripts.md has the scripts for
+leaderboards."""
 
 import datetime
 import zoneinfo
@@ -8,8 +9,8 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 
 
 def period_of(length, instant, time_zone="UTC", week_starts="monday"):
-    """The name of the period that contains the instant, in seconds since 1970. A week has the name of the ISO week with
-    most of its days."""
+    """Returns the name of the period that contains an instant in seconds since 1970. A week is named after the ISO week
+    that has most of its days."""
     day = datetime.datetime.fromtimestamp(instant, zoneinfo.ZoneInfo(time_zone)).date()
     if length == "week":
         shift = DAYS.index(week_starts)
@@ -23,17 +24,19 @@ def board_key(name, period, key_prefix="tally:"):
 
 
 def board_keys(name, periods, instant, key_prefix="tally:"):
-    """The keys of a board's periods that contain the instant: lua/board.lua adds to all of them in one call."""
+    """Returns the keys of a board's periods that contain the instant. One call of lua/board.lua adds to all these
+    keys."""
     return [board_key(name, period_of(period, instant), key_prefix) for period in periods]
 
 
 def pack(primary, low, low_bits):
-    """The score that lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. For a plain board, low_bits is 0."""
+    """Packs two numbers into a score, as lua/board.lua does: into the 53 bits that a double holds exactly. For a plain
+    board, low_bits is 0."""
     if not 0 <= low < 2**low_bits or not 0 <= primary < 2 ** (SCORE_BITS - low_bits):
         raise OverflowError(f"{primary} and {low} do not fit")
     return primary * 2**low_bits + low
 
 
 def unpack(score, low_bits):
-    """The two numbers of a score."""
+    """Returns the two numbers in a score."""
     return divmod(int(score), 2**low_bits)

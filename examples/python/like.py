@@ -2,10 +2,10 @@
 """Likes a target: counts it once in Redis, immediately, and publishes the event that tallyd writes to MySQL.
 
     like.py [--unlike] KIND TARGET_ID USER_ID
-    like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; with --mysql, MySQL's if Redis doesn't know one
+    like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; --mysql asks MySQL if Redis doesn't know them
     like.py --liked-by USER_ID KIND TARGET_ID...       whether the user likes each target
     like.py --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
-                                                       changes another number than likes; to retry, pass the same ID and
+                                                       changes a number other than likes; to retry, pass the same ID and
                                                        MICROSECONDS, which it prints
 
 Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
@@ -35,7 +35,7 @@ from rows import query
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
-# These must be as in tallyd's config.toml.
+# These settings must be as in tallyd's config.toml.
 EXCHANGE = os.environ.get("EXCHANGE", "tally.events")  # [amqp] prefix, then ".events"
 KEY_PREFIX = os.environ.get("KEY_PREFIX", "tally:")  # [redis] key_prefix
 BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
@@ -45,7 +45,7 @@ KINDS = {"video": 1, "post": 2}  # [kinds]
 FILTERS = os.environ.get("FILTERS", "0") == "1"  # whether [filter] likes_min is set
 BOARD = os.environ.get("BOARD", "")  # a [[board]] with the tie "member" that likes count on; empty for none
 BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of each [[board]] of that name
-# These must be the same for all API servers.
+# These settings must be the same for all API servers.
 REMEMBERED_S = 120  # longer than an event needs to reach MySQL
 CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 for no limit
 WINDOW_MS = 60_000
@@ -61,7 +61,7 @@ BOARD_SCRIPT = (LUA / "board.lua").read_text()
 
 
 class Refused(ValueError):
-    """tallyd would reject the event for this reason, so it must not be counted."""
+    """tallyd would reject the event for this reason, so the click must not be counted."""
 
     def __init__(self, reason, value):
         super().__init__(f"{reason}: {value!r}")
@@ -69,7 +69,8 @@ class Refused(ValueError):
 
 
 def an_id(value, reason="target-id-out-of-range"):
-    """The id as text. Only digits: no sign and no leading zero, so that each id has one spelling."""
+    """Returns the id as text. It must have only digits, no sign and no leading zero. So each id has only one
+    spelling."""
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not re.fullmatch("[1-9][0-9]{0,18}", text) or int(text) > 2**63 - 1:
         raise Refused(reason, value)
@@ -77,27 +78,30 @@ def an_id(value, reason="target-id-out-of-range"):
 
 
 def bucket_key(kind, target_id):
-    """The hash that the target's numbers are in."""
+    """Returns the key of the hash that has the target's numbers."""
     bucket = 1 << BUCKET_BITS | zlib.crc32(str(target_id).encode()) & ((1 << BUCKET_BITS) - 1)
     return f"{KEY_PREFIX}c:{{{kind}:{bucket:x}}}"
 
 
 def keys(kind, target_id):
-    """The target's bucket, and the recent clicks in it. All three are in one slot of a Cluster."""
+    """Returns the keys of the target's bucket and of the two hashes with its recent clicks. All three keys are in one
+    slot of a Cluster."""
     bucket = bucket_key(kind, target_id)
     recent = f"{KEY_PREFIX}recent:{bucket[bucket.index('{'):]}"
     return bucket, recent, f"{recent}:former"
 
 
 def filter_keys(kind, target_id):
-    """Keys that like.lua also needs if there are Bloom filters. Without them, a like would be missing in the filter."""
+    """Returns further keys that like.lua needs if there are Bloom filters. Without these keys, the like would be
+    missing in the filter."""
     bucket = bucket_key(kind, target_id)
     name = f"{KEY_PREFIX}filter:{bucket[bucket.index('{'):]}:{target_id}"
     return bucket, name, f"{name}:config", f"{name}:added"
 
 
 def number_in(loaded, value, place=LIKE):
-    """The number in a bucket's answer to HMGET of `_` and the id. `None` if it is unknown, which is not zero."""
+    """Returns the number in a bucket's answer to HMGET of `_` and the id. `None` means that the number is unknown. It
+    does not mean zero."""
     if loaded is None or loaded.startswith(b"~"):
         return None
     numbers = value.split(b",") if value else []
@@ -108,12 +112,12 @@ def number_in(loaded, value, place=LIKE):
 
 
 def is_missing(loaded):
-    """Whether the bucket is not loaded, by its field `_`."""
+    """Returns whether Redis has lost the bucket. `loaded` is its field `_`."""
     return loaded is None
 
 
 def missing_name(bucket):
-    """The bucket's name in `tally:c:missing`: video:3a2f."""
+    """Returns the bucket's name in the set `tally:c:missing`, for instance video:3a2f."""
     return bucket[bucket.index("{") + 1 : -1]
 
 
@@ -125,7 +129,7 @@ def a_time(at):
 
 
 def event_of(event_type, kind, target_id, user_id, at, number=None):
-    """The event to publish. Ids are text: not every language's numbers hold 64 bits."""
+    """Returns the event to publish. Ids are text, because numbers have fewer than 64 bits in some languages."""
     if event_type not in ("like", "unlike"):
         raise Refused("unknown-type", event_type)
     if kind not in KINDS:
@@ -138,14 +142,15 @@ def event_of(event_type, kind, target_id, user_id, at, number=None):
 
 
 def count_event_of(kind, target_id, metric, delta, event_id, at):
-    """The change of another number. To retry, send it unchanged: tallyd recognizes it by `event_id` and `at`."""
+    """Returns the event that changes another number. To retry, publish the same event: tallyd recognizes it by
+    `event_id` and `at`."""
     if kind not in KINDS:
         raise Refused("unknown-kind", kind)
     target_id = an_id(target_id)
     if metric not in METRICS:
-        # This includes the number of likes, which only likes change.
+        # This also refuses the metric `like`, which only likes change.
         raise Refused("unknown-metric", metric)
-    # Not 1.0 and not True: JSON writes them differently.
+    # Refuse 1.0 and True, because JSON writes them differently.
     if type(delta) is not int or not -(2**31) <= delta <= 2**31:
         raise Refused("delta-out-of-range", delta)
     if not isinstance(event_id, str) or not 1 <= len(event_id) <= 64:
@@ -158,21 +163,21 @@ def count_event_of(kind, target_id, metric, delta, event_id, at):
 
 
 def connect():
-    # No retries: a call whose answer was lost may have counted.
+    # Don't retry: a call whose answer was lost may have counted.
     return redis.Redis.from_url(REDIS_URL, retry=Retry(NoBackoff(), 0), socket_timeout=TIMEOUT_S)
 
 
 def call(server, script, *arguments):
-    """Runs a script. After any other error it may have run."""
+    """Runs a script. If this raises an error, the script may have run."""
     try:
         return server.evalsha(hashlib.sha1(script.encode()).hexdigest(), *arguments)
     except redis.exceptions.NoScriptError:
-        # A new server, or SCRIPT FLUSH: nothing was done. EVAL also loads the script.
+        # The server is new, or SCRIPT FLUSH ran: the script did not run. EVAL runs and loads it.
         return server.eval(script, *arguments)
 
 
 def wait_ms(server, user_id):
-    """How long the user must wait. 0 if the click is allowed."""
+    """Returns how many milliseconds the user must wait, or 0 if the click is allowed."""
     if CLICKS_MAX == 0:
         return 0
     key = f"{KEY_PREFIX}limit:{{{an_id(user_id, 'user-id-out-of-range')}}}"
@@ -181,7 +186,8 @@ def wait_ms(server, user_id):
 
 
 def call_like(server, *arguments):
-    """Runs like.lua, and retries once if its answer was lost. The script knows the click, so it counts once."""
+    """Runs like.lua, and retries once if its answer was lost. The script remembers the click, so the click counts
+    once."""
     try:
         return call(server, LIKE_SCRIPT, *arguments)
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
@@ -189,8 +195,8 @@ def call_like(server, *arguments):
 
 
 def count(server, event_type, kind, target_id, user_id):
-    """Counts a click in Redis if it changes what the user likes, and returns whether it does. Also returns `at`, which
-    the event must carry, and the target's number, which is `None` if it is unknown."""
+    """Counts a click in Redis if it changes what the user likes. Returns whether it changed something, and `at`, which
+    the event must carry. Also returns the target's number of likes, or `None` if it is unknown."""
     target_id, user_id = an_id(target_id), an_id(user_id, "user-id-out-of-range")
     where = keys(kind, target_id) + (filter_keys(kind, target_id) if FILTERS else ())
     click = (len(where), *where, target_id, LIKE, event_type, user_id, REMEMBERED_S)
@@ -199,7 +205,7 @@ def count(server, event_type, kind, target_id, user_id):
         try:
             row = clicks_in_mysql(kind, user_id, [target_id]).get(target_id, "0-")
         except pymysql.MySQLError:
-            # A click that may count twice until a full reconcile is better than a lost one.
+            # Count the click: it may count twice until a full reconcile, but no click is lost.
             row = "0-" if event_type == "like" else "0+"
         result, *rest = call_like(server, *click, row)
     at, number = rest
@@ -207,16 +213,17 @@ def count(server, event_type, kind, target_id, user_id):
 
 
 def take_back(server, event):
-    """Takes back a click that could not be published. True if it no longer counts and no other request publishes its event."""
+    """Takes back a click that could not be published. Returns True if the click no longer counts and no other request
+    publishes it."""
     kind, target_id = event["kind"], event["target_id"]
     arguments = (target_id, LIKE, event["type"], event["user_id"], event["at"])
     return call(server, TAKE_BACK_SCRIPT, 3, *keys(kind, target_id), *arguments) == 1
 
 
 def count_on_board(server, event, delta):
-    """The click counts even if its board fails."""
+    """Adds to the board. The click counts even if this fails."""
     if BOARD:
-        # Uses the event's time, so that a taken-back click leaves the same periods.
+        # The event's time decides the periods, so a click is taken back in the same periods.
         boards = board_keys(BOARD, BOARD_PERIODS, event["at"] // 1_000_000, KEY_PREFIX)
         with contextlib.suppress(redis.exceptions.RedisError):
             call(server, BOARD_SCRIPT, len(boards), *boards, event["target_id"], delta)
@@ -231,19 +238,20 @@ def channel_to_publish():
     parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = TIMEOUT_S
     parameters.connection_attempts = 1
     connection = pika.BlockingConnection(parameters)
-    # pika itself waits for a confirm without limit. This ends the wait, as pika's own heartbeat would.
+    # pika waits for a confirm without a limit. This ends the wait, as pika's heartbeat does.
     late = pika.exceptions.AMQPConnectionError(f"no answer within {TIMEOUT_S} s")
     connection._impl.ioloop.call_later(TIMEOUT_S, lambda: connection._impl._terminate_stream(late))
     try:
         yield connection.channel()
     finally:
-        # Only the earlier result matters: a confirm, or an error.
+        # Only the first result matters: a confirm or an error.
         with contextlib.suppress(pika.exceptions.AMQPError):
             connection.close()
 
 
 def publish(event, tries=3):
-    """Returns once the broker has the event on disk, in a queue. A real server would keep its connection."""
+    """Publishes an event, and returns when the broker has it on disk, in a queue. A real server should keep the
+    connection open."""
     while True:
         tries -= 1
         try:
@@ -257,13 +265,13 @@ def publish(event, tries=3):
                     mandatory=True,
                 )
         except (pika.exceptions.AMQPConnectionError, AMQPConnectorException, pika.exceptions.NackError, OSError):
-            # Perhaps it arrived. Sending the same event again is harmless. Counting again would not be.
+            # Perhaps the event arrived. Sending the same event again is harmless, but counting again is not.
             if tries == 0:
                 raise
 
 
 def click(server, event_type, kind, target_id, user_id):
-    """Does everything for a like or an unlike. Returns the event, and whether it changed anything."""
+    """Counts and publishes a like or an unlike. Returns the event, and whether the click changed anything."""
     # An event that can't be published must not be counted.
     event_of(event_type, kind, target_id, user_id, 1)
     changed, at, number = count(server, event_type, kind, target_id, user_id)
@@ -272,10 +280,11 @@ def click(server, event_type, kind, target_id, user_id):
     if changed:
         count_on_board(server, event, delta)
     try:
-        # Publish even if nothing changed: perhaps the user's last click was never published, and twice is harmless.
+        # Publish even if nothing changed: perhaps the user's last click was never published, and a repeated event is
+        # harmless.
         publish(event)
     except Exception:
-        # An error here must not hide why publishing failed.
+        # An error here must not hide the reason why publishing failed.
         with contextlib.suppress(redis.exceptions.RedisError):
             if take_back(server, event):
                 count_on_board(server, event, -delta)
@@ -287,23 +296,25 @@ def click(server, event_type, kind, target_id, user_id):
 
 
 def read(server, kind, target_ids):
-    """The targets' likes, in one round trip. `None` if Redis does not know them: then ask MySQL."""
+    """Reads the targets' numbers of likes, in one round trip. A number is `None` if Redis does not know it. Then ask
+    MySQL."""
     buckets = [bucket_key(kind, an_id(target_id)) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for bucket, target_id in zip(buckets, target_ids):
         pipeline.hmget(bucket, "_", target_id)
     answers = pipeline.execute()
-    # tallyd then loads them immediately.
+    # tallyd loads noted buckets immediately.
     missing = {missing_name(bucket) for bucket, (loaded, _) in zip(buckets, answers) if is_missing(loaded)}
     if missing:
-        # Reading must not fail because of this, for instance on a replica.
+        # Reading must not fail if the note fails, for instance on a replica.
         with contextlib.suppress(redis.exceptions.RedisError):
             server.sadd(f"{KEY_PREFIX}c:missing", *missing)
     return [number_in(loaded, value) for loaded, value in answers]
 
 
 def read_or_ask(server, kind, target_ids):
-    """The same, with MySQL's number if Redis does not know it. MySQL lacks events in flight."""
+    """Reads the numbers as `read` does, and asks MySQL for numbers that Redis does not know. MySQL does not have events
+    in flight yet."""
     target_ids = [an_id(target_id) for target_id in target_ids]
     numbers = read(server, kind, target_ids)
     unknown = [target_id for target_id, number in zip(target_ids, numbers) if number is None]
@@ -312,7 +323,8 @@ def read_or_ask(server, kind, target_ids):
 
 
 def liked(server, kind, user_id, target_ids):
-    """Whether the user likes each target, by the clicks of the last minutes, otherwise by MySQL."""
+    """Returns whether the user likes each target. Redis knows the clicks of the last minutes, and MySQL knows older
+    clicks."""
     user_id, target_ids = an_id(user_id, "user-id-out-of-range"), [an_id(target_id) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for target_id in target_ids:
@@ -330,7 +342,8 @@ def liked(server, kind, user_id, target_ids):
 
 
 def clicks_in_mysql(kind, user_id, target_ids):
-    """The user's last click on each target in MySQL, which must be the primary server: `at` with `+` or `-`."""
+    """Returns the user's last click on each target in MySQL, which must be the primary server: `at`, with `+` for a
+    like or `-` for an unlike."""
     if not target_ids:
         return {}
     rows = query(
@@ -344,7 +357,7 @@ def clicks_in_mysql(kind, user_id, target_ids):
 
 
 def likes_in_mysql(kind, target_ids):
-    """The numbers of likes in MySQL."""
+    """Returns the targets' numbers of likes in MySQL."""
     if not target_ids:
         return {}
     rows = query(
@@ -365,9 +378,9 @@ def main():
     parser.add_argument("--read", action="store_true", help="print each target's likes instead")
     parser.add_argument("--mysql", action="store_true", help="with --read: ask MySQL for numbers that Redis does not know")
     parser.add_argument("--liked-by", metavar="USER_ID", type=an_id, help="print whether the user likes each target instead")
-    parser.add_argument("--count", metavar="METRIC=DELTA", help="change another number than likes")
+    parser.add_argument("--count", metavar="METRIC=DELTA", help="change a number other than likes")
     parser.add_argument("--event-id", default=str(uuid.uuid4()), help="with --count: the id of the event to retry")
-    parser.add_argument("--at", type=a_time, default=time.time_ns() // 1_000, help="with --count: its time, in microseconds")
+    parser.add_argument("--at", type=a_time, default=time.time_ns() // 1_000, help="with --count: the time of the event to retry, in microseconds")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("ids", metavar="ID", type=an_id, nargs="+")
     arguments = parser.parse_args()
@@ -384,7 +397,7 @@ def main():
     if arguments.count:
         metric, delta = arguments.count.split("=")
         event = count_event_of(arguments.kind, arguments.ids[0], metric, int(delta), arguments.event_id, arguments.at)
-        # Print before publishing: a caller needs it for a retry.
+        # Print the event before publishing, because the caller needs it for a retry.
         print(json.dumps(event), flush=True)
         return publish(event)
     if len(arguments.ids) != 2:

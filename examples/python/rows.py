@@ -8,14 +8,14 @@ import pymysql
 
 MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
 TIMEOUT_S = 5
-# How long MySQL is skipped after a failure, so that not every request waits for it.
+# After a failure, MySQL is not asked for this time, so not every request waits for it.
 REST_S = 5
 
 rests_until = 0.0
 
 
 def query(sql, *values):
-    """The rows."""
+    """Runs a query and returns the rows."""
     global rests_until
     if time.monotonic() < rests_until:
         raise pymysql.OperationalError("MySQL failed a moment ago and is skipped")
@@ -31,7 +31,7 @@ def query(sql, *values):
             read_timeout=TIMEOUT_S,
             write_timeout=TIMEOUT_S,
         )
-        # Also closes the connection if the answer is late.
+        # This closes the connection, also if the answer is late.
         with connection, connection.cursor() as cursor:
             cursor.execute(sql, values)
             return cursor.fetchall()

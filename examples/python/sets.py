@@ -1,4 +1,4 @@
-"""Events that set a number, for instance of unread messages. Publish them with `like.publish`, like counts."""
+"""Makes events that set a number, for instance the number of unread messages. Publish them with `like.publish`."""
 
 from like import KINDS, METRICS, Refused, a_time, an_id
 
@@ -6,7 +6,8 @@ SETTABLE = {"unread": {"video"}}  # metrics whose [[rule]] says settable = true,
 
 
 def set_event_of(event_type, kind, target_id, metric, value, at):
-    """`set` changes a number to the value, `reset` to zero. The event with the newer `at` wins, in any order of arrival."""
+    """Returns an event that sets a number to a value (`set`) or to zero (`reset`). The event with the newest `at` wins,
+    in any order of arrival."""
     if event_type not in ("set", "reset"):
         raise Refused("unknown-type", event_type)
     if kind not in KINDS:
@@ -17,7 +18,7 @@ def set_event_of(event_type, kind, target_id, metric, value, at):
     if kind not in SETTABLE.get(metric, ()):
         raise Refused("not-settable", metric)
     if event_type == "set":
-        # Not 1.0 and not True: JSON writes them differently.
+        # Refuse 1.0 and True, because JSON writes them differently.
         if type(value) is not int or not -(2**53) <= value <= 2**53:
             raise Refused("value-out-of-range", value)
         event["value"] = value

@@ -1,4 +1,4 @@
-//! The comparison of every row, every counter and every number in Redis with the clicks.
+//! Compares every row, every counter and every number in Redis with the clicks.
 
 use std::collections::HashMap;
 
@@ -13,15 +13,15 @@ use crate::traffic::Site;
 use crate::week::Archived;
 use tallyd_core::model::Micros;
 
-/// The most differences that are shown in words. The others are only counted.
+/// The most differences that are printed in words. Further differences are only counted.
 const NAMED_MAX: usize = 5;
 
-/// The content of one store.
+/// Counts of what one store contains.
 #[derive(Default)]
 pub struct View {
-    /// Users' states of videos. Only the clicks and the rows have them.
+    /// Pairs of user and video. Only the clicks and the rows have pairs.
     pub pairs: u64,
-    /// The current likes of all videos.
+    /// The sum of all videos' likes.
     pub likes: i64,
     /// Videos that have at least one like.
     pub videos: u64,
@@ -29,7 +29,7 @@ pub struct View {
     pub different: u64,
 }
 
-/// The contents of all stores.
+/// The result of the comparison.
 pub struct Comparison {
     pub clicked: View,
     pub rows: View,
@@ -37,13 +37,13 @@ pub struct Comparison {
     pub redis: View,
     pub dead_letters: u64,
     pub archived: Option<Archived>,
-    /// Members of the board of all time with a wrong score.
+    /// How many members of the board of all time have a wrong score.
     pub hall: Option<u64>,
     /// The first differences, in words.
     pub named: Vec<String>,
 }
 
-/// Reads everything and compares it.
+/// Reads all stores and compares them with the clicks.
 pub async fn compare(site: &Site, servers: &Servers, played: &Played) -> Result<Comparison> {
     let mut named = Vec::new();
     let rows = compare_rows(site, servers, &mut named).await?;
@@ -90,7 +90,7 @@ async fn compare_rows(site: &Site, servers: &Servers, named: &mut Vec<String>) -
             view.different += 1;
             name(named, || {
                 format!(
-                    "like_record: video {} and user {}: {state:?}, the last click was {clicked:?}",
+                    "like_record: video {} and user {} have {state:?}, but the last click was {clicked:?}",
                     pair.video, pair.user
                 )
             });
@@ -122,7 +122,7 @@ fn compare_likes(site: &Site, likes: &HashMap<u64, i64>, store: &str, named: &mu
         let (has, clicked) = (likes.get(&video).copied().unwrap_or_default(), model.likes_of(video));
         if has != clicked {
             view.different += 1;
-            name(named, || format!("{store}: video {video} has {has} likes, the clicks give {clicked}"));
+            name(named, || format!("{store}: video {video} has {has} likes instead of {clicked}"));
         }
     }
     view

@@ -1,4 +1,4 @@
-//! tallyd as a child process: the daemon, and the commands that the demo calls.
+//! Runs tallyd as child processes: the daemon, and the commands that the demo calls.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -16,13 +16,13 @@ use crate::log::{Fact, Log};
 /// The timeout for the daemon to listen on all queues.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// It is longer than the daemon's `[daemon] drain_max_s`.
+/// The timeout for the daemon to stop. It is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 /// The exit code of a command if the daemon's own run holds the job's lock.
 const TRY_LATER: i32 = 75;
 
-/// The timeout of a command, with its waiting.
+/// How long a command is retried while the daemon holds the job's lock.
 const RUN_MAX: Duration = Duration::from_secs(120);
 
 const LOOK: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ pub struct Tallyd {
     folder: PathBuf,
 }
 
-/// The daemon. It is ended when dropped.
+/// The running daemon. Dropping it stops the process.
 pub struct Daemon {
     child: Child,
     pub log: Log,
@@ -52,16 +52,16 @@ pub struct Reconciled {
 }
 
 impl Tallyd {
-    /// Logs are written beside the configuration.
+    /// The daemon's log and pid file are in the folder of the configuration.
     pub fn new(program: &Path, config: &Path) -> Result<Self> {
-        let folder = config.parent().context("the configuration is in no folder")?.to_owned();
+        let folder = config.parent().context("the path of the configuration has no folder")?.to_owned();
         Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })
     }
 
-    /// A command in its own process group: Ctrl-C is for the demo, which stops the daemon cleanly.
+    /// Prepares a command in its own process group. So Ctrl-C only reaches the demo, which stops the daemon cleanly.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // Like the systemd unit.
+        // The systemd unit sets the same variables.
         command.env("RUST_MIN_STACK", "134217728").env("MALLOC_ARENA_MAX", "2");
         command.arg("--config").arg(&self.config).stdin(Stdio::null()).process_group(0);
         command
@@ -97,7 +97,7 @@ impl Tallyd {
         Ok(daemon)
     }
 
-    /// Runs `tallyd reconcile --full` to its end.
+    /// Runs `tallyd reconcile --full` and returns its report.
     pub async fn reconcile(&self, dry_run: bool) -> Result<Reconciled> {
         let arguments = ["--full", "--format", "json"].into_iter().chain(dry_run.then_some("--dry-run"));
         let report = self.run("reconcile", arguments.map(str::to_owned).collect()).await?;
@@ -116,7 +116,7 @@ impl Tallyd {
         Ok(String::from_utf8_lossy(&self.run("board", arguments).await?).into_owned())
     }
 
-    /// Runs a command and returns its output. If the daemon's own run is running, it waits for that.
+    /// Runs a command and returns its output. If the daemon is running the same job, it waits.
     async fn run(&self, name: &str, arguments: Vec<String>) -> Result<Vec<u8>> {
         let until = Instant::now() + RUN_MAX;
         loop {
@@ -137,7 +137,7 @@ impl Tallyd {
 }
 
 impl Daemon {
-    /// Fails if the daemon has ended, which no one asked for.
+    /// Fails if the daemon has ended unexpectedly.
     pub fn check(&mut self) -> Result<()> {
         match self.child.try_wait().context("check whether tallyd runs")? {
             None => Ok(()),
@@ -145,7 +145,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM, and waits until the daemon ends.
     pub async fn stop(mut self) -> Result<ExitStatus> {
         self.terminate();
         let until = Instant::now() + STOP_MAX;
@@ -158,7 +158,7 @@ impl Daemon {
         bail!("tallyd did not end within {} s of SIGTERM: see {}", STOP_MAX.as_secs(), self.log)
     }
 
-    /// Uses the shell's own `kill`: not every machine has the program.
+    /// Uses the shell's `kill`, because not every machine has the program `kill`.
     fn terminate(&self) {
         let _ = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh"]).arg(self.child.id().to_string()).status();
     }

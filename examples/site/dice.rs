@@ -6,13 +6,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Dice(u64);
 
 impl Dice {
-    /// The sequence differs at each start, and for each `stream`.
+    /// Makes a generator. The numbers differ at each start, and for each `stream`.
     pub fn new(stream: u64) -> Self {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
         Self((u64::from(nanos) ^ (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    /// A number below `below`.
+    /// Returns a number below `below`.
     pub fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -21,8 +21,8 @@ impl Dice {
     }
 }
 
-/// Zipf's law with exponent 1: the second place is chosen half as often as the first, the third a third as often, and
-/// so on.
+/// Chooses places by Zipf's law with exponent 1. The second place is chosen half as often as the first place, the third
+/// place a third as often, and so on.
 pub struct Zipf {
     /// The sums of all shares up to each place.
     sums: Vec<f64>,
@@ -39,7 +39,7 @@ impl Zipf {
         Self { sums: shares.collect() }
     }
 
-    /// A place from 1.
+    /// Returns a random place, from 1.
     pub fn roll(&self, dice: &mut Dice) -> u64 {
         let all = self.sums.last().copied().unwrap_or_default();
         let rolled = dice.below(1 << 50) as f64 / (1_u64 << 50) as f64 * all;

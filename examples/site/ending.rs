@@ -1,4 +1,4 @@
-//! The end: a last reconcile, one that must find nothing, and the daemon's stop.
+//! Ends the demo: runs a last reconcile, runs a dry run that must find nothing, and stops the daemon.
 
 use std::process::ExitStatus;
 
@@ -11,7 +11,7 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// How often a video is damaged until the command can explain it.
+/// How often the demo damages a video at most, until the command explains the drift.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the end.
@@ -22,14 +22,14 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Whether the last reconcile found nothing, and the daemon exited successfully.
+    /// Returns whether the dry run found nothing, and the daemon exited successfully.
     pub fn is_good(&self) -> bool {
         let Reconciled { drifted, counters_off, unknown, .. } = self.verified;
         drifted + counters_off + unknown == 0 && self.daemon.success()
     }
 }
 
-/// Stops the daemon cleanly.
+/// Runs all steps of the end.
 pub async fn end(
     site: &Site,
     servers: &Servers,
@@ -43,7 +43,7 @@ pub async fn end(
     let now = servers.drifted(site).await? as u64;
     let Reconciled { checked, drifted, repaired, .. } = last;
     let text = format!(
-        "last run: {} checked, {} drifted, {} repaired, drift now {}",
+        "last run: {} checked, {} drifted, {} repaired, {} still drifted",
         counted(checked, "counter"),
         grouped(drifted),
         grouped(repaired),
@@ -52,12 +52,13 @@ pub async fn end(
     screen.happened("reconcile", &text);
     let verified = tallyd.reconcile(true).await?;
     let Reconciled { checked, drifted, .. } = verified;
-    let text = format!("a dry run after it: {} checked, {} drifted", counted(checked, "counter"), grouped(drifted));
+    let text =
+        format!("dry run after the last run: {} checked, {} drifted", counted(checked, "counter"), grouped(drifted));
     screen.happened("reconcile", &text);
     let status = daemon.stop().await?;
     let batch = played.committed.checked_div(played.batches).unwrap_or_default();
     let text = format!(
-        "SIGTERM: tallyd exited ({status}); it wrote {} in {}, {batch} on average",
+        "SIGTERM: tallyd exited ({status}); it wrote {} in {}, on average {batch} events in each",
         counted(played.committed, "event"),
         counted(played.batches, "transaction")
     );
@@ -71,7 +72,7 @@ async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     for _ in 0..EXPLAINED_MAX {
         let target = faults.lose(site).await?;
         let text = tallyd.explain(target).await?;
-        // The daemon's own reconcile may have repaired it first.
+        // The daemon's reconcile may have repaired the video before.
         if !text.contains("drifted, Redis") {
             continue;
         }

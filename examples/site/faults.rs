@@ -1,5 +1,5 @@
-//! Faults of real sites. An API server crashes between counting and publishing, one counts twice after a timeout, and
-//! one sends a message that is no event.
+//! Causes faults that real sites have. An API server crashes between counting and publishing. Another API server counts
+//! twice after a timeout. A third one sends a message that is not an event.
 
 use anyhow::{Context, Result};
 use tallyd_core::model::{Target, UserId};
@@ -13,7 +13,7 @@ const LOST: u64 = 20;
 const DOUBLED: u64 = 20;
 const MALFORMED: u64 = 8;
 
-/// The faults so far.
+/// The counts of faults so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Harm {
     /// Clicks that count in Redis and were never published.
@@ -37,7 +37,7 @@ impl Faults {
         Ok(Self { publisher, dice: Dice::new(u64::from(u32::MAX)), harm: Harm::default() })
     }
 
-    /// Causes a burst of all faults, and returns their numbers.
+    /// Causes a burst of all kinds of faults, and returns how many of each kind.
     pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
         for _ in 0..LOST {
             self.lose(site).await?;
@@ -85,7 +85,7 @@ impl Faults {
     }
 }
 
-/// All messages differ, because dead_letter keeps a redelivered message as one row.
+/// Returns a malformed message. All these messages differ, because dead_letter keeps equal messages as one row.
 fn malformed(number: u64) -> String {
     match number % 5 {
         0 => format!("{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":\"{number}"),

@@ -1,4 +1,5 @@
-//! The board of all time: filled here, saved by the daemon, lost in Redis, and restored.
+//! Shows the loss of a board. The demo fills the board of all time, the daemon saves it, Redis loses it, and a command
+//! restores it.
 
 use std::collections::HashMap;
 
@@ -15,17 +16,17 @@ const PERIOD: &str = "total";
 /// Members of the board.
 const MEMBERS: u64 = 2_000;
 
-/// Likes that are added after the loss.
+/// How many likes the demo adds after the loss.
 const SINCE: u64 = 300;
 
 /// The stage of the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It waits for its first snapshot.
+    /// The board is filled, and waits for its first snapshot.
     Filled,
-    /// Redis has lost it and gets new likes.
+    /// Redis has lost the board and gets new likes.
     Lost,
-    /// It was restored.
+    /// The board was restored.
     Restored,
 }
 
@@ -36,7 +37,7 @@ pub struct Hall {
 }
 
 impl Hall {
-    /// Fills the zset in one command, so that a snapshot has all of it or nothing.
+    /// Fills the zset in one command, so a snapshot has either all members or none.
     pub async fn fill(servers: &Servers) -> Result<Self> {
         let mut dice = Dice::new(u64::from(u8::MAX));
         let scores: HashMap<String, u64> =
@@ -50,7 +51,7 @@ impl Hall {
         Ok(Self { scores, stage: Stage::Filled })
     }
 
-    /// Deletes it as a flush would, and adds some likes. Returns their number.
+    /// Deletes the board as a flush does, and adds some likes. Returns how many.
     pub async fn lose(&mut self, servers: &Servers) -> Result<u64> {
         let mut dice = Dice::new(7);
         let key = servers.keys.board(HALL, PERIOD);

@@ -1,4 +1,4 @@
-//! Reads the daemon's log as it grows. The demo knows the daemon only by the log and by MySQL.
+//! Reads the daemon's log as it grows. The demo learns about the daemon only from its log and from MySQL.
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// The meaning of a line.
+/// The meaning of a line of the log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
     /// A partition's consumer listens.
@@ -17,9 +17,9 @@ pub enum Fact {
     Batch { events: u64, refused: u64, lag_ms: i64 },
     /// A reconcile begins.
     Reconciling,
-    /// A reconcile ended: its number in `job_run`.
+    /// A reconcile ended. Has its number in `job_run`.
     Reconciled { run: u64, seconds: f64 },
-    /// A job's run failed, with its message.
+    /// A run of a job failed. Has the message.
     Failed(String),
     /// A closed board is archived and verified.
     Archived { period: String, members: u64 },
@@ -27,11 +27,11 @@ pub enum Fact {
     Saved { board: String },
     /// Redis has lost a board.
     Lost { board: String },
-    /// A message for a person.
+    /// A warning or error for an operator.
     Warning(String),
 }
 
-/// The needed fields of a line.
+/// The fields of a line that the demo needs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Line {
@@ -49,11 +49,11 @@ struct Line {
     members: u64,
 }
 
-/// The log file, with the position up to which it was read.
+/// The log file, which remembers how far it was read.
 pub struct Log {
     path: PathBuf,
     file: File,
-    /// The beginning of a line whose end is not written yet.
+    /// The beginning of a line that the daemon has not written to its end yet.
     rest: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ impl Log {
         Ok(Self { path, file, rest: Vec::new() })
     }
 
-    /// Returns the facts since the last call.
+    /// Returns the facts in the lines that were written since the last call.
     pub fn read(&mut self) -> Result<Vec<Fact>> {
         self.file.read_to_end(&mut self.rest).with_context(|| format!("read {}", self.path.display()))?;
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
@@ -83,7 +83,7 @@ fn fact(line: &[u8]) -> Option<Fact> {
         return None;
     }
     let Ok(line) = serde_json::from_slice::<Line>(line) else {
-        // The line is not a log line: a panic, for instance.
+        // The line is not JSON. It is, for instance, a panic.
         return Some(Fact::Warning(String::from_utf8_lossy(line).into_owned()));
     };
     let Line { events, refused, lag_ms, run, seconds, members, .. } = line;

@@ -1,5 +1,5 @@
-//! The site of the demo. It plays users who like and unlike videos, causes faults, and at the end compares the clicks
-//! with MySQL and Redis. `dev/demo` starts it, on its own servers.
+//! The program of the demo. It simulates users who like and unlike videos, and causes faults. At the end it compares
+//! the clicks with MySQL and Redis. `dev/demo` starts it, on its own servers.
 //!
 //! The steps: empty servers (`servers`) -> the daemon as a child (`daemon`) -> clicks through the client (`traffic`,
 //! noted in `model`), faults every few seconds (`faults`), a week that closes (`week`), one line a second (`play`) ->
@@ -36,16 +36,17 @@ use screen::Screen;
 use servers::Servers;
 use traffic::Site;
 
-/// The exit code after a signal before there was anything to compare: 128 + SIGINT, as in shells.
+/// The exit code if a signal arrives before there are clicks to compare: 128 + SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
-/// Signals within this time count as one: Ctrl-C reaches the whole process group, and dev/demo passes its own on.
+/// Signals within this time count as one signal. Ctrl-C reaches the whole process group, and dev/demo also sends the
+/// signal.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 struct Args {
     config: PathBuf,
     tallyd: PathBuf,
-    /// `None` means until a signal.
+    /// `None` if the demo runs until a signal.
     play_for: Option<Duration>,
     clicks_a_second: u32,
     faults_every: Duration,
@@ -80,7 +81,7 @@ async fn run(stop: &CancellationToken) -> Result<bool> {
     let mut play = Play::new(&site, &servers, &screen, &tallyd, &mut daemon, args.faults_every);
     let played = play.run(args.play_for, stop).await?;
     if played.clicks == 0 {
-        bail!("nothing was clicked, so there is nothing to compare");
+        bail!("no user clicked, so there is nothing to compare");
     }
     let ended = ending::end(&site, &servers, &screen, &tallyd, daemon, &played).await?;
     let comparison = compare::compare(&site, &servers, &played).await?;
@@ -107,7 +108,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
     Ok(Args { config, tallyd, play_for, clicks_a_second, faults_every })
 }
 
-/// The first signal ends the traffic, and everything is compared. A second one ends the process.
+/// The first signal ends the traffic, and the demo compares everything. A second signal ends the process.
 fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -122,7 +123,7 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
                 _ = hang_up.recv() => {}
             }
             if first.get_or_insert_with(Instant::now).elapsed() > ONE_SIGNAL {
-                // dev/demo stops the daemon. It finds it by its pid file.
+                // dev/demo then stops the daemon, which it finds by the pid file.
                 std::process::exit(INTERRUPTED.into());
             }
             stop.cancel();

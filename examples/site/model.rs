@@ -1,7 +1,7 @@
-//! The clicks. MySQL and Redis are compared with them. It does no I/O.
+//! A model of all clicks, which the demo compares with MySQL and Redis. It does no I/O.
 //!
-//! A click whose publish is lost is only known to Redis. So it is not part of the model, and its user never clicks that
-//! video again: the state of the pair is unknown.
+//! If the publish of a click is lost, only Redis knows the click. So the click is not part of the model. Its user never
+//! clicks that video again, because the state of the pair is unknown.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,13 +10,13 @@ use tallyd_core::model::Micros;
 
 use crate::dice::Dice;
 
-/// Videos of the site; video 1 is the most popular one.
+/// How many videos the site has. Video 1 is the most popular video.
 pub const VIDEOS: u32 = 20_000;
 
-/// Users of the site.
+/// How many users the site has.
 pub const USERS: u64 = 4_000;
 
-/// Limits the size of the model and of MySQL, even if the demo runs long.
+/// The most pairs. It limits the size of the model and of MySQL, even if the demo runs long.
 const PAIRS_MAX: usize = 1_000_000;
 
 /// A user and a video.
@@ -36,9 +36,9 @@ pub struct State {
 /// The result of all clicks.
 pub struct Model {
     pub pairs: HashMap<Pair, State>,
-    /// The likes of each video. The index is the video's id.
+    /// The number of likes of each video. The index is the video's id.
     pub likes: Vec<i64>,
-    /// The keys of `pairs`, to choose from.
+    /// The keys of `pairs`, to choose a random one.
     known: Vec<Pair>,
     /// Clicks in flight to Redis. Other tasks must not click on these pairs.
     busy: HashSet<Pair>,
@@ -52,7 +52,7 @@ impl Model {
     }
 
     /// Begins a click and returns whether it is a like. Users unlike only what they like, and like only what they
-    /// don't. `None` if the pair can't be clicked now.
+    /// don't. Returns `None` if the pair can't be clicked now.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {
@@ -66,7 +66,7 @@ impl Model {
         Some(!liked)
     }
 
-    /// Returns a pair that was clicked before. `None` if there is none.
+    /// Returns a random pair that was clicked before, or `None` if there is none.
     pub fn any(&self, dice: &mut Dice) -> Option<Pair> {
         let place = dice.below(self.known.len().max(1) as u64);
         self.known.get(place as usize).copied()
@@ -77,7 +77,7 @@ impl Model {
         self.busy.remove(&pair);
     }
 
-    /// The click counts in Redis, and its event will be published.
+    /// Ends a click that counts in Redis and whose event will be published.
     pub fn clicked(&mut self, event: &LikeEvent) {
         let pair = Pair { video: event.target.id.0, user: event.user.0 };
         self.busy.remove(&pair);
@@ -89,13 +89,13 @@ impl Model {
         }
     }
 
-    /// The click counts in Redis, and its event will never be published.
+    /// Ends a click that counts in Redis and whose event will never be published.
     pub fn lost(&mut self, pair: Pair) {
         self.busy.remove(&pair);
         self.retired.insert(pair);
     }
 
-    /// The likes of one video.
+    /// Returns the number of likes of one video.
     pub fn likes_of(&self, video: u64) -> i64 {
         usize::try_from(video).ok().and_then(|video| self.likes.get(video)).copied().unwrap_or_default()
     }

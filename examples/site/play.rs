@@ -1,4 +1,4 @@
-//! The traffic: users click, faults happen, a week closes, and a status line appears once a second.
+//! Runs the main part of the demo: users click, faults happen, a week closes, and a status line appears once a second.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,17 +26,17 @@ const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
 
-/// The time before the end without faults, so that the viewer sees how they are repaired.
+/// How long before the end the last faults happen, so the viewer sees their repair.
 const LAST_FAULTS: Duration = Duration::from_secs(6);
 
-/// The time when last week's board closes.
+/// When last week's board closes, since the start.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
-/// The time when the board of all time is filled, and the earliest time when it is lost.
+/// When the demo fills the board of all time, and when Redis loses the board at the earliest.
 const HALL_OPENS: Duration = Duration::from_secs(4);
 const HALL_LOST: Duration = Duration::from_secs(9);
 
-/// The events until the traffic ended.
+/// The totals until the traffic ended.
 #[derive(Default)]
 pub struct Played {
     pub clicks: u64,
@@ -59,12 +59,12 @@ pub struct Play<'a> {
     tallyd: &'a Tallyd,
     daemon: &'a mut Daemon,
     played: Played,
-    /// The board of all time has a snapshot.
+    /// Whether the board of all time has a snapshot.
     hall_saved: bool,
     /// The values since the last status line.
     second: Status,
     clicks_before: u64,
-    /// A reconcile is running.
+    /// Whether a reconcile is running.
     reconciling: bool,
     faults_every: Duration,
 }
@@ -93,7 +93,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Plays for this time, or until the stop. Then waits until all published events are committed.
+    /// Runs for this time, or until `stop`. Then waits until all published events are committed.
     pub async fn run(&mut self, play_for: Option<Duration>, stop: &CancellationToken) -> Result<Played> {
         self.screen.legend();
         let enough = stop.child_token();
@@ -137,7 +137,8 @@ impl<'a> Play<'a> {
             if left.is_zero() {
                 break;
             }
-            // No faults during a reconcile: it could correctly find nothing, which would confuse the viewer.
+            // Cause no faults during a reconcile. It could miss these faults correctly, and that would confuse the
+            // viewer.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
                 next_faults = elapsed + self.faults_every;
                 self.strike(&mut faults).await?;
@@ -224,7 +225,7 @@ impl<'a> Play<'a> {
         } else {
             let now = self.servers.drifted(self.site).await? as u64;
             let text = format!(
-                "{checked} checked in {seconds:.1} s: {} drifted, {} repaired, drift now {}",
+                "{checked} checked in {seconds:.1} s: {} drifted, {} repaired, {} still drifted",
                 grouped(drifted),
                 grouped(repaired),
                 grouped(now)
@@ -248,7 +249,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Fills the board of all time, and loses it after it was saved.
+    /// Fills the board of all time, and deletes it in Redis after the daemon saved it.
     async fn hall(&mut self, elapsed: Duration) -> Result<()> {
         let is_saved = self.hall_saved;
         match &mut self.played.hall {
@@ -262,7 +263,7 @@ impl<'a> Play<'a> {
                 let since = hall.lose(self.servers).await?;
                 let since = counted(since, "like");
                 let text =
-                    format!("Redis loses the board of all time, which tallyd has saved; {since} are added afterwards");
+                    format!("Redis loses the board of all time, which tallyd has saved; afterwards {since} are added");
                 self.screen.happened("faults", &text);
             }
             None | Some(_) => {}
@@ -270,10 +271,11 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Restores it, as an operator would after the report of the loss.
+    /// Restores the board, as an operator does after the report of the loss.
     async fn restore_hall(&mut self) -> Result<()> {
         let Some(hall) = &mut self.played.hall else { return Ok(()) };
-        self.screen.happened("board", "tallyd reports board-lost; fix: tallyd board restore users total");
+        self.screen
+            .happened("board", "tallyd logs board-lost; the demo runs the fix: tallyd board restore users total");
         let said = self.tallyd.restore(HALL).await?;
         hall.stage = Stage::Restored;
         self.screen.happened("board", said.lines().next().unwrap_or_default());
@@ -286,17 +288,17 @@ impl<'a> Play<'a> {
             format!(", its zset expires in {}", span(Duration::from_secs(seconds)))
         });
         let members = counted(members, "member");
-        self.screen.happened("archive", &format!("week {period}: {members} archived, verified{expires}"));
+        self.screen.happened("archive", &format!("week {period}: {members} archived and verified{expires}"));
         Ok(())
     }
 
-    /// Waits until all published events are committed and the week is archived. After the deadline, the comparison
-    /// shows what is missing.
+    /// Waits until all published events are committed and the week is archived. It stops waiting after a minute: the
+    /// comparison then shows missing data.
     async fn drain(&mut self) -> Result<()> {
         const DRAIN_MAX: Duration = Duration::from_secs(60);
         self.played.clicks = self.site.published.load(Ordering::Relaxed);
         let clicks = counted(self.played.clicks, "click");
-        self.screen.happened("end", &format!("no more traffic after {clicks}; waiting for the queue to drain"));
+        self.screen.happened("end", &format!("the traffic ended after {clicks}; waiting until the queue is empty"));
         let started = Instant::now();
         while started.elapsed() < DRAIN_MAX {
             self.look().await?;

@@ -1,4 +1,4 @@
-//! The output: one status line a second, and a line for each thing that happens. Colours only on a terminal.
+//! Prints one status line a second, and a line for each thing that happens. It uses colours only on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -20,9 +20,9 @@ const COLUMNS: [(&str, &str); 8] = [
     ("clicks/s", "likes and unlikes: counted in Redis, and their events confirmed by RabbitMQ"),
     ("commits/s", "events that tallyd has committed to MySQL"),
     ("batch", "events in one transaction, on average"),
-    ("lag ms", "from click to commit, the slowest of the second"),
-    ("queue", "events published and not committed yet: in RabbitMQ or in tallyd"),
-    ("drifted", "counters in Redis that differ from the clicks; the demo itself compares all of them"),
+    ("lag ms", "the longest time from click to commit in this second"),
+    ("queue", "events that are published but not committed yet: they are in RabbitMQ or in tallyd"),
+    ("drifted", "counters in Redis that differ from the clicks; the demo compares all counters"),
     ("repaired", "counters that tallyd has repaired, so far"),
     ("dead", "malformed messages that tallyd has dead-lettered in the table dead_letter, so far"),
 ];
@@ -40,7 +40,7 @@ pub struct Status {
     pub dead: u64,
 }
 
-/// Standard output. If no one reads it any more, the demo stops.
+/// The standard output. If its reader closes it, the demo stops.
 pub struct Screen {
     colours: bool,
     started: Instant,
@@ -68,7 +68,7 @@ impl Screen {
         self.paint(BOLD, text)
     }
 
-    /// Green if `good`, otherwise red.
+    /// Returns the text in green if `good`, otherwise in red.
     pub fn verdict(&self, good: bool, text: &str) -> String {
         self.paint(if good { GREEN } else { RED }, text)
     }
@@ -118,12 +118,12 @@ impl Screen {
         self.line(&format!("{} {label} {text}", self.clock()));
     }
 
-    /// The same, for something without a problem.
+    /// Prints an event that needs no attention.
     pub fn routine(&self, what: &str, text: &str) {
         self.line(&self.paint(DIM, &format!("{} {what:>9}: {text}", self.clock())));
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start, as text.
     fn clock(&self) -> String {
         format!("{:>4} s", self.started.elapsed().as_secs())
     }

@@ -1,4 +1,4 @@
-//! The demo's own part of the three servers: emptied at the start, read at the end.
+//! The demo's data on the three servers. The demo deletes the data at the start, and reads it at the end.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use tallyd_redis::{Cache, layout};
 
 use crate::traffic::{KIND, Site};
 
-/// The only names that are ever emptied. dev/demo writes them into the configuration.
+/// The demo only deletes data with these names. dev/demo writes the names into the configuration.
 const NAME: &str = "tallyd_demo";
 const QUEUES: &str = "tally";
 
-/// On a busy machine, reading all of Redis in one pipeline takes long.
+/// The timeout is long, because reading all of Redis in one pipeline takes long on a busy machine.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections to read the servers.
@@ -37,7 +37,7 @@ impl Servers {
             database == format!("/{NAME}")
                 && config.amqp.prefix == QUEUES
                 && config.redis.key_prefix == format!("{NAME}:"),
-            "the demo empties database, keys and queues: they must be named {NAME}, {NAME} and {QUEUES}"
+            "the demo deletes its database, keys and queues, so the database must be {NAME}, [redis] key_prefix {NAME}: and [amqp] prefix {QUEUES}"
         );
         empty_mysql(config).await.context("empty the demo's database")?;
         empty_rabbitmq(config).await.context("delete the demo's queues")?;
@@ -52,7 +52,7 @@ impl Servers {
         Ok(Self { mysql, redis, keys: Cache::new(&config.redis, &config.metrics)?.keys })
     }
 
-    /// Returns the likes of every video that has a number in Redis.
+    /// Returns the number of likes of each video, by Redis.
     pub async fn redis_likes(&self) -> Result<HashMap<u64, i64>> {
         let mut pipeline = redis::pipe();
         for bucket in 0..self.keys.buckets() {
@@ -70,7 +70,7 @@ impl Servers {
             .collect()
     }
 
-    /// Returns how many counters in Redis differ from the clicks. The gate is closed meanwhile.
+    /// Returns how many counters in Redis differ from the clicks. It closes the gate while it compares.
     pub async fn drifted(&self, site: &Site) -> Result<usize> {
         let _closed = site.gate.write().await;
         let redis = self.redis_likes().await?;

@@ -1,4 +1,4 @@
-//! The summary: the clicks beside the content of MySQL and Redis.
+//! Prints the summary: the clicks, and beside them the content of MySQL and Redis.
 
 use crate::compare::{Comparison, View};
 use crate::ending::Ended;
@@ -30,7 +30,7 @@ pub fn print(screen: &Screen, played: &Played, ended: &Ended, found: &Comparison
     let text = if good {
         "EQUAL: MySQL and Redis match the clicks, to the last like."
     } else {
-        "NOT EQUAL: see the differences above; tallyd's log is beside the demo's configuration."
+        "NOT EQUAL: see the differences above, and tallyd.log in the folder of the demo's configuration."
     };
     screen.line(&screen.bold(&screen.verdict(good, text)));
     good
@@ -47,11 +47,12 @@ fn tell(screen: &Screen, played: &Played, ended: &Ended) {
     ));
     screen.line(&format!(
         "  {:>8} of these clicks were lost before they reached RabbitMQ. MySQL can't know them, so they are not among\n  \
-         {:8} \"clicked\" below. Redis had counted them, and was repaired to MySQL's numbers.",
+         {:8} \"clicked\" below. Redis had counted them, and tallyd corrected Redis to MySQL's numbers.",
         grouped(harm.lost),
         ""
     ));
-    screen.line(&format!("  {:>8} likes were counted twice in Redis, and repaired.", grouped(harm.doubled)));
+    screen
+        .line(&format!("  {:>8} likes were counted twice in Redis, and tallyd repaired them.", grouped(harm.doubled)));
     screen.line(&format!(
         "  {:>8} repairs of drifted counters in {}.",
         grouped(repaired + ended.last.repaired),
@@ -108,7 +109,7 @@ fn hall(screen: &Screen, hall: Option<&Hall>, found: &Comparison) -> bool {
     let (Some(hall), Some(different)) = (hall, found.hall) else { return true };
     let good = different == 0 && hall.stage != Stage::Lost;
     let became = match hall.stage {
-        Stage::Filled => "not lost, the demo was too short",
+        Stage::Filled => "not lost, because the demo was too short",
         Stage::Lost => "LOST",
         Stage::Restored => "lost and restored",
     };

@@ -1,4 +1,4 @@
-//! The site: many users click at the same time, at a steady pace, through the client as an API server would.
+//! Simulates the site: many users click at the same time, at a steady pace. They use the client, as API servers do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,29 +20,29 @@ use crate::model::{Model, Pair, USERS, VIDEOS};
 /// The kind of all targets, from the default `[kinds]`.
 pub const KIND: &str = "video";
 
-/// The board that likes count on.
+/// The board that each like adds to.
 pub const BOARD: &str = "videos";
 
-/// Clicks in flight at the same time.
+/// How many clicks are in flight at the same time.
 const IN_FLIGHT: u64 = 64;
 
-/// The share of clicks by users who come back to a video, mostly to unlike it.
+/// The percentage of clicks by users who return to a video, mostly to unlike it.
 const AGAIN_PERCENT: u64 = 20;
 
-/// The longest delay of clicks that is caught up in a burst. After a longer one, the pace starts again.
+/// If clicks are late by at most this time, the users catch up in a burst. After a longer delay, the pace starts again.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
-/// How often a click is published again, and the pause, if the broker is unreachable.
+/// How often a click is published if the broker is unreachable, and the pause between two tries.
 const PUBLISH_TRIES: u32 = 40;
 const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 
-/// The site and its own records.
+/// The site, and the model of its clicks.
 pub struct Site {
     pub client: Client,
     pub broker: Broker,
-    /// Closed while Redis is compared with the model, so that no click is in between.
+    /// Closed while the demo compares Redis with the model, so no click is in flight to Redis.
     pub gate: RwLock<()>,
-    /// Clicks that the broker has confirmed.
+    /// The count of clicks that the broker has confirmed.
     pub published: AtomicU64,
     model: Mutex<Model>,
     zipf: Zipf,
@@ -65,12 +65,12 @@ impl Site {
         })
     }
 
-    /// Locks the model. A panic of another holder has already ended the demo.
+    /// Locks the model. If another holder panicked, the demo is already ending.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the users. Each task ends at the stop, or with an error.
+    /// Starts the users. Each task ends at `stop`, or with an error.
     pub fn start(self: &Arc<Self>, stop: &CancellationToken) -> JoinSet<Result<()>> {
         let mut users = JoinSet::new();
         for stream in 0..IN_FLIGHT {
@@ -86,7 +86,7 @@ impl Site {
         users
     }
 
-    /// Waits for the next click's time.
+    /// Waits until the next click is due.
     async fn turn(&self) {
         let turn = {
             let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl Site {
         tokio::time::sleep_until(turn).await;
     }
 
-    /// One user clicks on one video: counts it in Redis and publishes it.
+    /// Makes one click of a user on a video: counts it in Redis and publishes it.
     async fn click(&self, dice: &mut Dice) -> Result<()> {
         let (pair, liked) = self.choose(dice);
         let member = pair.video.to_string();
@@ -137,7 +137,7 @@ impl Site {
     }
 }
 
-/// A pair's video.
+/// Returns a pair's video.
 pub fn target(pair: Pair) -> Target {
     Target { kind: Kind(1), id: TargetId(pair.video) }
 }

@@ -1,4 +1,5 @@
-//! A week that has just closed. The demo fills the board of last week, so that a viewer need not wait for Sunday night.
+//! Shows the archive of a closed week. The demo fills the board of last week, so a viewer need not wait for Sunday
+//! night.
 
 use std::collections::HashMap;
 
@@ -13,30 +14,30 @@ use crate::traffic::BOARD;
 /// Members of the board.
 const MEMBERS: u64 = 3_000;
 
-/// The likes of the first place. The others follow Zipf's law.
+/// The number of likes of the first place. The other places follow Zipf's law.
 const FIRST: u64 = 40_000;
 
-/// The board when it closed.
+/// The board as it was when it closed.
 pub struct Week {
     /// `2026-W46`.
     pub period: String,
     pub scores: HashMap<String, u64>,
 }
 
-/// The archive and its comparison.
+/// The result of comparing the archive.
 pub struct Archived {
-    /// Rows in MySQL.
+    /// The count of rows in MySQL.
     pub rows: usize,
-    /// Members of the frozen zset in Redis.
+    /// The count of members of the frozen zset in Redis.
     pub zset: usize,
-    /// Whether MySQL has marked it as copied and verified.
+    /// Whether MySQL says that the archive is copied and verified.
     pub done: bool,
-    /// Rows that differ from the zset, and members that differ from the filled board.
+    /// The count of differences between the rows, the zset and the filled board.
     pub different: usize,
 }
 
 impl Week {
-    /// Fills last week's zset in one command, so that the archiver sees all of it or nothing.
+    /// Fills last week's zset in one command, so the archiver sees either all members or none.
     pub async fn close(servers: &Servers) -> Result<Self> {
         let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
         let period = now.previous().context("there is no week before this one")?.to_string();
@@ -52,7 +53,7 @@ impl Week {
         Ok(Self { period, scores })
     }
 
-    /// Compares rows, zset and the filled board.
+    /// Compares the rows, the zset and the filled board.
     pub async fn archived(&self, servers: &Servers) -> Result<Archived> {
         let zset = self.zset(servers).await?;
         let rows = sqlx::query(
@@ -70,7 +71,7 @@ impl Week {
         Ok(Archived { rows: rows.len(), zset: zset.len(), done: self.is_done(servers).await?, different })
     }
 
-    /// Whether the archiver has copied and verified it.
+    /// Returns whether the archiver has copied and verified the week.
     pub async fn is_done(&self, servers: &Servers) -> Result<bool> {
         let state = sqlx::query_scalar("SELECT state FROM leaderboard_period WHERE board = ? AND period = ?");
         let state: Option<String> =
@@ -86,7 +87,7 @@ impl Week {
     }
 }
 
-/// Returns the seconds until a period's frozen zset expires. `None` if it has no expiry.
+/// Returns the seconds until a period's frozen zset expires, or `None` if it has no expiry.
 pub async fn expires_s(servers: &Servers, period: &str) -> Result<Option<u64>> {
     let mut ttl = redis::cmd("TTL");
     ttl.arg(servers.keys.frozen_board(BOARD, period));

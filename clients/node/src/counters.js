@@ -1,6 +1,6 @@
-// Counters in Redis: the layout `packed` of docs/events.md.
+// Counters in Redis: the layout `packed` of docs/scripts.md.
 
-// The CRC-32 of zlib. Node has it as zlib.crc32 from version 22.2 on, and in 20.15.
+// Computes the CRC-32 of zlib. Node has it as zlib.crc32 in 20.15, and from 22.2 on.
 function crc32(text) {
   let crc = ~0;
   for (const byte of Buffer.from(text)) {
@@ -10,7 +10,7 @@ function crc32(text) {
   return ~crc >>> 0;
 }
 
-// The bucket's name, for instance video:3a2f.
+// Returns the bucket's name, for instance video:3a2f.
 export function bucketOf({ bucketBits }, kind, targetId) {
   const bucket = (1 << bucketBits) | (crc32(targetId) & ((1 << bucketBits) - 1));
   return `${kind}:${bucket.toString(16)}`;
@@ -18,7 +18,8 @@ export function bucketOf({ bucketBits }, kind, targetId) {
 
 export const keyOf = ({ keyPrefix }, bucket) => `${keyPrefix}c:{${bucket}}`;
 
-// The number in a bucket's answer to HMGET of `_` and the id. `null` if it is unknown, which is not zero.
+// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown, not
+// zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -26,7 +27,7 @@ export function numberIn(loaded, value, place) {
   return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
 }
 
-// The numbers of targets, and the names of the buckets that are not loaded.
+// Returns the numbers of targets, and the names of the buckets that Redis has lost.
 export function numbersIn(layout, kind, metric, targetIds, answers) {
   const numbers = answers.map(([loaded, value]) => numberIn(loaded, value, layout.metrics[metric]));
   const unloaded = targetIds.filter((_, place) => answers[place][0] === null);

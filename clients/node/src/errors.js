@@ -1,4 +1,4 @@
-// Errors. Each says what to do.
+// The errors of this package. Each message says what to do.
 
 class Named extends Error {
   get name() {
@@ -9,7 +9,7 @@ class Named extends Error {
 // Base class of all errors of this package.
 export class TallydError extends Named {}
 
-// An argument is not valid. Nothing was sent. `reason` is the daemon's name for it, as in docs/events.md.
+// An argument is not valid. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md.
 export class RefusedError extends TallydError {
   constructor(reason, problem) {
     super(`${reason}: ${problem}`);
@@ -41,7 +41,7 @@ export class ReturnedError extends RejectedError {}
 // RabbitMQ refused user and password. The event was not sent.
 export class LoginError extends RejectedError {}
 
-// The user clicks too often, by the gateway's limit. `waitMs` says when the event can be published.
+// The user clicks more often than the gateway allows. The event can be published after `waitMs`.
 export class LimitedError extends RejectedError {
   constructor(message, event, waitMs) {
     super(message, event);
@@ -49,8 +49,8 @@ export class LimitedError extends RejectedError {
   }
 }
 
-// Some events of a list were not confirmed. `results` has each event or its error, in order. `events` are those to
-// publish again: `site.publishMany(error.events)`. They do not include refused events.
+// Some events of a list were not confirmed. `results` has each event or its error, in order. To publish the unconfirmed
+// events again, call `site.publishMany(error.events)`. `events` does not include refused events.
 export class PublishManyError extends TallydError {
   constructor(results) {
     const errors = results.filter((result) => result instanceof TallydError);
@@ -70,7 +70,7 @@ export class PublishManyError extends TallydError {
 // Redis or the gateway did not answer. The number is unknown, not zero.
 export class ReadError extends TallydError {}
 
-// The gateway rejected the request. `code` is the gateway's name for the problem.
+// The gateway rejected the request. `code` is the gateway's code for the problem.
 export class GatewayError extends ReadError {
   constructor(message, status, code) {
     super(message);

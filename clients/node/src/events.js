@@ -10,7 +10,7 @@ const VALUE_MAX = 2 ** 53;
 const EVENT_ID_MAX = 64;
 const TYPES = ['like', 'unlike', 'count', 'set', 'reset'];
 
-// The id as text. Only digits: no sign and no leading zero, so that each id has one spelling.
+// Returns the id as text. It must have only digits, no sign and no leading zero. So each id has only one spelling.
 export function anId(value, field = 'target_id') {
   const reason = `${field.replace('_', '-')}-out-of-range`;
   if (typeof value === 'number' && !Number.isSafeInteger(value)) {
@@ -24,7 +24,7 @@ export function anId(value, field = 'target_id') {
   return text;
 }
 
-// A kind or a metric. Without a list of known names any text is allowed.
+// Checks the name of a kind or a metric. Without a list of known names, any text is allowed.
 export function aName(value, field, known) {
   if (!isText(value) || (known && !known.includes(value))) {
     const allowed = known ? known.join(', ') : 'non-empty text';
@@ -33,7 +33,7 @@ export function aName(value, field, known) {
   return value;
 }
 
-// Text that UTF-8 can hold: no half of a surrogate pair.
+// Returns whether the value is text that UTF-8 can hold, without half of a surrogate pair.
 const isText = (value) => typeof value === 'string' && value !== '' && !/\p{Cs}/u.test(value);
 
 function integer(given, field, least, most) {
@@ -46,7 +46,7 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// The event with only the fields that the daemon reads, in their usual order and form.
+// Checks an event. Returns it with only the fields that the daemon reads, in their usual order and form.
 export function checked(event, kinds, metrics) {
   const { type } = event;
   if (!TYPES.includes(type)) {
@@ -72,15 +72,14 @@ export function checked(event, kinds, metrics) {
   return result;
 }
 
-// The name of the number that the event changes, as daemons announce it: video:like.
+// Returns the name of the number that the event changes, as daemons announce it, for instance video:like.
 export const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
 
 export function routingKeyOf(event, partitionBy) {
   return partitionBy === 'user' && event.user_id !== undefined ? event.user_id : event.target_id;
 }
 
-// Microseconds since 1970. Each call returns another instant, and a small step back of the clock does not change the
-// order.
+// Returns the time in microseconds since 1970. Each call returns a later time, even if the clock goes back a little.
 export class Clock {
   #last = 0;
   #now;
@@ -91,7 +90,7 @@ export class Clock {
 
   at() {
     let now = this.#now();
-    // A larger step back corrects a clock that was wrong, so follow it.
+    // If the clock goes back by a second or more, it was corrected. Then use the corrected time.
     if (now <= this.#last && this.#last - now < 1_000_000) now = this.#last + 1;
     this.#last = now;
     return now;

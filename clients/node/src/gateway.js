@@ -1,16 +1,16 @@
-// Reading and publishing through `tallyd gateway`.
+// Reads and publishes through `tallyd gateway`.
 
 import http from 'node:http';
 import https from 'node:https';
 import { GatewayError, ReadError } from './errors.js';
 
-// The most targets of a request, and the most events.
+// The most targets in a request, and the most events in a request.
 const IDS_MAX = 500;
 export const EVENTS_MAX = 1_000;
 
-// The gateway may have published the events nevertheless.
+// The gateway did not answer. It may have published the events nevertheless.
 export class NoAnswer extends Error {}
-// The gateway has not processed the events.
+// The gateway answered that it is busy. It has not processed the events.
 export class Busy extends NoAnswer {}
 
 export class Gateway {
@@ -59,10 +59,10 @@ export class Gateway {
     throw errorOf(status, answer);
   }
 
-  // The verdict on each event. Throws NoAnswer, or GatewayError if the request is wrong.
+  // Publishes events, and resolves with the verdict on each. Throws NoAnswer, or GatewayError if the request is wrong.
   async publish(events, timeoutMs, traceparent) {
     const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs, traceparent).catch((error) => {
-      throw new NoAnswer(`it did not answer (${error.message})`, { cause: error });
+      throw new NoAnswer(`no answer (${error.message})`, { cause: error });
     });
     if (answer?.events?.length === events.length) return answer.events;
     const error = errorOf(status, answer);
@@ -70,7 +70,8 @@ export class Gateway {
     throw status >= 500 ? new NoAnswer(error.message, { cause: error }) : error;
   }
 
-  // Sends GET, or POST with a body. Resolves with the status and the JSON, `null` if the answer is not JSON.
+  // Sends GET, or POST if there is a body. Resolves with the status and the parsed JSON, or `null` if the answer is not
+  // JSON.
   async #call(path, body, timeoutMs, traceparent) {
     const { status, text } = await this.#ask(path, body, timeoutMs, traceparent).catch((error) => {
       // The gateway has closed the idle connection, so it never got the request.

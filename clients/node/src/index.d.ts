@@ -1,6 +1,6 @@
 /// <reference lib="esnext.disposable" />
 
-/** An id from 1 to 2^63-1. A number must be a safe integer: larger ones are text or BigInt. */
+/** An id from 1 to 2^63-1. A number must be a safe integer. Pass larger ids as text or BigInt. */
 export type Id = string | number | bigint;
 
 /** An event in the published form, valid for `JSON.stringify`. */
@@ -16,16 +16,17 @@ export interface TallydEvent {
   at: number;
 }
 
-/** An event of a list. The defaults are `at` of the clock and, for a count, a new `event_id`. */
+/** An event of a list. Without `at` it gets the current time. A count without `event_id` gets a new id. */
 export type NewEvent = Omit<TallydEvent, 'at' | 'target_id' | 'user_id'> & At & { target_id: Id; user_id?: Id };
 
-/** All settings have the daemon's defaults. They must equal its config.toml. */
+/** All settings have the daemon's defaults. They must equal the daemon's config.toml. */
 export interface Settings {
   /** RabbitMQ, for publishing. Without it the gateway publishes. */
   amqpUrl?: string;
-  /** Redis, for reading numbers and the announcement of who counts them. */
+  /** Redis, for reading numbers, and for reading which numbers API servers count. */
   redisUrl?: string;
-  /** URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading, and counts the numbers that API servers must count. */
+  /** URL of `tallyd gateway`: http://, https:// or unix:///path. The client reads through the gateway instead of Redis.
+  /** The gateway counts the numbers that API servers must count. */
   gateway?: string;
   /** The gateway's token. */
   token?: string;
@@ -37,17 +38,19 @@ export interface Settings {
   keyPrefix?: string;
   /** [redis] bucket_bits */
   bucketBits?: number;
-  /** [metrics]: names and codes, for reading from Redis. Other names are refused. Without this setting all are allowed. */
+  /** [metrics]: names and codes, for reading from Redis. Other names are refused. Without this setting, all names are
+  /** allowed. */
   metrics?: Record<string, number>;
-  /** [kinds]: names. Other names are refused. Without this setting all are allowed. */
+  /** [kinds]: names. Other names are refused. Without this setting, all names are allowed. */
   kinds?: readonly string[];
   /** The timeout of a call. */
   deadlineMs?: number;
   /** [amqp] heartbeat_s */
   heartbeatS?: number;
-  /** The most events without a confirm. Further calls wait. */
+  /** The most events in flight, without a confirm. Further calls wait. */
   inFlightMax?: number;
-  /** Called at each publish. Returns the header `traceparent` of its messages (W3C Trace Context), or undefined for none. */
+  /** The client calls this function for each publish. It returns the header `traceparent` of the messages (W3C Trace
+  /** Context), or undefined for no header. */
   traceparent?: () => string | undefined;
 }
 
@@ -79,13 +82,14 @@ export class Tallyd implements AsyncDisposable {
   reset(kind: string, targetId: Id, metric: string, options?: At): Promise<TallydEvent>;
   /** Publishes an event again, for instance the event of an error. */
   publish(event: TallydEvent): Promise<TallydEvent>;
-  /** Publishes events together, each as one message. Rejects with PublishManyError if one was not confirmed. */
+  /** Publishes events together, each as one message. Rejects with PublishManyError if an event was not confirmed. */
   publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
-  /** The number of each target, by the given ids. `null` if it is unknown, which is not zero. */
+  /** Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not zero.
+  /** */
   counts<T extends Id>(kind: string, targetIds: Iterable<T>, metric?: string): Promise<Map<T, number | null>>;
-  /** Whether the user likes each target. Only through the gateway. */
+  /** Reads whether the user likes each target. Needs the gateway. */
   liked<T extends Id>(kind: string, targetIds: Iterable<T>, userId: Id): Promise<Map<T, boolean>>;
-  /** A board's members with rank and score. Only through the gateway. */
+  /** Reads a board's members with rank and score. Needs the gateway. */
   board(name: string, options?: { period?: string; top?: number; around?: Id; radius?: number }): Promise<Board>;
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -95,7 +99,7 @@ export class Tallyd implements AsyncDisposable {
 export class TallydError extends Error {}
 /** An argument is not valid. Nothing was sent. */
 export class RefusedError extends TallydError {
-  /** The daemon's name for the problem, as in docs/events.md. */
+  /** The daemon's code for the problem, as in docs/events.md. */
   readonly reason: string;
 }
 /** The broker did not confirm `event`. `site.publish(error.event)` publishes the same event again. */
@@ -112,7 +116,7 @@ export class NackedError extends RejectedError {}
 export class ReturnedError extends RejectedError {}
 /** RabbitMQ refused user and password. The event was not sent. */
 export class LoginError extends RejectedError {}
-/** The user clicks too often, by the gateway's limit. */
+/** The user clicks more often than the gateway allows. */
 export class LimitedError extends RejectedError {
   /** Milliseconds until the event can be published. */
   readonly waitMs: number;
@@ -129,6 +133,6 @@ export class ReadError extends TallydError {}
 /** The gateway rejected the request. */
 export class GatewayError extends ReadError {
   readonly status: number;
-  /** The gateway's name for the problem. */
+  /** The gateway's code for the problem. */
   readonly code: string | null;
 }

@@ -70,7 +70,8 @@ export class Tallyd {
     return this.#publishNew({ type: 'reset', kind, target_id: targetId, metric, at });
   }
 
-  // Publishes an event again, for instance the event of an error. With a new `at` it would be another event.
+  // Publishes an event again, for instance the event of an error. The event keeps its `at`, because with a new `at` it
+  // would be another event.
   async publish(event) {
     const known = this.#checked(event);
     const [result] = await this.#connected().publish([known], this.#settings.traceparent?.());
@@ -78,7 +79,8 @@ export class Tallyd {
     return result;
   }
 
-  // Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`.
+  // Publishes events together, each as one message. An event without `at` gets the current time. A count without
+  // `event_id` gets a new id.
   async publishMany(events) {
     // Check all events before publishing any.
     const known = [...events].map((event, place) => {
@@ -121,7 +123,7 @@ export class Tallyd {
 
   // ---------------------------------------------------------------- reading
 
-  // The number of each target, by the given ids. `null` if it is unknown, which is not zero.
+  // Reads the number of each target. The map has the ids as given. `null` means that the number is unknown, not zero.
   async counts(kind, targetIds, metric = 'like') {
     const { given, ids } = this.#asked(kind, targetIds);
     if (ids.length === 0) return new Map();
@@ -133,13 +135,13 @@ export class Tallyd {
     return asGiven(given, ids, await reader.counters(kind, ids, metric));
   }
 
-  // Whether the user likes each target. Only through the gateway.
+  // Reads whether the user likes each target. Needs the gateway.
   async liked(kind, targetIds, userId) {
     const { given, ids } = this.#asked(kind, targetIds);
     return asGiven(given, ids, await this.#needsGateway().likes(kind, ids, anId(userId, 'user_id')));
   }
 
-  // A board's members with rank and score. Only through the gateway.
+  // Reads a board's members with rank and score. Needs the gateway.
   async board(name, { period, top = 100, around, radius } = {}) {
     const asked = { period, top, around, radius };
     const query = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== undefined));

@@ -1,15 +1,15 @@
 // Publishes over one long-lived connection.
 //
-// An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in
-// confirm mode. A publish waits for a session, sends the message and waits for its confirm. If the session ends before
-// the confirm, the publish sends the same body in the next session, until its deadline.
+// An outer loop keeps a session. When the session ends, the loop connects again. A session is one connection with one
+// channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the session
+// ends before the confirm, the same body is sent in the next session. This repeats until the deadline.
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
 import { Call, Late, Limit, taken, within } from './waiting.js';
 
 const PAUSE_MIN_MS = 100;
-// Short, so that a new publish does not wait for most of its deadline.
+// The longest pause between two connection tries. It is short, so a new publish does not wait for most of its deadline.
 const PAUSE_MAX_MS = 1_000;
 const CLOSE_MS = 1_000;
 
@@ -17,10 +17,10 @@ class Nack extends Error {}
 class Return extends Error {}
 // The broker refused user and password.
 class LoginRefused extends Error {}
-// The session ended. The message may have arrived.
+// The session ended before the confirm. The message may have arrived.
 class Lost extends Error {}
 
-// One connection. It ends at the first failure, and is never used again.
+// One connection. The session ends at the first failure, and is never used again.
 class Session {
   blocked = null;
   #connection;
@@ -82,13 +82,13 @@ class Session {
   #confirmed(entry, messageId, error) {
     this.#heard();
     this.#pending.delete(entry);
-    // A return arrives before the confirm.
+    // If the broker returns a message, the return arrives before the confirm.
     const returned = this.#returned.get(messageId);
     this.#returned.delete(messageId);
     if (returned !== undefined) entry.reject(new Return(returned));
     else if (!error) entry.resolve();
     else if (error.message === 'message nacked') entry.reject(new Nack(error.message));
-    // The channel was closed. Its error event with the reason comes first.
+    // The channel was closed. Its error event came before and has the reason.
     else entry.reject(this.#lost(error));
   }
 
@@ -126,7 +126,7 @@ class Session {
     this.#onEnd?.(this.#error);
   }
 
-  // Closes cleanly, if the broker answers.
+  // Closes the connection cleanly if the broker answers.
   async #leave() {
     try {
       await within(this.#connection.close(), CLOSE_MS);
@@ -164,7 +164,7 @@ export class Publisher {
     const url = new URL(amqpUrl);
     if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
     this.#settings = { url: url.href, exchange, deadlineMs };
-    // Half of the deadline detects a stalled broker. The other half is for the next connection.
+    // The client detects a stalled broker after half of the deadline. The other half is for the next connection.
     this.#silenceMs = deadlineMs / 2;
     this.#limit = new Limit(inFlightMax);
     this.#keepConnected();
@@ -182,7 +182,7 @@ export class Publisher {
         this.#lastError = await session.ended();
       } catch (error) {
         this.#lastError = error;
-        // The waiting calls fail now. Later calls wait for the next try.
+        // Calls that wait now fail. Later calls wait for the next try.
         if (error.message.startsWith('Handshake terminated by server: 403 ')) {
           for (const entry of taken(this.#waiting)) entry.reject(new LoginRefused(error.message));
         }
@@ -194,7 +194,7 @@ export class Publisher {
     }
   }
 
-  // Resolves once the broker has the event on disk, in a queue.
+  // Publishes an event. Resolves when the broker has it on disk, in a queue.
   async publish(event, routingKey, body, timeoutMs, traceparent) {
     const call = new Call(timeoutMs);
     try {
@@ -213,7 +213,7 @@ export class Publisher {
       while (true) {
         while (!this.#session) {
           await call.wait(this.#waiting).catch((error) => {
-            // An earlier session has sent the event, so it may have arrived.
+            // If an earlier session has sent the event, the event may have arrived. Then wait for the next session.
             if (!(error instanceof LoginRefused) || !wasSent) throw error;
           });
         }
@@ -229,7 +229,7 @@ export class Publisher {
     }
   }
 
-  // Returns the error if the next session can help. Throws any other error.
+  // Publishes in this session. Returns the error if a retry in the next session can help. Throws any other error.
   async #tried(session, call, routingKey, body, traceparent) {
     try {
       await session.publish(call, this.#settings.exchange, routingKey, body, traceparent);
@@ -245,7 +245,7 @@ export class Publisher {
     if (error instanceof Late) {
       const blocked = this.#session?.blocked;
       const why = blocked ? `RabbitMQ blocks publishers: ${blocked}` : (this.#lastError?.message ?? 'no answer');
-      const message = `RabbitMQ did not confirm the event in ${deadlineMs} ms (${why}). It can have arrived: publish \`event\` again, which is safe`;
+      const message = `RabbitMQ did not confirm the event in ${deadlineMs} ms (${why}). It may have arrived: publish \`event\` again, which is safe`;
       return new UnconfirmedError(message, event, { cause: this.#lastError });
     }
     if (error instanceof LoginRefused) {
@@ -253,7 +253,7 @@ export class Publisher {
       return new LoginError(message, event);
     }
     if (error instanceof Nack) {
-      const message = 'RabbitMQ rejected the event (nack): a queue is full or failed. Look at the queues, then publish `event` again';
+      const message = 'RabbitMQ rejected the event (nack): a queue is full or failed. Check the queues, then publish `event` again';
       return new NackedError(message, event);
     }
     if (error instanceof Return) {
@@ -264,7 +264,7 @@ export class Publisher {
       const message = `${error.message}. Start the daemon once, which declares the exchange, and check \`prefix\`; then publish \`event\` again`;
       return new ReturnedError(message, event, { cause: error });
     }
-    const message = `${error.message}. Permit the account to write to ${exchange}, then publish \`event\` again`;
+    const message = `${error.message}. Allow the account to write to ${exchange}, then publish \`event\` again`;
     return new RejectedError(message, event, { cause: error });
   }
 

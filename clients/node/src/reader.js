@@ -1,4 +1,4 @@
-// Reading from Redis.
+// Reads from Redis.
 
 import { createClient } from 'redis';
 import { bucketOf, keyOf, numbersIn } from './counters.js';
@@ -24,7 +24,7 @@ export class Reader {
       const asked = targetIds.map((id) => redis.hmGet(keyOf(this.#layout, bucketOf(this.#layout, kind, id)), ['_', id]));
       const answers = await this.#within(Promise.all(asked));
       const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
-      // The daemon then loads them. Reading must not fail because of this, for instance on a replica.
+      // The daemon then loads the noted buckets. Reading must not fail if the note fails, for instance on a replica.
       if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}c:missing`, missing)).catch(() => {});
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
@@ -36,7 +36,7 @@ export class Reader {
     }
   }
 
-  // The announcement of which numbers API servers count, as text. `null` if no daemon has announced it.
+  // Reads the daemons' text that says which numbers API servers count. `null` if no daemon has written it.
   async writers() {
     try {
       const redis = await this.#connected();
@@ -49,10 +49,10 @@ export class Reader {
 
   async #connected() {
     if (!this.#redis) {
-      // A call without a connection fails immediately, and is not kept for later.
+      // A call without a connection fails immediately, and node-redis does not send it later.
       const socket = { connectTimeout: this.#timeoutMs };
       this.#redis = createClient({ url: this.#url, disableOfflineQueue: true, socket });
-      // Calls report their own errors.
+      // Ignore these errors, because each call reports its own error.
       this.#redis.on('error', () => {});
       this.#redis.connect().catch(() => {});
     }
@@ -64,7 +64,7 @@ export class Reader {
     return redis;
   }
 
-  // A connection that no longer answers is dropped. The next call connects.
+  // Drops a connection that no longer answers. The next call connects again.
   #failed(error) {
     if (!this.#redis?.isReady || error.isLate) this.close();
   }

@@ -1,4 +1,4 @@
-// Sends events to RabbitMQ, or, if API servers must count the number, to the gateway, which counts it.
+// Sends events to RabbitMQ. If API servers must count the number, it sends the event to the gateway, which counts it.
 //
 // The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the
 // event is not lost, and the next reconcile corrects the number in Redis.
@@ -26,7 +26,7 @@ export class Sender {
     this.#settings = { partitionBy, deadlineMs };
   }
 
-  // Resolves once the broker has all events on disk, in a queue, or their deadline has passed. The result has each
+  // Resolves when the broker has all events on disk, in a queue, or when the deadline has passed. The result has each
   // event in the published form, or its error.
   async publish(events, traceparent) {
     const endsAt = performance.now() + this.#settings.deadlineMs;
@@ -43,7 +43,7 @@ export class Sender {
   #warn(number) {
     if (this.#warned.has(number)) return;
     this.#warned.add(number);
-    const message = `API servers count ${number} in Redis, and this client has no gateway to count it. The events are published, but the number in Redis changes only with the next reconcile. Pass gateway: URL of \`tallyd gateway\`.`;
+    const message = `API servers count ${number} in Redis, and this client has no gateway to count it. The client publishes the events, but the number in Redis changes only with the next reconcile. Pass gateway: URL of \`tallyd gateway\`.`;
     process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_NOT_COUNTED' });
   }
 
@@ -74,7 +74,7 @@ export class Sender {
     const left = sent.filter(({ result }) => !result);
     if (this.#publisher && left.length > 0) {
       if (!this.#isGatewayFailing) {
-        const message = `the gateway: ${left[0].why}. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.`;
+        const message = `the gateway failed: ${left[0].why}. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.`;
         process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_GATEWAY_FAILED' });
       }
       await this.#toRabbitmq(left, endsAt);
@@ -103,7 +103,8 @@ export class Sender {
         for (const one of sent) one.result = new RejectedError(message, one.event, { cause: error });
       } else if (error instanceof NoAnswer) {
         for (const one of sent) one.why = error.message;
-        // Redis may have counted it, and would count it again. In MySQL its `event_id` counts once.
+        // Don't send a count again: Redis may have counted it, and would count it twice. MySQL counts its `event_id`
+        // once.
         if (this.#publisher && !(error instanceof Busy)) return sent.filter(({ event }) => event.type !== 'count');
       } else throw error;
     }

@@ -1,8 +1,8 @@
-// Waiting with a timeout.
+// Waits with a timeout.
 
 export class Late extends Error {}
 
-// The promise, or an error if it takes longer.
+// Waits for the promise, at most `timeoutMs`. Then it fails with `Late`.
 export function within(promise, timeoutMs, message) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -11,8 +11,8 @@ export function within(promise, timeoutMs, message) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// A call with a deadline. It waits for one thing at a time. When it is late, it leaves nothing behind, because an
-// outage can last long.
+// A call with a deadline. It waits for one thing at a time. When the deadline is over, it leaves no entry in the set,
+// because an outage can last long.
 export class Call {
   isLate = false;
   #cancel = null;
@@ -25,7 +25,7 @@ export class Call {
     }, timeoutMs);
   }
 
-  // Waits until the entry in the set is resolved. `begin` gets the entry.
+  // Adds an entry to the set, and waits until the entry is resolved. `begin` gets the entry.
   wait(waiting, begin = () => {}) {
     return new Promise((resolve, reject) => {
       const entry = { resolve, reject };
@@ -57,7 +57,7 @@ export function taken(waiting) {
   return entries;
 }
 
-// Limits the number of callers. Others wait for their turn.
+// Limits the number of callers. Further callers wait.
 export class Limit {
   #free;
   #waiting = new Set();

@@ -1,8 +1,9 @@
-// The numbers that API servers count, as daemons announce them in Redis. Clients follow, so that a site can change it.
+// Reads which numbers API servers count. Daemons announce it in Redis, and clients follow the announcement, so a site
+// can change it.
 
 import { within } from './waiting.js';
 
-// The longest age of an answer.
+// The longest time that an answer is used.
 const EVERY_MS = 10_000;
 // How long a publish waits for an answer.
 const READ_MAX_MS = 500;
@@ -10,20 +11,20 @@ const READ_MAX_MS = 500;
 export class Writers {
   #read;
   #now;
-  // An older daemon announces nothing, and counts everything.
+  // An older daemon announces nothing, and counts all numbers itself.
   #byApi = new Set();
   #reading = null;
   #wasRead = false;
   #dueAt = 0;
 
-  // `read` resolves with the text in Redis.
+  // `read` reads the announcement in Redis.
   constructor(read, now = () => performance.now()) {
     this.#read = read;
     this.#now = now;
   }
 
-  // The numbers as of the last ten seconds. One call asks Redis. The others continue with the known numbers, but wait
-  // for the first answer.
+  // Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile
+  // other calls use the known names, or wait if there are none yet.
   async byApi() {
     const isDue = this.#now() >= this.#dueAt;
     if (isDue) {
@@ -38,13 +39,13 @@ export class Writers {
     try {
       this.#byApi = announced(await within(this.#read(), READ_MAX_MS)) ?? this.#byApi;
     } catch {
-      // If Redis does not answer, the known numbers stay in force.
+      // If Redis does not answer, use the last known names.
     }
     this.#wasRead = true;
   }
 }
 
-// The announced numbers, for instance of {"api": ["video:like"]}. `null` if the text is something else.
+// Returns the names in an announcement such as {"api": ["video:like"]}. Returns `null` if the text has another form.
 export function announced(text) {
   const numbers = JSON.parse(text)?.api;
   return Array.isArray(numbers) ? new Set(numbers) : null;

@@ -19,7 +19,7 @@ test('events are made and refused as by the daemon', () => {
         assert.throws(make, { reason: refused }, JSON.stringify(event));
         continue;
       }
-      // `count` is the scripts' number, which these clients do not have.
+      // These clients don't call the scripts, so their events have no `count`.
       delete body.count;
       assert.deepEqual(JSON.parse(JSON.stringify(make())), body);
     }
@@ -100,7 +100,7 @@ test('the routing key follows the setting', () => {
 test('no two clicks have the same instant', () => {
   const times = [5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000];
   const clock = new Clock(() => times.shift());
-  // The last instant follows the correction of a wrong clock.
+  // The last time follows the corrected clock.
   assert.deepEqual(Array.from({ length: 5 }, () => clock.at()), [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000]);
 });
 

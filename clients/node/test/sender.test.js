@@ -126,7 +126,7 @@ test('without an answer RabbitMQ gets the same events', async () => {
     assert.deepEqual(await send([LIKE, COUNT], { publisher, times: 2, deadlineMs: 2_000 }), [LIKE, COUNT]);
   });
   assert.deepEqual(publisher.events, [['7', LIKE], ['42', COUNT], ['7', LIKE], ['42', COUNT]]);
-  // The gateway could count a count twice.
+  // The gateway could count the event twice.
   assert.equal(seen.posted.filter((events) => events.some(({ type }) => type === 'count')).length, 2);
   assert.ok(seen.posted.some((events) => events.length === 1 && events[0].type === 'like'));
   assert.deepEqual(heard.map(({ code }) => code), ['TALLYD_GATEWAY_FAILED']);
@@ -213,7 +213,7 @@ test('one call in ten seconds asks and the others do not wait', async () => {
   const known = new Set(['video:like']);
   const first = Promise.all([followed.byApi(), followed.byApi()]);
   asked[0]('{"api": ["video:like"]}');
-  // Before the first answer it is unknown who counts.
+  // Before the first answer, the client does not know which program counts.
   assert.deepEqual(await first, [known, known]);
   now = 9_999;
   assert.deepEqual(await followed.byApi(), known);

@@ -35,7 +35,7 @@ class Vectors(unittest.TestCase):
                             checked(event, KINDS, METRICS)
                         self.assertEqual(raised.exception.reason, vector["refused"])
                     else:
-                        # `count` is the scripts' number, which these clients do not have.
+                        # These clients don't call the scripts, so their events have no `count`.
                         expected = {key: value for key, value in vector["body"].items() if key != "count"}
                         self.assertEqual(json.loads(body_of(checked(event, KINDS, METRICS))), expected)
 
@@ -124,7 +124,7 @@ class Time(unittest.TestCase):
     def test_no_two_clicks_have_the_same_instant(self):
         times = iter([5_000_000, 5_000_000, 4_999_000, 6_000_000, 1_000_000])
         clock = Clock(lambda: next(times))
-        # The last instant follows the correction of a wrong clock.
+        # The last time follows the corrected clock.
         self.assertEqual([clock.at() for _ in range(5)], [5_000_000, 5_000_001, 5_000_002, 6_000_000, 1_000_000])
 
 

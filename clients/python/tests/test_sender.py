@@ -152,7 +152,7 @@ class Sending(WithGateway):
             results = self.send([LIKE, COUNT], broker, self.url, times=2, deadline_s=2)
         self.assertEqual(results, [LIKE, COUNT])
         self.assertEqual(broker.events, [("7", LIKE), ("42", COUNT)] * 2)
-        # The gateway could count a count twice.
+        # The gateway could count the event twice.
         self.assertEqual([events for events in self.server.posted if COUNT in events], [[LIKE, COUNT]] * 2)
         self.assertIn([LIKE], self.server.posted)
         self.assertEqual(len(logs.output), 1)
@@ -249,7 +249,7 @@ class Following(unittest.TestCase):
             slow.free = asyncio.Event()
             first = [asyncio.ensure_future(slow.by_api()) for _ in range(3)]
             await asyncio.sleep(0)
-            # Before the first answer it is unknown who counts.
+            # Before the first answer, the client does not know which program counts.
             self.assertFalse(any(call.done() for call in first))
             slow.free.set()
             self.assertEqual(await asyncio.gather(*first), [{"video:like"}] * 3)

@@ -2,7 +2,7 @@
 //! (crates/redis/lua/apply.lua).
 //!
 //! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. A bucket that already
-//! has some of these rows answers with its mark. That bucket gets another call, with the sum of the rows after its
+//! has some of these rows answers with its mark. Such a bucket gets another call, with the sum of the rows after its
 //! mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -2,9 +2,9 @@
 //! daemon.
 //!
 //! Each server has one connection, shared and pipelined. The connection is dropped at the first sign of a problem: an
-//! I/O error, a timeout, a read-only server (a demoted master), or a server that is still loading. The next call
-//! connects again. A command that timed out can still run later. So callers send only commands that are harmless if
-//! they run late or twice. This crate never resends a command that may have run.
+//! I/O error, a timeout, a demoted master, or a server that is still loading. The next call connects again. A command
+//! that timed out can still run later. So callers send only commands that are harmless if they run late or twice. This
+//! crate never resends a command that may have run.
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
 

@@ -17,7 +17,7 @@ async fn main() {
     browser.open(&url).await;
     let began = Instant::now();
     while browser.value("document.querySelectorAll('#plot-events path').length").await == 0 {
-        assert!(began.elapsed() < DRAWN_MAX, "the page draws no plot");
+        assert!(began.elapsed() < DRAWN_MAX, "the page did not draw the plot in time");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     for scheme in ["light", "dark"] {

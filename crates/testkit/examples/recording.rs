@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::io::Read;
 
-/// Rows and columns of the terminal.
+/// The size of the terminal, in columns and rows.
 const ROWS: usize = 26;
 const COLUMNS: usize = 104;
-/// Pixels of one cell, and around the text.
+/// The size of one cell and of the margin, in pixels.
 const CELL: (f64, f64) = (7.8, 18.0);
 const MARGIN: f64 = 14.0;
-/// How many seconds pass between two frames, and how long the last one stays.
+/// Seconds between two frames, and seconds that the last frame stays.
 const FRAME_S: f64 = 0.35;
 const LAST_S: f64 = 8.0;
 
@@ -19,7 +19,7 @@ fn main() {
     print!("{}", svg(&text));
 }
 
-/// The lines from the meaning of the columns to the verdict. The rest is about this machine.
+/// Keep the lines from the legend of the columns to the verdict. The other lines are about this machine.
 fn lines(text: &str) -> Vec<&str> {
     let lines: Vec<&str> = text.lines().map(|line| line.trim_end_matches('\r')).collect();
     let first = lines.iter().position(|line| line.contains("clicks/s")).unwrap_or_default();
@@ -74,7 +74,7 @@ text {{ fill: #e4e7eb }}
     svg
 }
 
-/// A line's colours as classes. dev/demo uses no other escapes.
+/// Converts a line's colours to CSS classes. dev/demo uses only these escape sequences.
 fn spans(line: &str) -> String {
     let (mut spans, mut left) = (String::new(), COLUMNS);
     for (place, part) in line.split("\x1b[").enumerate() {

@@ -1,6 +1,6 @@
-//! The accounts that daemons and commands use in tests: those of the files under ops/, with the test's names in them.
-//! The account that created the world has all rights. Programs that run in the world have only the rights in these
-//! files.
+//! Creates the accounts that daemons and commands use in tests. They come from the files under ops/, with the test's
+//! names. The account that created the world has all rights. Programs that run in the world have only the rights in
+//! these files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use super::{root, stack};
 
-/// The password of all test accounts. Output that shows it has shown a secret.
+/// The password of all test accounts. Output that contains this text shows a secret.
 pub const PASSWORD: &str = "s3cr3t-of-a-test";
 
-/// The account on RabbitMQ. All tests share it, because creating one takes a second.
+/// The name of the account on RabbitMQ. All tests share it, because creating one takes a second.
 const RABBITMQ: &str = "tallyd";
 
-/// The names of a world's accounts. They fit MySQL's limit of length.
+/// The names of a world's accounts. The names are short enough for MySQL.
 #[derive(Clone, Debug)]
 pub struct Accounts {
-    /// The world: the name of the database, and the beginning of names on the broker and in Redis.
+    /// The name of the world: the database's name, and the prefix of names on the broker and in Redis.
     world: String,
-    /// The beginning of the names of accounts.
+    /// The prefix of the names of accounts.
     short: String,
 }
 
@@ -42,8 +42,8 @@ impl Accounts {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("create the accounts in MySQL");
     }
 
-    /// Creates the accounts of the daemon and the API servers in Redis, with the rights that the settings need in
-    /// addition.
+    /// Creates the accounts of the daemon and the API servers in Redis, with the additional rights that the settings
+    /// need.
     pub fn make_in_redis(&self, settings: &toml::Table) {
         let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
         for (account, name) in [("tallyd", self.short.clone()), ("tallyd_api", format!("{}_api", self.short))] {
@@ -60,13 +60,15 @@ impl Accounts {
             let rules: Vec<&str> = rules.collect();
             let () = redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules).query(&mut redis).unwrap();
         }
-        // For a server that a test kills and starts again.
-        let () =
-            redis::cmd("ACL").arg("SAVE").query(&mut redis).expect("ACL SAVE: restart the stack: dev/down, dev/up");
+        // Save the accounts, because a test can kill the server and start it again.
+        let () = redis::cmd("ACL")
+            .arg("SAVE")
+            .query(&mut redis)
+            .expect("ACL SAVE failed: restart the stack with dev/down and dev/up");
     }
 
-    /// Creates the accounts of the daemon and the API servers on the broker, once for all tests. Their names share a
-    /// beginning.
+    /// Creates the accounts of the daemon and the API servers on the broker, once for all tests. The names of all
+    /// worlds share a prefix, so one pattern covers them.
     pub fn make_in_rabbitmq() {
         let text = fs::read_to_string(ops("rabbitmq/permissions.sh")).unwrap();
         let text = text.replace("^tally\\.", "^t_[a-z0-9_]+\\.").replace("(tally\\.", "(t_[a-z0-9_]+\\.");
@@ -79,7 +81,7 @@ impl Accounts {
             let words: Vec<&str> = if words[0] == "add_user" { vec![words[0], words[1], PASSWORD] } else { words };
             let mut output = rabbitmqctl(&words);
             if words[0] == "add_user" && !output.status.success() {
-                // The account exists. Another test may be creating it, or it had another password.
+                // The account exists. Another test may be creating the account, or the account has another password.
                 output = rabbitmqctl(&["change_password", words[1], PASSWORD]);
             }
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -87,22 +89,22 @@ impl Accounts {
         fs::write(made, text).unwrap();
     }
 
-    /// The daemon's account in MySQL, to grant rights that a test's settings need in addition.
+    /// Returns the daemon's account in MySQL. A test uses it to grant additional rights that its settings need.
     pub fn of_daemon_in_mysql(&self) -> String {
         format!("'{}'@'%'", self.short)
     }
 
-    /// `url` with the daemon's account.
+    /// Returns `url` with the daemon's account.
     pub fn of_daemon(&self, url: &str) -> String {
         logged_in(url, if url.starts_with("amqp") { RABBITMQ } else { &self.short })
     }
 
-    /// `url` of MySQL with the account of the migration.
+    /// Returns `url` of MySQL with the account of the migration.
     pub fn of_migration(&self, url: &str) -> String {
         logged_in(url, &format!("{}_migrate", self.short))
     }
 
-    /// `url` with the account of an API server.
+    /// Returns `url` with the account of an API server.
     pub fn of_api(&self, url: &str) -> String {
         let account = if url.starts_with("amqp") { RABBITMQ } else { &self.short };
         logged_in(url, &format!("{account}_api"))
@@ -122,7 +124,7 @@ impl Accounts {
     }
 }
 
-/// Whether one of the layouts is entity or string.
+/// Returns whether one of the layouts is entity or string.
 fn has_plain_keys(settings: &toml::Table) -> bool {
     let redis = settings.get("redis").and_then(toml::Value::as_table);
     let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);
@@ -130,7 +132,7 @@ fn has_plain_keys(settings: &toml::Table) -> bool {
     [redis, also].into_iter().flatten().filter_map(layout).any(|layout| layout != "packed")
 }
 
-/// The rules for an account in a file.
+/// Returns the rules for an account in a file.
 fn lines(file: &str, account: &str) -> Vec<String> {
     let text = fs::read_to_string(ops("redis").join(file)).unwrap();
     text.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} "))).map(str::to_owned).collect()
@@ -144,7 +146,7 @@ fn rabbitmqctl(arguments: &[&str]) -> std::process::Output {
     Command::new(root().join("dev/rabbitmqctl")).args(arguments).output().unwrap()
 }
 
-/// `url` without its password.
+/// Returns `url` without its password.
 pub fn without_password(url: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_password(None).unwrap();

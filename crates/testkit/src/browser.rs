@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by ChromeDriver over WebDriver (<https://www.w3.org/TR/webdriver2/>).
+//! Runs Chromium without a window, controlled by ChromeDriver over WebDriver (<https://www.w3.org/TR/webdriver2/>).
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,14 +13,14 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// The largest answer in bytes. Screenshots are the largest.
+/// The largest answer in bytes. Screenshots are the largest answers.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Chromedriver needs the same free port for IPv4 and IPv6. It picks one that is free for one of them, and ends if the
-/// other is taken.
+/// How often chromedriver is started at most. It needs the same port for IPv4 and IPv6, but picks a port that is free
+/// for one of these. It ends if the port is not free for the other.
 const STARTS_MAX: usize = 5;
 
-/// Starts the driver and returns it with its port. `None` if it ended without one.
+/// Starts the driver and returns it with its port. Returns `None` if the driver ended without opening a port.
 fn start_driver() -> Option<(Child, u16)> {
     let mut driver = Command::new("chromedriver");
     let driver = driver.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -34,7 +34,7 @@ fn start_driver() -> Option<(Child, u16)> {
     Some((driver, port?))
 }
 
-/// A tab with its own profile. Both programs are killed when it is dropped.
+/// A tab with its own profile. Dropping it kills Chromium and chromedriver.
 pub struct Browser {
     driver: Child,
     port: u16,
@@ -47,7 +47,7 @@ pub struct Browser {
 impl Browser {
     pub async fn start() -> Self {
         let profile = tempfile::tempdir().unwrap();
-        let (driver, port) = (0..STARTS_MAX).find_map(|_| start_driver()).expect("chromedriver names no port");
+        let (driver, port) = (0..STARTS_MAX).find_map(|_| start_driver()).expect("chromedriver printed no port");
         let mut browser = Self { driver, port, session: String::new(), process: 0, profile };
         let folder = format!("--user-data-dir={}", browser.profile.path().display());
         let arguments = [
@@ -113,7 +113,7 @@ impl Browser {
         entries.as_array().unwrap().iter().map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns the requested addresses since the last call.
+    /// Returns the addresses that the page requested since the last call.
     pub async fn requests(&self) -> Vec<String> {
         let entries = self.told("/se/log", json!({ "type": "performance" })).await;
         let events = entries
@@ -147,7 +147,7 @@ impl Browser {
         told["value"].take()
     }
 
-    /// Closes the browser cleanly, so that nothing writes into its profile any more.
+    /// Closes the browser cleanly, so it no longer writes to its profile.
     pub async fn close(mut self) {
         self.ask(Method::DELETE, &self.session.clone(), json!({})).await;
         self.process = 0;

@@ -1,4 +1,4 @@
-//! A simulated user who likes and unlikes until it is stopped.
+//! Simulates users who like and unlike until a test stops them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use tokio::task::JoinHandle;
 use super::proxy::Proxy;
 use super::{Dice, Model, World, client_of, eventually, target};
 
-/// A clicker that plays several users in turn, on few popular targets and many others.
+/// A clicker that clicks for several users in random order, on few popular targets and many other targets.
 #[derive(Clone, Copy)]
 pub struct Clicker {
-    /// It counts from 0.
+    /// The number of this clicker, from 0.
     pub number: u64,
     pub users: u64,
-    /// Popular targets, from 1. They get half of the clicks, so that the same user flips the same target many times a
+    /// Popular targets, from 1. They get half of the clicks, so the same user flips the same target many times a
     /// second.
     pub hot: u64,
-    /// Other targets, from 100. They get the other half.
+    /// Other targets, from 100. They get the other half of the clicks.
     pub cold: u64,
 }
 
 impl Clicker {
-    /// Clicks until `stop`, and returns the expected state. `clicks` counts meanwhile.
+    /// Clicks until `stop` is set, and returns the expected state. Increments `clicks` with each click.
     pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::new(self.number + 1);
         let mut model = Model::default();
@@ -46,7 +46,7 @@ impl Clicker {
     }
 }
 
-/// User 7 likes target 42. The event does not reach the broker until the proxy is released.
+/// Makes user 7 like target 42. The event does not reach the broker until the caller releases the proxy.
 pub async fn held_like(
     world: &World,
     boards: &'static [OnBoard<'static>],

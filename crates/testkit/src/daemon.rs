@@ -1,4 +1,4 @@
-//! The real daemon as a child process.
+//! Runs the real daemon as a child process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{DEADLINE, STARTED, World, eventually};
 
-/// The daemon as a child process, killed when dropped.
+/// A daemon that runs as a child process. Dropping it kills the process.
 pub struct Daemon {
     pub child: Child,
     pub(super) log_path: PathBuf,
@@ -20,19 +20,19 @@ impl Daemon {
         assert!(sent.success(), "kill -{name}");
     }
 
-    /// Whether SIGSTOP has stopped it.
+    /// Returns whether SIGSTOP has stopped the process.
     pub fn is_stopped(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit(") ").next().unwrap().starts_with('T')
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM, and waits until the process ends.
     pub fn stop(mut self) -> ExitStatus {
         self.signal("TERM");
         self.wait()
@@ -49,7 +49,7 @@ impl Daemon {
         }
     }
 
-    /// A size in KiB that the kernel reports for the process, by its name in `/proc/PID/status`.
+    /// Returns a size in KiB from `/proc/PID/status`, by its name there.
     pub fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
@@ -62,7 +62,7 @@ impl Daemon {
 
     /// Waits until the log has a line with that text.
     pub async fn logged(&self, text: &str) {
-        eventually(&format!("the log says {text}"), || async { self.log().contains(text) }).await;
+        eventually(&format!("the log contains {text}"), || async { self.log().contains(text) }).await;
     }
 }
 
@@ -73,13 +73,13 @@ impl Drop for Daemon {
     }
 }
 
-/// After a failure, prints the log of each daemon, also of those that have ended.
+/// After a failure, prints the logs of all daemons, also of daemons that have ended.
 impl Drop for World {
     fn drop(&mut self) {
         let started = if std::thread::panicking() { STARTED.load(Ordering::Relaxed) } else { 0 };
         for number in 0..started {
             if let Ok(log) = fs::read_to_string(self.log_path(number)) {
-                eprintln!("--- the log of daemon {number} ---\n{log}");
+                eprintln!("--- log of daemon {number} ---\n{log}");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! The first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd config check`, a daemon, a like, a gateway.
+//! Tests the first day of a new user: `tallyd init`, accounts.sh, `tallyd migrate`, `tallyd config check`, a daemon, a
+//! like, a gateway.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,7 @@ use super::gateway::Gateway;
 use super::{Daemon, body, eventually, program, root, stack, stderr, stdout, target, unit_environment};
 
 pub struct FirstDay {
-    /// The name of the accounts and the database. Also the prefix on the broker and in Redis.
+    /// The name of the accounts and the database. It is also the prefix on the broker and in Redis.
     pub name: String,
     folder: tempfile::TempDir,
 }
@@ -29,7 +30,7 @@ impl FirstDay {
         self.folder.path().join("tallyd").join(file)
     }
 
-    /// The addresses of the stack's servers, and names that keep this test apart from others.
+    /// Returns environment variables with the addresses of the stack's servers, and with names that no other test uses.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let Self { name, .. } = self;
         let of = |server: &str| stack(server).rsplit('@').next().unwrap().to_owned();
@@ -82,7 +83,10 @@ impl FirstDay {
         for password in &passwords {
             assert!(password.len() >= 32, "a short password");
             assert!(!said.contains(password), "a password is shown");
-            assert!(plain.iter().all(|(_, text, _)| !text.contains(password)), "a password is in a plain file");
+            assert!(
+                plain.iter().all(|(_, text, _)| !text.contains(password)),
+                "a file that is not a password file contains a password"
+            );
         }
         for (name, _, mode) in &files {
             let expected = match name.as_str() {
@@ -98,7 +102,7 @@ impl FirstDay {
         config
     }
 
-    /// Runs accounts.sh like an administrator of the given servers. Runs it a second time, which must change nothing.
+    /// Runs accounts.sh as an administrator of the given servers does. Then runs it again, which must change nothing.
     pub fn accounts(&self, servers: &[&str], mysql_url: &str, more: &[&str]) {
         let url = url::Url::parse(mysql_url).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());
@@ -116,7 +120,7 @@ impl FirstDay {
         }
     }
 
-    /// Runs a command with a file that init has written. It must succeed.
+    /// Runs a command with a configuration file that init has written. The command must succeed.
     #[track_caller]
     pub fn done(&self, file: &str, arguments: &[&str]) -> String {
         let output = self.command().arg("--config").arg(self.path(file)).args(arguments).output().unwrap();
@@ -125,7 +129,7 @@ impl FirstDay {
         said
     }
 
-    /// Starts a command that ends at a signal.
+    /// Starts a command that runs until it gets a signal.
     fn started(&self, command: &str, environment: Vec<(String, String)>) -> Daemon {
         let log_path = self.folder.path().join(format!("{command}.log"));
         let log = File::create(&log_path).unwrap();
@@ -140,8 +144,8 @@ impl FirstDay {
         daemon
     }
 
-    /// Starts the daemon, and a gateway with the settings of gateway.env. The gateway takes a like and reads it from
-    /// every server.
+    /// Starts the daemon, and a gateway with the settings of gateway.env. Sends a like to the gateway, and waits until
+    /// the gateway reads it from MySQL and from Redis.
     pub async fn likes_over_http(&self) {
         let daemon = self.daemon().await;
         let text = fs::read_to_string(self.path("gateway.env")).unwrap();
@@ -166,7 +170,8 @@ impl FirstDay {
         }
     }
 
-    /// Starts the daemon, lets it write and count one like, and stops it.
+    /// Starts the daemon, publishes a like, waits until the daemon has written and counted the like, and stops the
+    /// daemon.
     pub async fn likes(&self, amqp: &Amqp) {
         let daemon = self.daemon().await;
         let broker = Broker::new(amqp).unwrap();
@@ -182,7 +187,7 @@ impl FirstDay {
         assert!(daemon.stop().success(), "{log}");
     }
 
-    /// The settings to publish with the API servers' account on the stack's RabbitMQ.
+    /// Returns settings to publish with the API servers' account on the stack's RabbitMQ.
     pub fn api(&self) -> Amqp {
         let password = fs::read_to_string(self.path("tallyd.api-password")).unwrap();
         let mut url = url::Url::parse(&stack("AMQP_URL")).unwrap();
@@ -191,7 +196,7 @@ impl FirstDay {
         Amqp { url: ServerUrl::from(url.as_str()), prefix: self.name.clone(), ..Amqp::default() }
     }
 
-    /// Deletes everything of this test on the stack's servers.
+    /// Deletes everything that this test created on the stack's servers.
     pub async fn close(self) {
         let Self { name, .. } = &self;
         let admin = Amqp { url: stack("AMQP_URL").as_str().into(), ..self.api() };

@@ -1,4 +1,4 @@
-//! A gateway as a child process, with the accounts of an API server, and a client for it.
+//! Runs a gateway as a child process with the accounts of an API server, and sends requests to it.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::{Daemon, STARTED, World, program, unit_environment};
 
-/// The timeout of an answer on a loaded machine.
+/// The timeout of a request. It is long, because the machine can be loaded.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 pub struct Gateway {
@@ -19,7 +19,7 @@ pub struct Gateway {
     pub address: String,
 }
 
-/// An answer: status, head in lower case, body.
+/// The gateway's answer to a request. The head is in lower case.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -32,12 +32,12 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The code of an error that is not about one event.
+    /// Returns the code of an error that is about the whole request.
     pub fn code(&self) -> String {
         self.json()["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}")).to_owned()
     }
 
-    /// The verdict on each event.
+    /// Returns the verdict on each event.
     pub fn verdicts(&self) -> Vec<String> {
         let events = self.json()["events"].as_array().unwrap_or_else(|| panic!("no events: {self:?}")).clone();
         events.iter().map(|event| event["verdict"].as_str().unwrap().to_owned()).collect()
@@ -45,8 +45,8 @@ impl Answer {
 }
 
 impl World {
-    /// Starts a gateway and waits until it accepts requests. An address of a server in `environment`, also one of a
-    /// proxy, gets an API server's account.
+    /// Starts a gateway and waits until it accepts requests. Addresses of servers and proxies in `environment` get an
+    /// API server's account.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
         let log = File::create(&log_path).unwrap();
@@ -83,7 +83,7 @@ impl Gateway {
         self.send(&self.posted(body)).await
     }
 
-    /// The request that posts events.
+    /// Returns the text of the request that posts events.
     pub fn posted(&self, body: &str) -> String {
         let length = body.len();
         format!(
@@ -92,7 +92,7 @@ impl Gateway {
         )
     }
 
-    /// Sends the request, and reads until the end.
+    /// Sends the request, and reads the whole answer.
     pub async fn send(&self, request: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -104,7 +104,7 @@ impl Gateway {
 pub async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> Answer {
     let mut answer = String::new();
     let read = tokio::time::timeout(ANSWER_MAX, stream.read_to_string(&mut answer)).await;
-    read.expect("the gateway does not answer").unwrap();
+    read.expect("the gateway did not answer in time").unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }

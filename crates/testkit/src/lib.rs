@@ -1,7 +1,7 @@
-//! A world per test. It has its own database, prefix on the broker and prefix in Redis, on the servers of `dev/up`. It
-//! runs the real binary as a child process, and has a model of the expected result.
+//! Gives each test its own world: a database, a prefix on the broker and a prefix in Redis, on the servers of `dev/up`.
+//! A world runs the real binary as a child process. A model has the expected result.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first error")]
 
 pub mod accounts;
 mod api;
@@ -43,7 +43,7 @@ use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::NO_TARGET;
 
-/// The timeout of an expectation on a loaded machine.
+/// How long a test waits for an expected state. It is long, because the machine can be loaded.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The most unconfirmed messages of a publisher.
@@ -62,7 +62,7 @@ pub fn unit_environment() -> [(&'static str, String); 2] {
 pub struct World {
     pub name: String,
     pub folder: tempfile::TempDir,
-    /// The configuration with all rights.
+    /// The configuration with the accounts that have all rights.
     pub config: Config,
     /// The configuration of an API server.
     pub api: Config,
@@ -70,20 +70,22 @@ pub struct World {
     pub cache: Cache,
     pub broker: Broker,
     admin_url: String,
-    /// The accounts of its daemons and commands. `None` on a test's own servers, where they have all rights.
+    /// The accounts of the world's daemons and commands. `None` on a test's own servers, where daemons and commands
+    /// have all rights.
     pub accounts: Option<Accounts>,
 }
 
 impl World {
-    /// Creates a migrated database. The broker and Redis are empty. `settings` is more TOML for the configuration.
-    /// Programs in the world have the accounts of ops/. The test itself has all rights, by `config`.
+    /// Creates a migrated database. The broker and Redis are empty. `settings` is TOML that overrides the default
+    /// configuration. Programs in the world use the accounts of ops/. The test itself uses `config`, which has all
+    /// rights.
     pub async fn new(name: &str, settings: &str) -> Self {
         Accounts::make_in_rabbitmq();
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
     }
 
-    /// The same on another MySQL. `admin_url` is the address of an account with all rights, without the database's
+    /// Does the same as [`World::new`] on another MySQL. `admin_url` has an account with all rights, and no database
     /// name.
     pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
         Self::with(admin_url, name, settings, |_| None).await
@@ -114,14 +116,14 @@ impl World {
         world
     }
 
-    /// Changes the settings. The servers stay. The settings are for programs that start from now on.
+    /// Changes the settings of programs that start from now on. The servers stay the same.
     pub fn set(&mut self, settings: &str) {
         let accounts = self.accounts.as_ref();
         (self.config, self.api) = written(self.folder.path(), &self.name, &self.admin_url, accounts, settings);
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
     }
 
-    /// Writes other settings, valid or not, for programs that read them.
+    /// Writes other settings, valid or invalid, to the configuration file of programs.
     pub fn write(&self, settings: &str) {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
@@ -144,7 +146,7 @@ impl World {
             accounts.drop(&admin).await;
         }
         if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
-            // The nodes are the test's own, and end with it.
+            // The nodes belong to this test and end with it.
             return;
         }
         let mut redis = self.redis().await;
@@ -159,7 +161,7 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
-    /// Runs the binary to its end.
+    /// Runs a command of the binary and waits until it ends.
     pub fn tallyd(&self, arguments: &[&str]) -> Output {
         let mut command = self.command();
         if let (["migrate"], Some(accounts)) = (arguments, &self.accounts) {
@@ -168,13 +170,13 @@ impl World {
         command.args(arguments).output().unwrap()
     }
 
-    /// Runs the binary and reads its report.
+    /// Runs a command of the binary and returns its report.
     pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.tallyd(&[arguments, &["--format", "json"]].concat());
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
     }
 
-    /// Runs a reconcile and returns its report. It waits while the daemon's own run is running.
+    /// Runs a reconcile and returns its report. If the daemon is running a reconcile, it waits.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = std::cell::RefCell::new(serde_json::Value::Null);
         eventually("no other run is running", || async {
@@ -198,7 +200,7 @@ impl World {
         self.daemon_with(&[])
     }
 
-    /// The same with more environment variables.
+    /// Starts the daemon with further environment variables.
     pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let log_path = self.log_path(started);
@@ -208,13 +210,13 @@ impl World {
         Daemon { child, log_path }
     }
 
-    /// The path of a daemon's log.
+    /// Returns the path of a daemon's log.
     fn log_path(&self, number: u32) -> PathBuf {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
 
-    /// A value of the environment for the daemon. The address of a proxy has the account with all rights and gets the
-    /// daemon's.
+    /// Returns the value of an environment variable for the daemon. If it is an address with the account that has all
+    /// rights, such as a proxy's, it gets the daemon's account.
     fn as_daemon(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
@@ -224,7 +226,7 @@ impl World {
         }
     }
 
-    /// The same for an API server.
+    /// Does the same as [`World::as_daemon`] for an API server.
     fn as_api(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => accounts.of_api(value),
@@ -239,7 +241,7 @@ impl World {
         client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 
-    /// Creates exchange and queues, as a daemon would, and connects a publisher.
+    /// Creates the exchanges and queues, as a daemon does, and connects a publisher.
     pub async fn publisher(&self) -> Publisher {
         let link = self.broker.connect("test").await.unwrap();
         self.broker.declare_for(&link, self.broker.partitions()).await.unwrap();
@@ -276,7 +278,7 @@ impl World {
         .collect()
     }
 
-    /// Returns the counters in Redis, without zeros.
+    /// Returns the nonzero counters in Redis.
     pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
         let mut redis = self.redis().await;
         let mut counters = BTreeMap::new();
@@ -292,8 +294,9 @@ impl World {
         counters
     }
 
-    /// Waits until all messages that were published before are written. Each partition's queue gets one more event, of
-    /// a target that no test uses, and queues are read in order. The broker's own figures are seconds old.
+    /// Waits until the daemon has written all messages that were published before. It publishes one more event to each
+    /// partition's queue, for a target that no test uses. Queues are read in order, so the test waits for these events.
+    /// It doesn't use the broker's queue depths, because they are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);
@@ -316,11 +319,11 @@ impl World {
     }
 }
 
-/// The target of [`World::drained`].
+/// The target of the events that [`World::drained`] publishes.
 const LAST: u64 = 999_999_999_999;
 
-/// The environment of servers that a test starts itself. With `TALLYD_STACK_SYNC=no` they do not wait for the disk,
-/// like the servers of dev/up.
+/// Returns an environment variable for servers that a test starts itself. With `TALLYD_STACK_SYNC=no` these servers
+/// don't wait for the disk, as the servers of dev/up do.
 pub fn without_disk() -> Option<(&'static str, std::ffi::OsString)> {
     std::env::var_os("TALLYD_STACK_PRELOAD").map(|library| ("LD_PRELOAD", library))
 }
@@ -330,8 +333,8 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
 }
 
-/// The path of the daemon's program. Cargo and nextest pass it to tests of its package. Other programs find it in the
-/// folder of their own build.
+/// Returns the path of the tallyd binary. Cargo and nextest pass the path to tests of the package tallyd. Other
+/// programs find the binary in the folder of their own build.
 pub fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("CARGO_BIN_EXE_tallyd") {
         return named.into();
@@ -341,16 +344,16 @@ pub fn program() -> PathBuf {
     folder.parent().filter(|_| folder.ends_with("deps")).unwrap_or(folder).join("tallyd")
 }
 
-/// Waits until `fact` holds, but no longer than [`DEADLINE`].
+/// Waits until `fact` is true, at most [`DEADLINE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
     let until = Instant::now() + DEADLINE;
     while !fact().await {
-        assert!(Instant::now() < until, "within {} s this did not become true: {what}", DEADLINE.as_secs());
+        assert!(Instant::now() < until, "after {} s this is still not true: {what}", DEADLINE.as_secs());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Changes a number without the daemon's knowledge.
+/// Changes a number in Redis without the daemon's knowledge.
 pub async fn drift(world: &World, target: Target, by: i64) {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
     let mut redis = world.redis().await;
@@ -368,7 +371,7 @@ pub async fn lose(world: &World) {
     }
 }
 
-/// Fails unless Redis has every number of the model, and no other.
+/// Fails unless Redis has exactly the numbers of the model.
 pub async fn assert_redis_equals(world: &World, model: &Model) {
     let mut expected = model.counters();
     expected.retain(|_, count| *count != 0);
@@ -387,7 +390,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns the likes of each target as a reader sees them in Redis. `None` if Redis doesn't know them.
+/// Returns each target's count of likes, as a reader gets it from Redis. It is `None` if Redis doesn't know the count.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let mut likes = Vec::with_capacity(targets.len());
     for some in targets.chunks(READ_TARGETS_MAX) {

@@ -1,4 +1,4 @@
-//! The expected result of events.
+//! A model that computes the expected result of events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use sqlx::Row;
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
-/// The expected content of the tables: per (target, user) the newest event.
+/// The expected content of the tables: the newest event of each (target, user).
 #[derive(Default)]
 pub struct Model {
     pub rows: HashMap<(Target, UserId), (Micros, bool)>,
@@ -34,7 +34,7 @@ pub fn target(id: u64) -> Target {
     Target { kind: Kind(1), id: TargetId(id) }
 }
 
-/// An event as producers send it.
+/// Returns an event as producers send it: the user's id for the routing key, and the body.
 pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, encode_like(event, "video", None))
 }
@@ -60,7 +60,7 @@ impl World {
             let mut missing: Vec<i64> = missing.map(|(_, (at, _))| at.0).collect();
             missing.sort_unstable();
             panic!(
-                "{} like records instead of {}; {} are missing, whose `at` is {:?} to {:?}; {}",
+                "MySQL has {} like records instead of {}; {} are missing, with an `at` from {:?} to {:?}; {}",
                 rows.len(),
                 model.rows.len(),
                 missing.len(),
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// Finds messages that are not written: dead letters, and the depth of each queue.
+    /// Describes where unwritten messages can be: the count of dead letters, and the depth of each queue.
     async fn whereabouts(&self) -> String {
         let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
         let link = self.broker.connect("test").await.unwrap();

@@ -1,10 +1,10 @@
-//! Ports for servers that a test starts itself.
+//! Finds ports for servers that a test starts itself.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 
-/// The ports are below those of outgoing connections (32768 and up, `ip_local_port_range`). A server may take seconds
-/// to listen, and meanwhile none of thousands of clients gets its port.
+/// The first port. All ports are below the ports of outgoing connections (32768 and up, `ip_local_port_range`). So no
+/// client takes a port in the seconds that a server needs to start.
 const FIRST: u16 = 10_000;
 const NUMBER: u64 = 10_000;
 

@@ -1,4 +1,4 @@
-//! A Redis server of one test, which the test can restart or make a replica.
+//! Runs a Redis server for one test, which the test can restart or make a replica.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ pub struct Private {
 }
 
 impl Private {
-    /// Starts a server that keeps nothing on disk. `arguments` are more of its settings.
+    /// Starts a server that keeps nothing on disk. `arguments` are further settings of the server.
     pub async fn start(arguments: &[&str]) -> Self {
         let port = free_port();
         let folder = tempfile::tempdir().unwrap();
@@ -33,7 +33,7 @@ impl Private {
         redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
     }
 
-    /// Kills it and starts it again, empty.
+    /// Kills the server and starts it again, empty.
     pub async fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,5 +1,5 @@
-//! A TCP proxy in front of a server. It can cut, slow down, mute or truncate connections, and hold back the callers'
-//! bytes.
+//! A TCP proxy between clients and a server. It can close and delay connections, drop or truncate answers, and hold
+//! back the bytes of clients.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// The server of each proxy of this process, by the proxy's address.
 static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
-/// Returns the server behind an address, through proxies of this process.
+/// Returns the server that an address leads to through proxies of this process.
 pub fn behind(address: &str) -> String {
     let known = MADE_FOR.lock().unwrap();
     let mut address = address.to_owned();
@@ -28,32 +28,32 @@ pub fn behind(address: &str) -> String {
 }
 
 pub struct Proxy {
-    /// The address to use in place of the server's.
+    /// The address of the proxy.
     pub address: SocketAddr,
     line: Arc<Line>,
 }
 
-/// How the bytes of all connections are treated.
+/// The state that all connections of a proxy share.
 struct Line {
     server: Mutex<String>,
     open: Mutex<CancellationToken>,
     held: watch::Sender<bool>,
     muted: AtomicBool,
-    /// The server's bytes, if they are recorded.
+    /// The bytes that the server sent, if the proxy records them.
     answers: Mutex<Option<Vec<u8>>>,
-    /// The bytes of a caller that start the hold.
+    /// The bytes from a client that start the hold.
     last_words: Mutex<Option<Vec<u8>>>,
-    /// The delay of each piece, in milliseconds.
+    /// The range of delays of each piece, in milliseconds.
     delay: Mutex<Option<Range<u64>>>,
-    /// Bytes of answers that each connection still passes.
+    /// How many bytes of answers each connection still passes.
     answers_left: Mutex<Option<usize>>,
-    /// Pieces that went through, to vary the delays.
+    /// The count of passed pieces, which varies the delays.
     pieces: AtomicU64,
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Another proxy may get the port next.
+        // The next proxy can get the same port.
         MADE_FOR.lock().unwrap().remove(&self.address.to_string());
     }
 }
@@ -78,7 +78,7 @@ impl Proxy {
         proxy
     }
 
-    /// Starts a proxy for the server of `url`. Also returns `url` with the proxy's address.
+    /// Starts a proxy for the server of `url`. Returns the proxy, and `url` with the proxy's address.
     pub async fn before(url: &str) -> (Self, String) {
         let mut url = url::Url::parse(url).unwrap();
         let proxy = Self::to(format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())).await;
@@ -86,18 +86,18 @@ impl Proxy {
         (proxy, url.to_string())
     }
 
-    /// Leads new connections to another server. Open connections stay with theirs.
+    /// Leads new connections to another server. Open connections keep their server.
     pub fn lead(&self, server: String) {
         *self.line.server.lock().unwrap() = server;
     }
 
-    /// Closes every open connection. New ones go through.
+    /// Closes every open connection. New connections work.
     pub fn cut(&self) {
         self.line.muted.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.line.open.lock().unwrap()).cancel();
     }
 
-    /// Closes every open connection, and makes new ones fail.
+    /// Closes every open connection, and makes new connections fail.
     pub fn fail(&self) {
         self.lead("127.0.0.1:1".to_owned());
         self.cut();
@@ -108,49 +108,50 @@ impl Proxy {
         self.line.muted.store(true, Ordering::Relaxed);
     }
 
-    /// Holds back the bytes that callers send from now on.
+    /// Holds back the bytes that clients send from now on.
     pub fn hold(&self) {
         *self.line.answers.lock().unwrap() = Some(Vec::new());
         self.line.held.send_replace(true);
     }
 
-    /// Starts to hold when a caller sends these bytes. The bytes are held, too.
+    /// Starts to hold when a client sends these bytes. These bytes are held, too.
     pub fn hold_from(&self, words: &[u8]) {
         *self.line.last_words.lock().unwrap() = Some(words.to_vec());
     }
 
-    /// Whether callers' bytes are held.
+    /// Returns whether the proxy holds the bytes of clients.
     pub fn holds(&self) -> bool {
         *self.line.held.borrow()
     }
 
-    /// Sends the held bytes to the server, also of callers that have disconnected since.
+    /// Sends the held bytes to the server, also the bytes of clients that have disconnected since.
     pub fn release(&self) {
         self.line.held.send_replace(false);
     }
 
-    /// Returns the server's bytes since [`Proxy::hold`].
+    /// Returns the bytes that the server sent since [`Proxy::hold`].
     pub fn answers(&self) -> Vec<u8> {
         self.line.answers.lock().unwrap().clone().unwrap_or_default()
     }
 
-    /// Passes no bytes in either direction until [`Proxy::clear`]. Connections stay open, and new ones are accepted.
+    /// Passes no bytes in either direction until [`Proxy::clear`]. Connections stay open, and the proxy accepts new
+    /// connections.
     pub fn silence(&self) {
         self.mute();
         self.line.held.send_replace(true);
     }
 
-    /// Delays each piece by this many milliseconds, in both directions.
+    /// Delays each piece by a number of milliseconds in this range, in both directions.
     pub fn delay(&self, milliseconds: Range<u64>) {
         *self.line.delay.lock().unwrap() = Some(milliseconds);
     }
 
-    /// Closes each connection, also the open ones, after this many more bytes from the server.
+    /// Closes each connection, also each open connection, after this many further bytes from the server.
     pub fn truncate(&self, bytes: usize) {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }
 
-    /// Returns to normal. Connections with held bytes are cut, and these bytes are never sent.
+    /// Returns to normal. Connections with held bytes are closed, and the held bytes are never sent.
     pub fn clear(&self) {
         *self.line.delay.lock().unwrap() = None;
         *self.line.answers_left.lock().unwrap() = None;
@@ -177,7 +178,7 @@ impl Line {
         }
     }
 
-    /// Copies in both directions until both have ended, or the answers are truncated.
+    /// Copies bytes in both directions until both directions have ended, or the answers are truncated.
     async fn through(&self, near: TcpStream, far: TcpStream) {
         let (from_near, to_near) = near.into_split();
         let (from_far, to_far) = far.into_split();
@@ -227,14 +228,14 @@ impl Line {
     async fn wait(&self) {
         let delay = self.delay.lock().unwrap().clone();
         let Some(delay) = delay else { return };
-        // Multiplied by a prime, so that neighbours differ.
+        // Multiply by a prime, so the delays of successive pieces differ.
         let piece = self.pieces.fetch_add(1, Ordering::Relaxed).wrapping_mul(7_919);
         let milliseconds = delay.start + piece % (delay.end - delay.start).max(1);
         tokio::time::sleep(Duration::from_millis(milliseconds)).await;
     }
 }
 
-/// Reads the next bytes. `None` at the end.
+/// Reads the next bytes. Returns `None` at the end.
 async fn some(from: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 16 * 1024];
     let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;

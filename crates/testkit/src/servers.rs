@@ -1,4 +1,4 @@
-//! Starts and kills servers of the stack, one test at a time.
+//! Starts and kills servers of the stack. Only one test does this at a time.
 
 use std::process::Command;
 

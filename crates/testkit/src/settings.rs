@@ -1,4 +1,4 @@
-//! The configuration of the programs in a world.
+//! Writes the configuration of the programs in a world.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use tallyd::config::Config;
 use super::accounts::Accounts;
 use super::proxy::behind;
 
-/// A variable of the stack's environment, as `dev/up --print-env` prints it.
+/// Returns a variable of the stack's environment, as `dev/up --print-env` prints it.
 pub fn stack(name: &str) -> String {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
-/// Writes the configurations of the programs in a world. Returns the test's own settings, with all rights, and those of
-/// an API server.
+/// Writes the configurations of the programs in a world. Returns the settings of the test itself, which have all
+/// rights, and the settings of an API server.
 pub(super) fn written(
     folder: &Path,
     name: &str,
@@ -28,7 +28,7 @@ pub(super) fn written(
     let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
     if accounts.is_some() {
         let mysql = api["mysql"]["url"].as_str().unwrap();
-        assert!(!may_do_all(mysql, admin_url), "{mysql} has all rights");
+        assert!(!may_do_all(mysql, admin_url), "the API server's address {mysql} has the account with all rights");
     }
     let loaded = |file: &str, whole: &toml::Table| {
         let path = folder.join(file);
@@ -47,7 +47,7 @@ pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option
     fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
 }
 
-/// Replaces the account with all rights by another one, also in addresses of proxies.
+/// Replaces the account that has all rights by another account, also in addresses of proxies.
 fn as_account(mut whole: toml::Table, admin_url: &str, other: impl Fn(&str) -> Option<String>) -> toml::Table {
     for section in ["amqp", "mysql", "redis"] {
         let url = whole.get_mut(section).and_then(|section| section.get_mut("url"));
@@ -61,7 +61,8 @@ fn as_account(mut whole: toml::Table, admin_url: &str, other: impl Fn(&str) -> O
     whole
 }
 
-/// Whether `url` is a server of this world, directly or through a proxy, with the account that has all rights.
+/// Returns whether `url` has the account with all rights, and leads to a server of this world, directly or through a
+/// proxy.
 pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
     let who_and_where = |url: &str| {
         let url = url::Url::parse(url).ok()?;
@@ -76,7 +77,8 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table 
     let control = folder.join("control.sock");
     let control = control.display();
     let (amqp, redis) = (stack("AMQP_URL"), stack("REDIS_URL"));
-    // Several tests run at the same time on two cores: few buckets, short waits. `settings` overrides these defaults.
+    // Several tests run at the same time on two cores, so use few buckets and short waits. `settings` overrides these
+    // defaults.
     let defaults = format!(
         "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
          [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
@@ -85,7 +87,7 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table 
          [gateway]\nlisten = \"127.0.0.1:0\"\n"
     );
     let mut whole: toml::Table = defaults.parse().unwrap();
-    let given: toml::Table = settings.parse().expect("the test's settings are TOML");
+    let given: toml::Table = settings.parse().expect("the test's settings are not valid TOML");
     for (section, value) in given {
         match (whole.get_mut(&section), value) {
             (Some(toml::Value::Table(known)), toml::Value::Table(own)) => known.extend(own),

@@ -1,4 +1,4 @@
-//! Users who click all the time, and the expected state of both stores.
+//! Runs users who click all the time, and compares MySQL and Redis with the expected state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::clicker::Clicker;
 use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
-/// The number of users that click at the same time, each on few popular and many other targets.
+/// How many clickers click at the same time, each on few popular targets and many other targets.
 const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
@@ -39,7 +39,7 @@ impl Site {
         site
     }
 
-    /// Waits until `more` clicks were made.
+    /// Waits until the users have made `more` further clicks.
     pub async fn clicked(&self, more: u64) {
         let until = self.clicks.load(Ordering::Relaxed) + more;
         eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
@@ -55,8 +55,8 @@ impl Site {
         all
     }
 
-    /// Stops the users. Fails unless MySQL and Redis have all their clicks and a last reconcile finds nothing to
-    /// repair. Returns the model.
+    /// Stops the users. Fails unless MySQL and Redis have all clicks, and a last reconcile finds nothing to repair.
+    /// Returns the model.
     pub async fn end(self, world: &World) -> Model {
         let model = self.close().await;
         world.drained(&world.broker.connect_publisher("test").await.unwrap()).await;
@@ -67,8 +67,8 @@ impl Site {
     }
 }
 
-/// Runs a full reconcile, which must find and repair these drifts. It waits while a daemon's reconcile is running, and
-/// while partitions are being taken over.
+/// Runs a full reconcile, which must find and repair these drifts. It retries while a daemon's reconcile is running,
+/// and while partitions are being taken over.
 pub async fn reconciled(world: &World, drifts: &[i64]) {
     let ended = || async {
         let output = world.tallyd(&["reconcile", "--full", "--format", "json"]);
@@ -96,10 +96,10 @@ pub async fn owners(world: &World) -> BTreeMap<u16, String> {
     rows.into_iter().filter_map(|(partition, owner)| Some((partition, owner?))).collect()
 }
 
-/// Waits until every partition is held, and none by this process.
+/// Waits until other processes hold every partition, and this process holds none.
 pub async fn taken_from(world: &World, gone: &Daemon) {
     let (pid, all) = (format!(":{}", gone.child.id()), usize::from(world.broker.partitions()));
-    eventually("others have the partitions", || async {
+    eventually("other daemons hold all partitions", || async {
         let owners = owners(world).await;
         owners.len() == all && owners.values().all(|owner| !owner.ends_with(&pid))
     })
@@ -109,7 +109,7 @@ pub async fn taken_from(world: &World, gone: &Daemon) {
 /// Waits until this process holds every partition.
 pub async fn has_all(world: &World, daemon: &Daemon) {
     let (pid, all) = (format!(":{}", daemon.child.id()), usize::from(world.broker.partitions()));
-    eventually("one has all partitions", || async {
+    eventually("the daemon holds all partitions", || async {
         let owners = owners(world).await;
         owners.len() == all && owners.values().all(|owner| owner.ends_with(&pid))
     })

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""Publishes and reads with asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .writers import close
 
 
 class AsyncTallyd(Base):
-    __doc__ = f"The client for asyncio. It belongs to the event loop that uses it first.\n\n{Base.__doc__}"
+    __doc__ = f"Publishes and reads with asyncio. A client belongs to the event loop that uses it first.\n\n{Base.__doc__}"
 
     _sender: Optional[Sender] = None
     _redis: Any = None
@@ -64,7 +64,8 @@ class AsyncTallyd(Base):
         return await self._publish(self._again(event))
 
     async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`."""
+        """Publishes events together, each as one message. An event without `at` gets the current time. A count without `event_id`
+        gets a new id."""
         known = self._many(events)
         return all_of(await self._connected().publish(known, self._traceparent()))
 
@@ -80,14 +81,14 @@ class AsyncTallyd(Base):
     # ------------------------------------------------------------------ reading
 
     async def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
-        """The number of each target. `None` if it is unknown, which is not zero."""
+        """Reads the number of each target. `None` means that the number is unknown, not zero."""
         kind, given, ids = self._asked(kind, target_ids)
         metric = self._metric(metric)
         if not ids:
             return {}
         if self._gateway is not None:
             return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
-        # A cancelled command would leave its answer to the next user of the connection.
+        # Shield the command: if it were cancelled, the next user of the connection would get its answer.
         return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
 
     async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
@@ -106,15 +107,15 @@ class AsyncTallyd(Base):
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:
-                # The daemon then loads them.
+                # The daemon then loads the noted buckets.
                 await self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError, asyncio.TimeoutError):
-                # Reading must not fail because of this, for instance on a replica.
+                # Reading must not fail if the note fails, for instance on a replica.
                 pass
         return found
 
     async def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
-        """Whether the user likes each target. Only through the gateway."""
+        """Reads whether the user likes each target. Needs the gateway."""
         kind, given, ids = self._asked(kind, target_ids)
         user = self._user(user_id)
         return as_given(given, ids, await asyncio.to_thread(self._needs_gateway().likes, kind, ids, user))
@@ -122,7 +123,7 @@ class AsyncTallyd(Base):
     async def board(
         self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
     ) -> Dict[str, Any]:
-        """A board's members with rank and score. Only through the gateway."""
+        """Reads a board's members with rank and score. Needs the gateway."""
         query = board_query(period, top, around, radius)
         answer: Dict[str, Any] = await asyncio.to_thread(self._needs_gateway().get, f"/v1/boards/{quote(name, safe='')}", query)
         return answer

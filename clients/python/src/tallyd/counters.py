@@ -1,4 +1,4 @@
-"""Counters in Redis: the layout `packed` of docs/events.md."""
+"""Counters in Redis: the layout `packed` of docs/scripts.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Layout(NamedTuple):
     metrics: Mapping[str, int]
 
     def bucket_of(self, kind: str, target_id: str) -> str:
-        """The bucket's name, for instance video:3a2f."""
+        """Returns the bucket's name, for instance video:3a2f."""
         bucket = 1 << self.bucket_bits | zlib.crc32(target_id.encode()) & ((1 << self.bucket_bits) - 1)
         return f"{kind}:{bucket:x}"
 
@@ -27,17 +27,17 @@ class Layout(NamedTuple):
 
     @property
     def missing(self) -> str:
-        """The set of buckets that the daemon must load."""
+        """Returns the key of the set of buckets that the daemon must load."""
         return f"{self.key_prefix}c:missing"
 
     def fetches(self, kind: str, target_ids: Sequence[str]) -> List[Tuple[str, str]]:
-        """The key and the field of each target. HMGET reads `_` and the field."""
+        """Returns the key and the field of each target. HMGET must read `_` and the field."""
         return [(self.key_of(self.bucket_of(kind, target_id)), target_id) for target_id in target_ids]
 
     def numbers(
         self, kind: str, metric: str, target_ids: Sequence[str], answers: Sequence[Answer]
     ) -> Tuple[Dict[str, Optional[int]], List[str]]:
-        """The numbers, and the names of the buckets that are not loaded."""
+        """Returns the numbers, and the names of the buckets that Redis has lost."""
         found: Dict[str, Optional[int]] = {}
         missing: Dict[str, None] = {}
         for target_id, (loaded, value) in zip(target_ids, answers):
@@ -60,7 +60,7 @@ def read_error(error: BaseException) -> ReadError:
 
 
 def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
-    """The number in a bucket's answer to HMGET of `_` and the id. `None` if it is unknown, which is not zero."""
+    """Returns the number in a bucket's answer to HMGET of `_` and the id. `None` means that the number is unknown, not zero."""
     if loaded is None or loaded.startswith("~"):
         return None
     numbers = value.split(",") if value else []

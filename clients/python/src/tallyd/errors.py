@@ -1,4 +1,4 @@
-"""Errors. Each says what to do."""
+"""The errors of this package. Each message says what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TallydError(Exception):
 
 
 class RefusedError(TallydError, ValueError):
-    """An argument is not valid. Nothing was sent. `reason` is the daemon's name for it, as in docs/events.md."""
+    """An argument is not valid. Nothing was sent. `reason` is the daemon's code for the problem, as in docs/events.md."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(f"{reason}: {problem}")
@@ -56,7 +56,7 @@ class LoginError(RejectedError):
 
 
 class LimitedError(RejectedError):
-    """The user clicks too often, by the gateway's limit. `wait_s` says when the event can be published."""
+    """The user clicks more often than the gateway allows. The event can be published after `wait_s`."""
 
     def __init__(self, message: str, event: Event, wait_s: float) -> None:
         super().__init__(message, event)
@@ -69,7 +69,7 @@ class LimitedError(RejectedError):
 class PublishManyError(TallydError):
     """Some events of a list were not confirmed. `results` has each event or its error, in order.
 
-    `events` are those to publish again: `site.publish_many(error.events)`. They do not include refused events.
+    To publish the unconfirmed events again, call `site.publish_many(error.events)`. `events` does not include refused events.
     """
 
     def __init__(self, results: Sequence[Union[Event, TallydError]]) -> None:
@@ -91,7 +91,7 @@ class ReadError(TallydError):
 
 
 class GatewayError(ReadError):
-    """The gateway rejected the request. `code` is the gateway's name for the problem."""
+    """The gateway rejected the request. `code` is the gateway's code for the problem."""
 
     def __init__(self, message: str, status: int, code: Optional[str]) -> None:
         super().__init__(message)

@@ -18,13 +18,13 @@ DELTA_MAX = 2**31
 VALUE_MAX = 2**53
 EVENT_ID_MAX = 64
 
-# Only digits: no sign and no leading zero, so that each id has one spelling.
+# An id has only digits, no sign and no leading zero. So each id has only one spelling.
 _DECIMAL = re.compile("[1-9][0-9]{0,18}")
 
 
 def an_id(value: Any, field: str = "target_id") -> str:
-    """The id as text."""
-    # In Python a bool is an int.
+    """Returns the id as text."""
+    # Refuse bool, which is an int in Python.
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not _DECIMAL.fullmatch(text) or int(text) > ID_MAX:
         reason = f"{field.replace('_', '-')}-out-of-range"
@@ -33,7 +33,7 @@ def an_id(value: Any, field: str = "target_id") -> str:
 
 
 def a_name(value: Any, field: str, known: Optional[Collection[str]]) -> str:
-    """A kind or a metric. Without a list of known names any text is allowed."""
+    """Checks the name of a kind or a metric. Without a list of known names, any text is allowed."""
     if not _is_text(value) or (known is not None and value not in known):
         allowed = "non-empty text" if known is None else ", ".join(known)
         raise RefusedError(f"unknown-{field}", f"{field} is {value!r}, allowed is {allowed}")
@@ -57,7 +57,7 @@ def _integer(value: Any, field: str, least: int, most: int) -> int:
 
 
 def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
-    """The event with only the fields that the daemon reads, in their usual order and form."""
+    """Checks an event. Returns it with only the fields that the daemon reads, in their usual order and form."""
     event_type = event.get("type")
     if event_type not in ("like", "unlike", "count", "set", "reset"):
         raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
@@ -88,7 +88,7 @@ def body_of(event: Event) -> bytes:
 
 
 def number_of(event: Event) -> str:
-    """The name of the number that the event changes, as daemons announce it: video:like."""
+    """Returns the name of the number that the event changes, as daemons announce it, for instance video:like."""
     return f"{event['kind']}:{event.get('metric', 'like')}"
 
 
@@ -97,7 +97,8 @@ def routing_key_of(event: Event, partition_by: str) -> str:
 
 
 class Clock:
-    """Microseconds since 1970. Each call in a process returns another instant. A small step back of the clock does not change the order."""
+    """Returns the time in microseconds since 1970. Each call in a process returns a later time, even if the clock goes back a
+    little."""
 
     def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
         self._now = now
@@ -107,7 +108,7 @@ class Clock:
     def at(self) -> int:
         with self._lock:
             now = self._now()
-            # A larger step back corrects a clock that was wrong, so follow it.
+            # If the clock goes back by a second or more, it was corrected. Then use the corrected time.
             if 0 <= self._last - now < 1_000_000:
                 now = self._last + 1
             self._last = now

@@ -1,4 +1,4 @@
-"""Reading and publishing through `tallyd gateway`, with only the standard library."""
+"""Reads and publishes through `tallyd gateway`, with only the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from .errors import Event, GatewayError, ReadError
 from .events import body_of
 
-# The most targets of a request, and the most events.
+# The most targets in a request, and the most events in a request.
 IDS_MAX = 500
 EVENTS_MAX = 1_000
 IDLE_MAX = 32
@@ -33,15 +33,15 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class NoAnswer(Exception):
-    """The gateway may have published the events nevertheless."""
+    """The gateway did not answer. It may have published the events nevertheless."""
 
 
 class Busy(NoAnswer):
-    """The gateway has not processed the events."""
+    """The gateway answered that it is busy. It has not processed the events."""
 
 
 class Gateway:
-    """Long-lived connections. Threads can share it."""
+    """Keeps connections to the gateway open. Threads can share it."""
 
     def __init__(self, url: str, token: Optional[str], timeout_s: float) -> None:
         self._url = urlsplit(url)
@@ -81,12 +81,13 @@ class Gateway:
         raise _error(status, answer)
 
     def publish(self, events: Sequence[Event], until: float, traceparent: Optional[str] = None) -> List[Dict[str, Any]]:
-        """The verdict on each event. `until` is a time of time.monotonic(). Raises NoAnswer, or GatewayError if the request is wrong."""
+        """Publishes events, and returns the verdict on each. `until` is a time of time.monotonic(). Raises NoAnswer, or
+        GatewayError if the request is wrong."""
         body = b"[" + b",".join(map(body_of, events)) + b"]"
         try:
             status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01), traceparent)
         except (http.client.HTTPException, OSError) as failed:
-            raise NoAnswer(f"it did not answer ({failed})") from failed
+            raise NoAnswer(f"no answer ({failed})") from failed
         verdicts = answer.get("events") if isinstance(answer, dict) else None
         if isinstance(verdicts, list) and len(verdicts) == len(events):
             return verdicts
@@ -96,7 +97,7 @@ class Gateway:
         raise NoAnswer(str(error)) if status >= 500 else error
 
     def _call(self, target: str, body: Optional[bytes], timeout_s: float, traceparent: Optional[str] = None) -> Tuple[int, Any]:
-        """Sends GET, or POST with a body. Returns the status and the JSON, `None` if the answer is not JSON."""
+        """Sends GET, or POST if there is a body. Returns the status and the parsed JSON, or `None` if the answer is not JSON."""
         if self._pid != os.getpid():
             # After a fork the connections still belong to the parent.
             self._empty()

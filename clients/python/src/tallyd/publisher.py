@@ -1,8 +1,8 @@
 """Publishes over one long-lived connection.
 
-An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in confirm mode. A
-publish waits for a session, sends the message and waits for its confirm. If the session ends before the confirm, the publish
-sends the same body in the next session, until its deadline.
+An outer loop keeps a session. When the session ends, the loop connects again. A session is one connection with one
+channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the session
+ends before the confirm, the same body is sent in the next session. This repeats until the deadline.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .errors import Event, LoginError, NackedError, RejectedError, ReturnedError
 LOG = logging.getLogger("tallyd")
 
 PAUSE_MIN_S = 0.1
-# Short, so that a new publish does not wait for most of its deadline.
+# The longest pause between two connection tries. It is short, so a new publish does not wait for most of its deadline.
 PAUSE_MAX_S = 1.0
 CLOSE_S = 1.0
 
 
 class _Lost(Exception):
-    """The session ended. The message may have arrived."""
+    """The session ended before the confirm. The message may have arrived."""
 
 
 class _Nack(Exception):
@@ -39,7 +39,7 @@ class _Return(Exception):
 
 
 class _Refused(Exception):
-    """The broker closed the channel, and would close it again."""
+    """The broker closed the channel for a reason that a retry does not change."""
 
 
 class _LoginRefused(Exception):
@@ -55,7 +55,7 @@ class _Pending:
 
 
 class _Session:
-    """One connection. It ends at the first failure, and is never used again."""
+    """One connection. The session ends at the first failure, and is never used again."""
 
     def __init__(self, parameters: pika.connection.Parameters, silence_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -171,7 +171,7 @@ class _Session:
             self.ended.set_result(error)
         if not self.opened.done():
             self.opened.set_exception(_Lost(error))
-            # The outer loop may have timed out before it read this.
+            # Mark the exception as read, because the outer loop may have timed out before.
             self.opened.exception()
         if self._watch is not None:
             self._watch.cancel()
@@ -195,7 +195,7 @@ class _Session:
             LOG.debug("close a connection that failed: %r", failed)
 
     async def close(self) -> None:
-        """Closes cleanly, if the broker answers."""
+        """Closes the connection cleanly if the broker answers."""
         closed = ConnectionError("the client was closed")
         if self.ended.done() or self._connection is None or not self._connection.is_open:
             return self.abort(closed)
@@ -212,7 +212,7 @@ def _as_error(error: Any) -> Exception:
 
 
 def _named(error: Optional[BaseException]) -> str:
-    """The cause in a few words. pika wraps it several times, and some of its errors have no text of their own."""
+    """Returns the cause of an error in a few words. pika wraps the cause several times, and some of its errors have no text."""
     while isinstance(error, _Lost) and error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
     nested = getattr(error, "exceptions", None) or getattr(error, "exception", None) or (error and error.args and error.args[0])
@@ -223,13 +223,13 @@ def _named(error: Optional[BaseException]) -> str:
 
 
 class Publisher:
-    """It belongs to one event loop."""
+    """Publishes events. A publisher belongs to one event loop."""
 
     def __init__(self, url: str, exchange: str, *, deadline_s: float, heartbeat_s: int, in_flight_max: int) -> None:
         self._parameters = pika.URLParameters(url)
         self._parameters.heartbeat = heartbeat_s
         self._parameters.connection_attempts = 1
-        # Half of the deadline detects a stalled broker. The other half is for the next connection.
+        # The client detects a stalled broker after half of the deadline. The other half is for the next connection.
         self._silence_s = deadline_s / 2
         # The session has its own timeout.
         self._parameters.socket_timeout = self._parameters.stack_timeout = None
@@ -249,7 +249,7 @@ class Publisher:
                 pause_s, logged = PAUSE_MIN_S, ""
             except Exception as failed:
                 error = failed
-                # pika uses one class for this and for a connection that is lost during the login.
+                # pika raises the same class if the connection is lost during the login, so check the text.
                 if _named(failed).startswith("ConnectionClosedByBroker: (403)"):
                     self._refuse_login(_named(failed))
             self._last_error = error
@@ -261,14 +261,14 @@ class Publisher:
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
     def _refuse_login(self, why: str) -> None:
-        """Fails all calls that wait for a session. Later calls wait for the next try."""
+        """Fails all calls that wait for a session now. Later calls wait for the next try."""
         self._session.set_exception(_LoginRefused(why))
         # Mark the exception as read: perhaps no call waits.
         self._session.exception()
         self._session = self._loop.create_future()
 
     async def _one_session(self) -> Exception:
-        """Returns the error that ended the session. Raises the error that kept it from opening."""
+        """Keeps a session until it ends, and returns the error that ended it. If the session does not open, raises the error."""
         session = _Session(self._parameters, self._silence_s)
         try:
             await asyncio.wait_for(asyncio.shield(session.opened), self._silence_s)
@@ -289,7 +289,7 @@ class Publisher:
     async def publish(
         self, event: Event, routing_key: str, body: bytes, ends_at: float, traceparent: Optional[str] = None
     ) -> None:
-        """Returns once the broker has the event on disk, in a queue. `ends_at` is the loop's time."""
+        """Publishes an event. Returns when the broker has it on disk, in a queue. `ends_at` is a time of the event loop."""
         try:
             await asyncio.wait_for(self._until_confirmed(routing_key, body, traceparent), ends_at - self._loop.time())
         except asyncio.TimeoutError:
@@ -305,7 +305,7 @@ class Publisher:
             ) from None
         except _Nack:
             raise NackedError(
-                "RabbitMQ rejected the event (nack): a queue is full or failed. Look at the queues, then publish `event` again", event
+                "RabbitMQ rejected the event (nack): a queue is full or failed. Check the queues, then publish `event` again", event
             ) from None
         except _Return as returned:
             raise ReturnedError(
@@ -324,7 +324,7 @@ class Publisher:
                 event,
             )
         return RejectedError(
-            f"{closed.reply_text}. Permit the account to write to {self._exchange}, then publish `event` again", event
+            f"{closed.reply_text}. Allow the account to write to {self._exchange}, then publish `event` again", event
         )
 
     async def _until_confirmed(self, routing_key: str, body: bytes, traceparent: Optional[str]) -> None:
@@ -334,7 +334,8 @@ class Publisher:
                 try:
                     session = await asyncio.shield(self._session)
                 except _LoginRefused:
-                    # An earlier session has sent the event, so it may have arrived.
+                    # If an earlier session has sent the event, the event may have arrived. Then wait for the next
+                    # session.
                     if was_sent:
                         continue
                     raise
@@ -343,7 +344,7 @@ class Publisher:
                     return await session.publish(self._exchange, routing_key, body, traceparent)
                 except _Lost as lost:
                     self._last_error = lost
-                    # The outer loop removes the session when it runs next.
+                    # Let the outer loop remove the session first.
                     await asyncio.sleep(0)
 
     def _blocked(self) -> Optional[str]:

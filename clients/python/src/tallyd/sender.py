@@ -1,4 +1,4 @@
-"""Sends events to RabbitMQ, or, if API servers must count the number, to the gateway, which counts it.
+"""Sends events to RabbitMQ. If API servers must count the number, it sends the event to the gateway, which counts it.
 
 The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the event is
 not lost, and the next reconcile corrects the number in Redis.
@@ -21,7 +21,7 @@ LOG = logging.getLogger("tallyd")
 
 PAUSE_S = 0.1
 
-# The event in the published form, or why it was not published.
+# The event in the published form, or the error if it was not published.
 Result = Union[Event, TallydError]
 
 
@@ -38,7 +38,7 @@ class _Sent:
 
 
 class Sender:
-    """It belongs to one event loop."""
+    """Sends events. A sender belongs to one event loop."""
 
     def __init__(
         self, publisher: Optional[Publisher], gateway: Optional[Gateway], writers: Optional[Writers], partition_by: str, deadline_s: float
@@ -54,7 +54,7 @@ class Sender:
         self._is_gateway_failing = False
 
     async def publish(self, events: Sequence[Event], traceparent: Optional[str] = None) -> List[Result]:
-        """Returns once the broker has all events on disk, in a queue, or their deadline has passed."""
+        """Returns when the broker has all events on disk, in a queue, or when the deadline has passed."""
         ends_at = self._loop.time() + self._deadline_s
         by_api = await self._writers.by_api() if self._writers is not None else ()
         sent = [_Sent(event, traceparent) for event in events]
@@ -75,7 +75,7 @@ class Sender:
         if number not in self._warned:
             self._warned.add(number)
             LOG.warning(
-                "API servers count %s in Redis, and this client has no gateway to count it. The events are published, but the number in "
+                "API servers count %s in Redis, and this client has no gateway to count it. The client publishes the events, but the number in "
                 "Redis changes only with the next reconcile. Pass gateway=URL of `tallyd gateway`.",
                 number,
             )
@@ -104,7 +104,7 @@ class Sender:
         left = [one for one in sent if one.result is None]
         if self._publisher is not None and left:
             if not self._is_gateway_failing:
-                LOG.warning("the gateway: %s. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.", left[0].why)
+                LOG.warning("the gateway failed: %s. Events go directly to RabbitMQ, and the next reconcile corrects the numbers in Redis.", left[0].why)
             await self._to_rabbitmq(left, ends_at)
         for one in sent:
             if one.result is None:
@@ -123,7 +123,8 @@ class Sender:
                 for one in sent:
                     one.why = str(error)
                 if self._publisher is not None and not isinstance(error, Busy):
-                    # Redis may have counted it, and would count it again. In MySQL its `event_id` counts once.
+                    # Don't send a count again: Redis may have counted it, and would count it twice. MySQL counts its
+                    # `event_id` once.
                     sent = [one for one in sent if one.event["type"] != "count"]
             except GatewayError as error:
                 for one in sent:

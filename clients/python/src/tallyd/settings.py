@@ -1,4 +1,4 @@
-"""Shared by both classes: the settings, and events from arguments."""
+"""The code that Tallyd and AsyncTallyd share: reads the settings, and makes events from arguments."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .writers import Writers
 
 
 class Base:
-    """All settings have the daemon's defaults. They must equal its config.toml.
+    """All settings have the daemon's defaults. They must equal the daemon's config.toml.
 
     amqp_url      RabbitMQ, for publishing. Without it the gateway publishes
-    redis_url     Redis, for reading numbers and the announcement of who counts them
-    gateway       URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading, and counts what API servers must count
+    redis_url     Redis, for reading numbers, and for reading which numbers API servers count
+    gateway       URL of `tallyd gateway`: http://, https:// or unix:///path. It replaces Redis for reading, and counts the numbers of API servers
     token         the gateway's token
     prefix        [amqp] prefix
     partition_by  [amqp] partition_by: "user" or "target"
     key_prefix    [redis] key_prefix
     bucket_bits   [redis] bucket_bits
-    metrics       [metrics]: names and codes, for reading from Redis. Other names are refused. `None` allows all
-    kinds         [kinds]: names. Other names are refused. `None` allows all
+    metrics       [metrics]: names and codes, for reading from Redis. Other names are refused. `None` allows all names
+    kinds         [kinds]: names. Other names are refused. `None` allows all names
     deadline_s    the timeout of a call
     heartbeat_s   [amqp] heartbeat_s
-    in_flight_max the most events without a confirm. Further calls wait
-    traceparent   called at each publish. Returns the header `traceparent` of its messages (W3C Trace Context), or `None`
+    in_flight_max the most events in flight, without a confirm. Further calls wait
+    traceparent   called for each publish. Returns the header `traceparent` (W3C Trace Context) of the messages, or `None` for no header
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Base:
         return checked({**event, "at": at}, self._kinds, self._metrics)
 
     def _again(self, event: Mapping[str, Any]) -> Event:
-        """Checks an event that was made before. With a new `at` it would be another event."""
+        """Checks an event that is published again. It keeps its `at`, because with a new `at` it would be another event."""
         return checked(event, self._kinds, self._metrics)
 
     def _many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Checks all events before any is sent. New ones get the missing fields."""
+        """Adds missing fields to events and checks all events, before any event is sent."""
         checked_events: List[Event] = []
         for event in events:
             if event.get("type") == "count" and event.get("event_id") is None:
@@ -151,7 +151,7 @@ def all_of(results: Sequence[Result]) -> List[Event]:
 
 
 def as_given(given: Sequence[Id], ids: Sequence[str], found: Mapping[str, Any]) -> Dict[Id, Any]:
-    """The found values, by the ids as the caller wrote them."""
+    """Returns the found values by the ids that the caller passed."""
     return {key: found.get(target_id) for key, target_id in zip(given, ids)}
 
 

@@ -45,7 +45,7 @@ class _Thread:
         try:
             return future.result()
         except BaseException:
-            # For instance KeyboardInterrupt: no call waits any more.
+            # If the caller stops waiting, for instance at KeyboardInterrupt, cancel the call.
             future.cancel()
             raise
 
@@ -61,7 +61,7 @@ class _Thread:
 
 
 class Tallyd(Base):
-    __doc__ = f"The client for threads, which can share it. It can be created before a fork.\n\n{Base.__doc__}"
+    __doc__ = f"The client for threads. Threads can share a client, and a client can be created before a fork.\n\n{Base.__doc__}"
 
     _thread: Optional[_Thread] = None
     _redis: Any = None
@@ -84,7 +84,7 @@ class Tallyd(Base):
     # ------------------------------------------------------------------ publishing
 
     def like(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
-        """Returns the event once the broker has it on disk, in a queue."""
+        """Publishes a like. Returns the event when the broker has it on disk, in a queue."""
         return self._publish(self._click("like", kind, target_id, user_id, at))
 
     def unlike(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
@@ -106,7 +106,8 @@ class Tallyd(Base):
         return self._publish(self._again(event))
 
     def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
-        """Publishes events together, each as one message. Defaults: `at` of the clock and, for a count, a new `event_id`."""
+        """Publishes events together, each as one message. An event without `at` gets the current time. A count without `event_id`
+        gets a new id."""
         known = self._many(events)
         thread = self._connected()
         return all_of(thread.run(thread.sender.publish(known, self._traceparent())))
@@ -131,7 +132,7 @@ class Tallyd(Base):
     # ------------------------------------------------------------------ reading
 
     def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
-        """The number of each target. `None` if it is unknown, which is not zero."""
+        """Reads the number of each target. `None` means that the number is unknown, not zero."""
         kind, given, ids = self._asked(kind, target_ids)
         metric = self._metric(metric)
         if not ids:
@@ -156,22 +157,22 @@ class Tallyd(Base):
         found, missing = self._layout.numbers(kind, metric, ids, answers)
         if missing:
             try:
-                # The daemon then loads them.
+                # The daemon then loads the noted buckets.
                 self._redis.sadd(self._layout.missing, *missing)
             except (RedisError, OSError):
-                # Reading must not fail because of this, for instance on a replica.
+                # Reading must not fail if the note fails, for instance on a replica.
                 pass
         return found
 
     def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
-        """Whether the user likes each target. Only through the gateway."""
+        """Reads whether the user likes each target. Needs the gateway."""
         kind, given, ids = self._asked(kind, target_ids)
         return as_given(given, ids, self._needs_gateway().likes(kind, ids, self._user(user_id)))
 
     def board(
         self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
     ) -> Dict[str, Any]:
-        """A board's members with rank and score. Only through the gateway."""
+        """Reads a board's members with rank and score. Needs the gateway."""
         query = board_query(period, top, around, radius)
         answer: Dict[str, Any] = self._needs_gateway().get(f"/v1/boards/{quote(name, safe='')}", query)
         return answer

@@ -1,4 +1,5 @@
-"""The numbers that API servers count, as daemons announce them in Redis. Clients follow, so that a site can change it."""
+"""Reads which numbers API servers count. Daemons announce it in Redis, and clients follow the announcement, so a site can change
+it."""
 
 from __future__ import annotations
 
@@ -12,26 +13,27 @@ from redis.exceptions import RedisError
 
 LOG = logging.getLogger("tallyd")
 
-# The longest age of an answer.
+# The longest time that an answer is used.
 EVERY_S = 10.0
 # How long a publish waits for an answer.
 READ_MAX_S = 0.5
 
 
 class Writers:
-    """It belongs to one event loop."""
+    """Knows which numbers API servers count. It belongs to one event loop."""
 
     def __init__(self, redis_url: str, key: str) -> None:
         self._redis_url = redis_url
         self._key = key
-        # An older daemon announces nothing, and counts everything.
+        # An older daemon announces nothing, and counts all numbers itself.
         self._by_api: FrozenSet[str] = frozenset()
         self._reading: Optional[asyncio.Task[None]] = None
         self._was_read = False
         self._due_at = 0.0
 
     async def by_api(self) -> FrozenSet[str]:
-        """The numbers as of the last ten seconds. One call asks Redis. The others use the known numbers, but wait for the first answer."""
+        """Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile other
+        calls use the known names, or wait if there are none yet."""
         now = asyncio.get_running_loop().time()
         reading = self._reading
         is_due = reading is None or now >= self._due_at
@@ -39,7 +41,7 @@ class Writers:
             self._due_at = now + EVERY_S
             reading = self._reading = asyncio.ensure_future(self._read())
         if is_due or not self._was_read:
-            # If the caller is cancelled, the others still need its answer.
+            # If this call is cancelled, other calls still need the answer.
             await asyncio.shield(reading)
         return self._by_api
 
@@ -52,7 +54,7 @@ class Writers:
         self._was_read = True
 
     async def _text(self) -> Union[bytes, str, None]:
-        # A new connection for each read: a cancelled command leaves nothing behind.
+        # Use a new connection for each read. Then a cancelled command leaves no answer in a connection.
         client: Any = redis.asyncio.Redis.from_url(self._redis_url)
         try:
             text: Union[bytes, str, None] = await client.get(self._key)
@@ -66,7 +68,7 @@ class Writers:
 
 
 def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet[str]:
-    """The announced numbers, for instance of {"api": ["video:like"]}. Otherwise the known numbers."""
+    """Returns the names in an announcement such as {"api": ["video:like"]}. Returns `known` if the text has another form."""
     if text is None:
         return known
     answer = json.loads(text)
@@ -75,5 +77,5 @@ def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet
 
 
 async def close(client: Any) -> None:
-    # Before redis-py 5 it was called close.
+    # Before redis-py 5, the method was called close.
     await getattr(client, "aclose", client.close)()
