@@ -8,25 +8,25 @@ use clap::Parser;
 
 use crate::faults::{self, Fault};
 
-/// Run a site while servers, connections and daemons fail by a seeded plan, then compare what is left with every answer
-/// that users got.
+/// Run a site while servers, connections and daemons fail by a seeded plan, then compare the stored data with every
+/// answer that users got.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "dev/torture",
-    after_help = "Exit codes: 0 no promise was broken; 1 a promise was broken, the run itself failed, or fewer than half of its faults ran; 64 usage"
+    after_help = "Exit codes: 0 the stored data match every answer; 1 they do not, the run failed, or fewer than half of its faults ran; 64 usage"
 )]
 pub struct Args {
-    /// Random seed. The same seed makes the same plan and the same users. Default: a new seed, which is printed. With
-    /// an even seed the daemons count likes, with an odd seed the API servers do.
+    /// Random seed. The same seed gives the same plan and the same users. Default: a new seed, which the run prints. If
+    /// the seed is even, the daemons count likes. If it is odd, the API servers count likes.
     #[arg(long)]
     pub seed: Option<u64>,
 
-    /// Minutes of clicks and faults. A quiet time, a reconcile and the comparison follow, which take about two more
+    /// Minutes of clicks and faults. Then come a quiet time, a reconcile and the comparison, which take about two more
     /// minutes.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=2_880))]
     pub minutes: u64,
 
-    /// Faults to inject: comma-separated names or beginnings of names, or all.
+    /// Faults to inject: "all", or names or beginnings of names, separated by commas.
     #[arg(long, default_value = "all", value_name = "all|NAME,...")]
     pub faults: String,
 
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long)]
     pub plan: bool,
 
-    /// Try each of these faults alone for a few seconds. For people who write faults.
+    /// Try each of these faults alone for a few seconds. Useful for people who write faults.
     #[arg(long = "try", value_name = "NAME,...", hide = true)]
     pub try_alone: Option<String>,
 
@@ -68,7 +68,7 @@ impl Args {
         Duration::from_secs(self.quiet.unwrap_or(if self.minutes > 10 { 60 } else { 15 }))
     }
 
-    /// The named faults, in the order of the list, each once. Fails if no fault has one of the names.
+    /// Returns the named faults, in the order of the list, each once. Fails if a name matches no fault.
     pub fn chosen(&self) -> Result<Vec<Fault>> {
         choose(faults::all(), &self.faults)
     }

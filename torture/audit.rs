@@ -1,4 +1,4 @@
-//! Checks during the run what must hold in every committed state: each target's counter equals the number of its rows.
+//! Checks during the run that, in every committed state, each target's counter equals the number of its rows.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -13,10 +13,10 @@ use crate::history::now;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// A look that takes longer is not counted.
+/// Time limit of one check. A check that takes longer does not count.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
-/// One statement is one snapshot.
+/// One statement reads one snapshot of both tables.
 const SQL: &str = "SELECT target_id, CAST(SUM(likes) AS SIGNED), CAST(SUM(counted) AS SIGNED) FROM (\
      SELECT target_id, SUM(is_del = 0) AS likes, 0 AS counted FROM like_record GROUP BY target_id \
      UNION ALL SELECT target_id, 0, SUM(value) FROM counter WHERE metric = 1 GROUP BY target_id\
@@ -41,7 +41,7 @@ impl Audit {
         Self { seen, stop, task }
     }
 
-    /// How often it looked, and what it found. Each target is reported once.
+    /// Ends the checks. Returns how many there were, and the violations, at most one for each target.
     pub async fn end(self) -> (usize, Vec<Violation>) {
         self.stop.cancel();
         let _ = self.task.await;

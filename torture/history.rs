@@ -9,43 +9,43 @@ pub type Micros = i64;
 pub struct Call {
     pub begin: Micros,
     pub end: Micros,
-    /// The number of the user's task.
+    /// The number of the task that made the call.
     pub who: u32,
     pub what: What,
     pub answer: Answer,
 }
 
-/// The request of a call.
+/// The request that a call makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A user likes or unlikes a target.
     Like { target: u64, user: u64, liked: bool },
-    /// A number of a target changes. `event` makes its id.
+    /// A count changes a counter of a target. The event's id is made from `event`.
     Add { target: u64, metric: u8, delta: i64, event: u64 },
-    /// A number of a target is set to a value.
+    /// A counter of a target is set to a value.
     Set { target: u64, metric: u8, value: i64 },
-    /// A member gains on the board of likes, in the current periods.
+    /// A member gains a score on the board of likes, in the current periods.
     Gain { member: u64, delta: i64 },
-    /// A member gains on the board of a day that is over. `day` counts from 1970-01-01.
+    /// A member gains a score on the board of a past day. `day` is the number of days since 1970-01-01.
     Late { day: i32, member: u64, delta: i64 },
     /// A message that can never be applied.
     Letter { letter: u64, reason: &'static str },
-    /// Reads the numbers of some targets.
+    /// A client reads the counters of some targets.
     Read { target: u64 },
 }
 
 /// The client's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The broker confirmed the event with that `at`. It is 0 where Redis answered and there is no event.
+    /// The broker confirmed the event with that `at`. If the request has no event, Redis answered, and `at` is 0.
     Done { at: Micros },
-    /// Nothing counts: the number would have been negative, or the user clicked too often.
+    /// The request has no effect: the counter would be negative, or the user clicked too often.
     Nothing,
     /// Nothing was published. Redis may have counted it until a reconcile.
     NotCounted,
     /// The event with that `at` was not confirmed, but the broker can have it.
     NotConfirmed { at: Micros },
-    /// It may have been done once.
+    /// The request may have been done once, or not at all.
     Unknown,
 }
 
@@ -55,43 +55,43 @@ pub enum Loses {
     Nothing,
     /// Events that were in a queue.
     Queued,
-    /// Data that only Redis has: gains on boards since their last snapshot.
+    /// Data that only Redis has: scores that were added to boards since their last snapshot.
     Boards,
-    /// Nothing, but an event whose `at` is ahead waits as a dead letter.
+    /// Nothing is lost, but an event whose `at` is in the future waits as a dead letter.
     Ahead,
-    /// Rows that MySQL got after the copy from which it was restored.
+    /// Rows that MySQL got after it was copied. The fault restored this copy.
     Tables,
 }
 
-/// `[consumer] future_max`: an event that is further ahead is dead-lettered.
+/// `[consumer] future_max`: an event that is further in the future is dead-lettered.
 const FUTURE_MAX: Micros = 300_000_000;
 
-/// The time of a fault.
+/// The time during which a fault lasted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     pub fault: &'static str,
     pub begin: Micros,
-    /// When it was undone.
+    /// The time when the fault was undone.
     pub end: Micros,
     pub loses: Loses,
-    /// Calls from here on may be lost. For boards: the last snapshot.
+    /// Calls from this time on may be lost. For boards, this is the last snapshot.
     pub loses_since: Micros,
-    /// Calls up to here may be lost. For boards: until they were restored.
+    /// Calls up to this time may be lost. For boards, this is the restore.
     pub loses_until: Micros,
 }
 
 impl Window {
-    /// Whether the fault may lose what was called then.
+    /// Returns whether the fault may lose the effect of this call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.loses == loses && call.end >= self.loses_since && call.begin <= self.loses_until
     }
 
-    /// Whether the call was in flight while the fault lasted.
+    /// Returns whether the call was in flight while the fault lasted.
     pub fn meets(&self, call: &Call) -> bool {
         call.end >= self.begin && call.begin <= self.end
     }
 
-    /// Whether the other fault lasted at the same time.
+    /// Returns whether the two faults lasted at the same time.
     pub fn overlaps(&self, other: &Self) -> bool {
         other.end >= self.begin && other.begin <= self.end
     }
@@ -104,41 +104,41 @@ pub struct History {
 }
 
 impl History {
-    /// Whether a fault may have lost what the call did.
+    /// Returns whether one of the faults may lose the effect of this call.
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.windows.iter().any(|window| window.excuses(loses, call))
     }
 
-    /// Whether an event may be lost although the broker confirmed it.
+    /// Returns whether the call's event may be lost although the broker confirmed it.
     pub fn may_lose(&self, call: &Call) -> bool {
         self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
     }
 
-    /// Whether the call's `at` is from a clock that a fault had set ahead. It stays ahead for its user when the clock
-    /// is corrected.
+    /// Returns whether the call's `at` is from a clock that a fault had set ahead. After the clock is corrected, the
+    /// `at` of the user's next events stays ahead.
     pub fn is_ahead(&self, call: &Call, at: Micros) -> bool {
         let is_before = |window: &Window| window.loses == Loses::Ahead && window.begin <= call.end;
         is_ahead(at, call.end) && self.windows.iter().any(is_before)
     }
 }
 
-/// Whether `at` was too far ahead at that instant to be written.
+/// Returns whether `at` was too far in the future at that time to be written.
 pub fn is_ahead(at: Micros, now: Micros) -> bool {
     at - now > FUTURE_MAX
 }
 
-/// The text of a count's `event_id`.
+/// Returns a count's `event_id` as text.
 pub fn event_id(event: u64) -> String {
     format!("torture-{event}")
 }
 
-/// The name of a day's period.
+/// Returns the name of a day's period.
 pub fn period(day: i32) -> String {
     let first = jiff::civil::date(1970, 1, 1);
     first.saturating_add(jiff::Span::new().days(day)).to_string()
 }
 
-/// Writes a history during the run.
+/// Records the history during the run.
 #[derive(Debug, Default)]
 pub struct Recorder {
     calls: Mutex<Vec<Call>>,
@@ -162,7 +162,7 @@ impl Recorder {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The calls are in the order of their begin.
+    /// Returns the history. Its calls are in the order of their begin.
     pub fn history(&self) -> History {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone();
         calls.sort_by_key(|call| (call.begin, call.end, call.who));

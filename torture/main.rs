@@ -1,5 +1,5 @@
-//! A chaos test: users click through the client while servers, connections and daemons fail by a seeded plan. A checker
-//! that knows every answer then compares what is left. `dev/torture` runs it.
+//! A chaos test: users click through the client while servers, connections and daemons fail by a seeded plan. Then a
+//! checker compares the stored data with every answer. `dev/torture` runs it.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at its first internal error")]
 
@@ -65,7 +65,7 @@ async fn main() -> ExitCode {
         }
     };
     let mut terminate = signal(SignalKind::terminate()).unwrap();
-    // Daemons, frozen ones too, are killed when the run is dropped.
+    // When the run is dropped, all daemons are killed, including frozen ones.
     let done = tokio::select! {
         done = run => done,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),

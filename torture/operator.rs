@@ -1,4 +1,4 @@
-//! Does what docs/operations/ tells people to do: saves boards, restores lost ones, replays dead letters.
+//! Does an operator's work by docs/operations/: saves boards, restores lost boards, replays dead letters.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use crate::checker::PAST;
 use crate::history::{Micros, now};
 use crate::site::Site;
 
-/// Another process holds the lock, or a server is unreachable.
+/// Exit code of a command if another process holds the lock, or a server is unreachable.
 const TRY_LATER: i32 = 75;
 
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// How long a command is retried.
+/// Time limit for the retries of a command.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Reasons of valid events: a daemon's clock was wrong, or the broker delivered a message too often.
@@ -39,7 +39,7 @@ impl Operator<'_> {
                 return Ok((code, if text.is_empty() { stderr.into_owned() } else { text }));
             }
             if tokio::time::Instant::now() > until {
-                bail!("tallyd {} still asks to try later after {DEADLINE:?}", arguments.join(" "));
+                bail!("tallyd {} still exits with 75 (try later) after {DEADLINE:?}", arguments.join(" "));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -52,7 +52,7 @@ impl Operator<'_> {
         }
     }
 
-    /// Saves all boards and the late writes. Returns the instant since which gains are not saved.
+    /// Saves all boards and the late writes. Returns the time since which added scores are not saved.
     pub async fn save_boards(&self) -> Result<Micros> {
         let began = now();
         self.done(&["archive"]).await?;
@@ -63,7 +63,7 @@ impl Operator<'_> {
     /// Restores boards that Redis lost.
     pub async fn restore_boards(&self) -> Result<()> {
         for (board, period) in self.boards().await? {
-            // A board that is not lost is not restored, and the command says so.
+            // If a board is not lost, the command does not restore it, and says so.
             let (code, text) = self.run(&["board", "restore", &board, &period, "--format", "json"]).await?;
             if code != 0 && !text.contains("is not restored") {
                 println!("tallyd board restore {board} {period} exited with {code}: {}", text.trim());
@@ -72,8 +72,8 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// All saved boards, and the days that still accept writes. An archived one may be missing in Redis by now, and the
-    /// daemon knows that.
+    /// Returns all saved boards, and the days that still accept writes. An archived board can be missing in Redis by
+    /// now, and the daemon knows that this is no loss.
     async fn boards(&self) -> Result<BTreeSet<(String, String)>> {
         let mut boards: BTreeSet<(String, String)> =
             sqlx::query_as("SELECT DISTINCT board, period FROM leaderboard_snapshot")
@@ -90,8 +90,8 @@ impl Operator<'_> {
         Ok(boards)
     }
 
-    /// Replays letters that were rejected for a reason that has passed. Returns how many. Fences of finished reconciles
-    /// are not replayed, and need not be.
+    /// Replays letters that were rejected for a reason that no longer exists. Returns how many. Fences of finished
+    /// reconciles need no replay.
     pub async fn replay(&self) -> Result<u64> {
         // Takes in the letters that the broker dead-lettered.
         self.done(&["dead", "list", "--format", "json"]).await?;
@@ -101,7 +101,8 @@ impl Operator<'_> {
                         AND body NOT LIKE '%letter-%'";
             let open: i64 = sqlx::query_scalar(open).bind(reason).bind(FENCE).fetch_one(self.0.pool()).await?;
             if open > 0 {
-                // Its output only says that it left the fences and the messages that users meant to be rejected.
+                // The exit code shows only that some letters were not replayed: fences, and messages that can never be
+                // applied.
                 let (code, text) = self.run(&["dead", "replay", "--reason", reason]).await?;
                 if code > 1 {
                     bail!("tallyd dead replay exited with {code}: {text}");
@@ -118,7 +119,7 @@ impl Operator<'_> {
         serde_json::from_str(&text).context("read the report of the reconcile")
     }
 
-    /// Archives closed periods. A period that can't be archived fails the run, and the comparison finds it.
+    /// Archives closed periods. If a period can't be archived, the command fails, and the comparison finds the period.
     pub async fn archive(&self) -> Result<()> {
         let (code, text) = self.run(&["archive"]).await?;
         if code != 0 {

@@ -1,46 +1,46 @@
-//! Plans which fault comes when. The plan is the same for the same seed, time and faults. Pure.
+//! Plans when each fault begins. The same seed, time and faults always give the same plan. Pure.
 //!
 //! Rounds follow each other until the time is over. In each round every fault comes once, in a random order. Some
-//! faults begin while another one lasts, if they hit different servers. Between the others there is a quiet time, so
-//! that recovery can be measured.
+//! faults begin while another one lasts, if they hit different servers. Between other faults there is a quiet time, so
+//! the recovery can be measured.
 
 use std::time::Duration;
 
 use crate::dice::Dice;
 
-/// Before the first fault: users begin, and the first reconcile and the first archive run.
+/// Seconds before the first fault, in which users begin, and the first reconcile and the first archive run.
 const LEAD_S: u64 = 15;
 
-/// Between the end of a fault and the next one, at least and at most.
+/// Shortest and longest time between the end of a fault and the begin of the next fault, in seconds.
 const QUIET_S: (u64, u64) = (4, 9);
 
-/// About what it takes to begin and undo a fault, because servers restart.
+/// Approximate time to begin and undo a fault, because servers restart.
 const OVERHEAD_S: u64 = 3;
 
-/// This many of a hundred faults begin while the fault before them lasts.
+/// Percentage of faults that begin while the previous fault lasts.
 const OVERLAP_PERCENT: u64 = 30;
 
-/// A fault, as the plan needs it.
+/// The properties of a fault that the plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub name: &'static str,
-    /// The server that it hits. Two faults of one server are never injected together.
+    /// The affected server. Two faults of the same server never overlap.
     pub hits: &'static str,
-    /// It is held for this many seconds, at least and at most.
+    /// Shortest and longest duration of the fault, in seconds.
     pub hold: (u64, u64),
-    /// Whether it must not overlap with another fault, because its losses could not be distinguished.
+    /// True if the fault must not overlap with another fault, because its losses could not be attributed to it.
     pub is_alone: bool,
 }
 
-/// One fault of a run.
+/// A planned injection of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// After the run's begin, at the earliest.
+    /// Earliest start, as the time since the run's begin.
     pub start: Duration,
-    /// Its index in the list of items.
+    /// The fault's index in the list of items.
     pub item: usize,
     pub hold: Duration,
-    /// It begins while the one before lasts.
+    /// True if the fault begins while the previous fault lasts.
     pub overlaps: bool,
 }
 
@@ -50,7 +50,7 @@ impl Step {
     }
 }
 
-/// All faults of a run of `length`, in the order of their begin.
+/// Plans the faults of a run of `length`, in the order of their begin.
 pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     let mut dice = Dice::new(seed ^ 0x9A3C_F00D);
     let mut steps: Vec<Step> = Vec::new();
@@ -58,7 +58,7 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
         return steps;
     }
     let round_s: u64 = items.iter().map(|item| item.hold.1 + OVERHEAD_S + QUIET_S.1).sum();
-    // If not even one round fits, each fault is held for its shortest time.
+    // If the time is too short for one round, each fault lasts for its shortest time.
     let is_tight = LEAD_S + round_s > length.as_secs();
     let mut now = Duration::from_secs(LEAD_S);
     loop {
@@ -85,7 +85,8 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     }
 }
 
-/// At most two overlap. With three, the cause of an outage could not be found.
+/// Returns whether the fault can overlap with the last one. At most two faults overlap: with three, the cause of an
+/// outage could not be found.
 fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
     let (last_item, item) = (&items[last.item], &items[item]);
     !last.overlaps && !last_item.is_alone && !item.is_alone && last_item.hits != item.hits
@@ -108,7 +109,7 @@ fn shuffled(length: usize, dice: &mut Dice) -> Vec<usize> {
     order
 }
 
-/// Faults that do not fit into the plan.
+/// Returns the faults that do not fit into the plan.
 pub fn left_out(steps: &[Step], items: &[Item]) -> Vec<&'static str> {
     let is_planned = |place: usize| steps.iter().any(|step| step.item == place);
     items.iter().enumerate().filter(|(place, _)| !is_planned(*place)).map(|(_, item)| item.name).collect()

@@ -8,18 +8,18 @@ use crate::resources::Look;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 300.0;
-/// Beside the plot, for the numbers of the axes.
+/// Space beside the plot, for the labels of the axes.
 const LEFT: f64 = 60.0;
 const BELOW: f64 = 36.0;
 const ABOVE: f64 = 12.0;
 
-/// Microseconds without a look at a living process.
+/// Longest time between two measurements of a running process, in microseconds.
 const SILENCE_MAX: Micros = 60_000_000;
 
-/// A process that was seen less often gets no line, because it was killed right after its start.
+/// A process with fewer measurements gets no line, because it was killed right after its start.
 const LOOKS_MIN: usize = 3;
 
-/// The first readable step that makes at most this many steps.
+/// Maximum number of steps on an axis.
 const STEPS_MAX: f64 = 8.0;
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -55,7 +55,7 @@ pub fn svg(looks: &[Look]) -> String {
     for (number, looks) in lives(looks).into_iter().filter(|looks| looks.len() >= LOOKS_MIN).enumerate() {
         let points: Vec<String> =
             looks.iter().map(|look| format!("{:.1},{:.1}", x(minutes(look.at)), y(mebibytes(look)))).collect();
-        // Neighbours differ in colour in any order.
+        // With this factor, consecutive lines always have clearly different colours.
         let hue = number * 137 % 360;
         let _ = writeln!(
             svg,
@@ -67,7 +67,7 @@ pub fn svg(looks: &[Look]) -> String {
     svg
 }
 
-/// The looks at each process. The system reuses process ids.
+/// Groups the measurements by process. Two processes can have the same id, because the system reuses ids.
 fn lives(looks: &[Look]) -> Vec<Vec<&Look>> {
     let mut lives: BTreeMap<u32, Vec<Vec<&Look>>> = BTreeMap::new();
     for look in looks {
@@ -80,7 +80,7 @@ fn lives(looks: &[Look]) -> Vec<Vec<&Look>> {
     lives.into_values().flatten().collect()
 }
 
-/// 1, 2 or 5 times a power of ten.
+/// Returns the length of a step: 1, 2 or 5 times a power of ten.
 fn step(most: f64) -> f64 {
     let mut step = 0.01;
     for factor in [2.0, 2.5, 2.0].into_iter().cycle() {

@@ -1,4 +1,4 @@
-//! Measures what the daemons use: memory, files, threads.
+//! Measures the daemons' memory, open files and threads.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,7 +54,7 @@ async fn watch(site: Arc<Site>, looks: Arc<Mutex<Vec<Look>>>, stop: Cancellation
     }
 }
 
-/// `None` if the process has ended meanwhile.
+/// Measures a process. Returns `None` if the process has ended.
 fn look(pid: u32) -> Option<Look> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| -> Option<u64> {
@@ -65,7 +65,7 @@ fn look(pid: u32) -> Option<Look> {
     Some(Look { at: now(), pid, rss_kib: field("VmRSS:")?, files, threads: field("Threads:")? })
 }
 
-/// The median of the first and of the last quarter of the time, and the maximum.
+/// Returns the medians of the first and of the last quarter of the time, and the maximum.
 pub fn summary(looks: &[Look]) -> Value {
     let (Some(first), Some(last)) = (looks.first(), looks.last()) else { return Value::Null };
     let quarter = (last.at - first.at) / 4;

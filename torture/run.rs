@@ -1,4 +1,4 @@
-//! A run: users, planned faults, a quiet time, one reconcile, the comparison.
+//! Runs a chaos test: users, planned faults, a quiet time, one reconcile, and the comparison.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,19 +28,20 @@ use crate::truth;
 use crate::users::Crowd;
 use crate::watch::Watch;
 
-/// How long everything can take to work again after a fault. After that the next fault begins anyway.
+/// After a fault, the longest wait until everything works again. Then the next fault begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
-/// Longer than any call of the client with its retries.
+/// Time limit for the users' last calls. It is longer than any call of the client with its retries.
 const USERS_END_MAX: Duration = Duration::from_secs(120);
 
-/// For all servers to come back and all queues to be empty in the end.
+/// Time limit at the end, until all servers answer and all queues are empty.
 const SETTLE_MAX: Duration = Duration::from_secs(180);
 
-/// The plan has no time for slow restarts. A run ends when it takes this many times its planned length.
+/// The plan has no extra time for slow restarts, so a run can take longer. It ends at this multiple of its planned
+/// length.
 const LATE_MAX: f64 = 1.3;
 
-/// Violations whose histories are printed.
+/// Maximum number of violations whose calls are printed.
 const TOLD_MAX: usize = 12;
 
 pub fn items(faults: &[Fault]) -> Vec<Item> {
@@ -57,7 +58,7 @@ pub fn items(faults: &[Fault]) -> Vec<Item> {
 pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
     let steps = plan(seed, length, items);
     for Step { start, item, hold, overlaps } in &steps {
-        let overlaps = if *overlaps { "  while the one before lasts" } else { "" };
+        let overlaps = if *overlaps { "  while the previous fault lasts" } else { "" };
         println!("+{:7.1} s  {:30} for {:2} s{overlaps}", start.as_secs_f64(), items[*item].name, hold.as_secs());
     }
     for name in left_out(&steps, items) {
@@ -65,10 +66,10 @@ pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
     }
 }
 
-/// How often dead letters are replayed.
+/// Maximum number of replays of the dead letters.
 const REPLAYS_MAX: u32 = 5;
 
-/// Runs everything. Returns whether it was green.
+/// Runs the chaos test. Returns whether it found no violation.
 ///
 /// # Errors
 /// Fails if the run itself failed: a server didn't start, or nothing could be compared.
@@ -110,7 +111,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     if let Err(error) = &ended {
         println!("NOT SETTLED: {error:#}");
     }
-    let state = truth::read(&site).await.context("read what is left")?;
+    let state = truth::read(&site).await.context("read the stored data")?;
     violations.extend(checker::check(&history, &state));
     let surprises = site.surprises();
     let is_green = ended.is_ok()
@@ -142,7 +143,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     Ok(is_green)
 }
 
-/// The faults that this machine can run, and why it can't run the others.
+/// Returns the faults that this machine can run, and the reasons why it can't run other faults.
 fn possible(mut faults: Vec<Fault>, site: &Site) -> (Vec<Fault>, Vec<String>) {
     let mut not_run = Vec::new();
     faults.retain(|fault| {
@@ -153,7 +154,7 @@ fn possible(mut faults: Vec<Fault>, site: &Site) -> (Vec<Fault>, Vec<String>) {
     (faults, not_run)
 }
 
-/// The last lines: the faults that were not run, then the verdict.
+/// Returns the last lines of the output: the faults that were not run, then the verdict.
 fn verdict(is_green: bool, not_run: &[String]) -> String {
     let lines: String = not_run.iter().map(|what| format!("NOT RUN: {what}\n")).collect();
     let but = if not_run.is_empty() { String::new() } else { format!(", but {} faults were not run", not_run.len()) };
@@ -174,7 +175,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// Returns the result of each, and the faults that were left out because the machine was too slow.
+    /// Returns the result of each fault, and the faults that were skipped because the machine was too slow.
     async fn drive(&self, steps: &[Step], length: Duration) -> (Vec<Injected>, Vec<String>) {
         let (began, mut late) = (Instant::now(), Vec::new());
         let (mut running, mut injected): (Vec<JoinHandle<Injected>>, Vec<Injected>) = (Vec::new(), Vec::new());
@@ -223,14 +224,14 @@ async fn inject(
 ) -> Injected {
     let mut loses_since = now();
     if fault.allows != Allows::Nothing {
-        // First all accepted events must be in MySQL, so that the fault can only lose later ones.
+        // First all accepted events must be in MySQL. Then the fault can lose only later events.
         watch.well_after(loses_since, WELL_MAX).await;
     }
     let mut error = None;
     if fault.allows == Allows::WhatOnlyRedisKnew {
         match Operator(&site).save_boards().await {
             Ok(since) => loses_since = since,
-            Err(why) => error = Some(format!("save the boards before it: {why:#}")),
+            Err(why) => error = Some(format!("save the boards before the fault: {why:#}")),
         }
     }
     let begin = now();
@@ -252,7 +253,7 @@ async fn inject(
         Allows::WhatMysqlKnew => Loses::Tables,
     };
     let loses_until = match fault.allows {
-        // Until they were restored.
+        // Scores can be lost until the boards are restored.
         Allows::WhatOnlyRedisKnew => now(),
         Allows::WhatMysqlKnew => site.lost_at.load(Ordering::Relaxed),
         _ => end,
@@ -279,7 +280,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
     site.settle(SETTLE_MAX).await?;
     users?;
     let operator = Operator(site);
-    // A letter that is always rejected stays open, and the comparison finds it.
+    // If a letter is rejected each time, it stays open, and the comparison finds it.
     for _ in 0..REPLAYS_MAX {
         if operator.replay().await? == 0 {
             break;

@@ -1,15 +1,15 @@
-//! Finds the shortest history that shows a violation, among the calls that concern it, and the faults that these calls
-//! met. Pure.
+//! Finds the fewest calls that still show a violation, and the faults during which these calls were made. Pure.
 
 use std::fmt::Write as _;
 
 use crate::checker::{About, State, Violation, check};
 use crate::history::{Answer, Call, History, Micros, What};
 
-/// Calls that are printed of one violation.
+/// Maximum number of calls that are printed for a violation.
 const CALLS_MAX: usize = 40;
 
-/// A violation with the calls that concern it, as text. The calls that are enough to show it are marked.
+/// Returns a violation and the calls that concern it, as text. The fewest calls that still show the violation are
+/// marked.
 pub fn tell(violation: &Violation, history: &History, state: &State, began: Micros) -> String {
     let calls = concerned(violation, history);
     let shortest = if is_one(violation) { shortest(violation, &calls, history, state) } else { Vec::new() };
@@ -30,9 +30,8 @@ pub fn tell(violation: &Violation, history: &History, state: &State, began: Micr
     text
 }
 
-/// The fewest calls with which the comparison still finds the violation. It leaves out as many calls as possible
-/// together, then fewer, then single ones (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
-/// 2002).
+/// Returns the fewest calls with which the comparison still finds the violation. It removes many calls together, then
+/// fewer, then single calls (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
 fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
     let state = state.of(&violation.about);
     let shows = |calls: &[&Call]| {
@@ -57,7 +56,7 @@ fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, st
     needed
 }
 
-/// The faults during which one of the calls was made.
+/// Returns the faults during which one of the calls was made.
 pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     let calls = concerned(violation, history);
     let windows = history.windows.iter().filter(|window| calls.iter().any(|call| window.meets(call)));
@@ -67,13 +66,14 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Whether few calls concern it and each is different. A sum is made by thousands of equal calls.
+/// Returns whether the violation concerns only a few calls that all differ. A sum is the result of thousands of equal
+/// calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }
 
-/// For a pair: all calls. For a number that many calls changed: calls that met a fault or were not confirmed, because
-/// thousands of others are equal.
+/// Returns the calls to print. For a pair, these are all calls. For a counter that many calls changed, these are the
+/// calls that were made during a fault or were not confirmed: the thousands of other calls are equal.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
     let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {
@@ -168,7 +168,7 @@ mod tests {
         let told = tell(violation, &history, &state, 0);
         let marked: Vec<&str> = told.lines().filter(|line| line.starts_with("  > ")).collect();
         assert_eq!(marked.len(), 2, "{told}");
-        // The event that won, though it is old, and the newest.
+        // The old event that won, and the newest event.
         assert!(marked[0].ends_with("done, at 17000500") && marked[1].ends_with("done, at 99000500"), "{told}");
         assert!(told.contains("(59 earlier calls are left out)"), "{told}");
     }

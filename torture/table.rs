@@ -1,4 +1,4 @@
-//! The result of a run: a table for people, a JSON object for programs. Pure.
+//! The result of a run: a table for humans, and a JSON object for programs. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,17 +10,18 @@ use crate::checker::{Class, Violation};
 use crate::history::{Answer, Call, History, What, Window};
 use crate::shrink;
 
-/// The result of one injection.
+/// The result of one injection of a fault.
 #[derive(Clone, Debug)]
 pub struct Injected {
     pub fault: &'static str,
-    /// The longest time that an accepted event took to be in MySQL, from its begin until everything worked again.
+    /// The longest time from an accepted event to its row in MySQL. It covers events from the fault's begin until
+    /// everything worked again.
     pub outage: Duration,
-    /// From its undoing until everything worked again. `None` if that was not seen.
+    /// Time from the end of the fault until everything worked again. `None` if the run did not see this moment.
     pub recovery: Option<Duration>,
-    /// Another fault lasted at the same time, so the outage can't be attributed.
+    /// True if another fault lasted at the same time, so the outage can't be attributed to this fault.
     pub has_met: bool,
-    /// Why it could not be injected.
+    /// The reason why the fault could not be injected.
     pub error: Option<String>,
 }
 
@@ -30,10 +31,10 @@ struct Line {
     times: usize,
     outage: Duration,
     recovery: Duration,
-    /// Whether all its injections overlapped with another fault.
+    /// True if all injections overlapped with another fault.
     has_met: bool,
     not_well: usize,
-    /// The slowest call during the fault, and how many calls failed: whether users noticed it.
+    /// The slowest call during the fault, and the count of failed calls. They show whether users noticed the fault.
     slowest: Duration,
     failed: usize,
     violations: usize,
@@ -107,7 +108,7 @@ pub fn text(injected: &[Injected], violations: &[Violation], history: &History) 
     text
 }
 
-/// The same for programs, with the durations of calls.
+/// Returns the result for programs, with the durations of calls.
 pub fn figures(injected: &[Injected], violations: &[Violation], history: &History) -> Value {
     let lines = lines(injected, violations, history);
     let of = |line: &Line| {
@@ -128,7 +129,7 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
     json!({ "faults": faults, "violations": counts, "calls": calls(history) })
 }
 
-/// The number of each answer, and the durations of clicks.
+/// Returns the count of each answer, and the durations of clicks.
 fn calls(history: &History) -> Value {
     let count = |is: fn(&Answer) -> bool| history.calls.iter().filter(|call| is(&call.answer)).count();
     let clicks = |is_wanted: &dyn Fn(&Call) -> bool| {
@@ -186,7 +187,7 @@ mod tests {
             calls: vec![
                 call(900_000, 2_400_000, Answer::Done { at: 0 }),
                 call(1_500_000, 1_600_000, Answer::NotCounted),
-                // Before it, and in one that met another fault.
+                // A call before the fault, and a call during another fault.
                 call(0, 999_999, Answer::NotCounted),
                 call(5_000_000, 9_000_000, Answer::Unknown),
             ],

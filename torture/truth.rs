@@ -1,4 +1,4 @@
-//! Reads what the stores hold in the end. It bypasses all proxies.
+//! Reads the final contents of the stores. It bypasses all proxies.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,7 +17,7 @@ type BoardAt = (String, String);
 /// Reads everything.
 ///
 /// # Errors
-/// Fails if a server doesn't answer, or holds data that is not of the run.
+/// Fails if a server does not answer, or contains data of other programs.
 pub async fn read(site: &Site) -> Result<State> {
     let mut state = State::default();
     read_rows(site.pool(), &mut state).await.context("read the tables")?;
@@ -28,7 +28,7 @@ pub async fn read(site: &Site) -> Result<State> {
     for bucket in 0..keys.buckets() {
         read_bucket(&mut redis, &keys.counters("video", bucket), &mut state).await?;
     }
-    // The members of `past` are of many days.
+    // The board `past` has members in many days.
     let live = format!("{}board:*", config.redis.key_prefix);
     let found: Vec<String> = redis::cmd("KEYS").arg(live).query_async(&mut redis).await?;
     for key in found {
@@ -45,7 +45,7 @@ pub async fn read(site: &Site) -> Result<State> {
     Ok(state)
 }
 
-/// `PREFIX:board:{NAME}:PERIOD`, with `:frozen` behind it if it is closed.
+/// The key is `PREFIX:board:{NAME}:PERIOD`, followed by `:frozen` if the period is closed.
 fn board_of(key: &str) -> Option<(BoardAt, bool)> {
     let (_, rest) = key.split_once("board:{")?;
     let (name, period) = rest.split_once("}:")?;

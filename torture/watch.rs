@@ -1,5 +1,5 @@
-//! Measures how long accepted events take to reach MySQL. Separate users click all the time, bypass all proxies, and
-//! look for their rows.
+//! Measures how long accepted events take to reach MySQL. Separate users click all the time. They bypass all proxies,
+//! and check when MySQL has their rows.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,37 +17,37 @@ use tokio_util::sync::CancellationToken;
 use crate::history::{Answer, Call, Micros, Recorder, What, is_ahead, now};
 use crate::users::VIDEO;
 
-/// Enough that each partition has some.
+/// Number of these users. It is high enough that each partition has some of them.
 const WATCHERS: u64 = 8;
 
-/// Their targets and users begin here, so that other users don't have them.
+/// The first id of their targets and users. Other users have lower ids.
 const FIRST: u64 = 1_000_000;
 
-/// Between two clicks of one of them.
+/// Pause between two clicks of such a user.
 const CLICK_EVERY: Duration = Duration::from_millis(400);
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// How long MySQL can take to answer a look.
+/// Time limit for MySQL's answer to a check.
 const LOOK_MAX: Duration = Duration::from_millis(1_500);
 
-/// Everything works again once no accepted event waits for longer.
+/// Everything works again when no accepted event has waited for longer than this time.
 const WELL: i64 = 1_000_000;
 
 /// A user whose clicks are watched.
 #[derive(Default)]
 struct Watcher {
-    /// Clicks that are confirmed and not seen in MySQL yet: `at`, and when the call began and ended.
+    /// Confirmed clicks whose rows are not in MySQL yet: `at`, and the begin and the end of the call.
     waiting: VecDeque<(Micros, Micros, Micros)>,
-    /// When the newest call began whose row is seen.
+    /// Begin of the newest call whose row is in MySQL.
     seen_of: Micros,
 }
 
 #[derive(Default)]
 struct Seen {
     watchers: Vec<Watcher>,
-    /// At each look, how long the oldest accepted event has waited.
+    /// For each check: how long the oldest accepted event has waited.
     lags: Vec<(Micros, i64)>,
 }
 
@@ -77,8 +77,8 @@ impl Watch {
         Ok(Self { seen, stop, tasks })
     }
 
-    /// Waits until no accepted event waits too long and a click after `since` of each watcher is in MySQL. Returns when
-    /// that was.
+    /// Waits until no accepted event has waited too long, and MySQL has a click after `since` of each user. Returns the
+    /// time of this moment.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {
@@ -94,15 +94,15 @@ impl Watch {
         None
     }
 
-    /// The longest time that an accepted event waited between the two instants.
+    /// Returns the longest time that an accepted event waited, between these two times.
     pub fn longest(&self, from: Micros, to: Micros) -> Duration {
         let seen = self.seen.lock().unwrap();
         let within = seen.lags.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, lag)| *lag);
-        // A look without an answer has a lag, too.
+        // If MySQL does not answer a check, events still wait, so the lag is recorded.
         Duration::from_micros(within.max().unwrap_or(0).unsigned_abs())
     }
 
-    /// Waits for the last answers.
+    /// Ends the users, and waits for their last answers.
     pub async fn end(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
@@ -139,7 +139,7 @@ async fn click(
         if let Answer::Done { at } = answer
             && is_ahead(at, end)
         {
-            // It waits as a dead letter, and so would all later events of this user.
+            // This event waits as a dead letter, and all later events of this user would be dead-lettered, too.
             user += WATCHERS;
             liked = true;
         } else if let Answer::Done { at } = answer {
@@ -151,7 +151,7 @@ async fn click(
     }
 }
 
-/// Looks until stopped. A look without an answer sees nothing.
+/// Looks until stopped. If MySQL does not answer, no row is found.
 async fn look(url: String, seen: Arc<Mutex<Seen>>, stop: CancellationToken) {
     let mut mysql: Option<MySqlConnection> = None;
     while !stop.is_cancelled() {

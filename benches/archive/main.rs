@@ -1,4 +1,4 @@
-//! Speed of an archive against bare inserts, the stalls that other clients of Redis see, memory.
+//! Measures the speed of an archive (compared with bare inserts), its memory, and the stalls of other Redis clients.
 
 mod stall;
 
@@ -23,7 +23,7 @@ const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_ext
 /// The board of the generated configuration.
 const BOARD: &str = "bench";
 
-/// Rows of one bare statement: the same as in a page of the archive.
+/// Number of rows in one bare statement, as in a page of the archive.
 const ROWS: u64 = 1_000;
 
 /// Fill last week's board, then archive it with the real binary.
@@ -33,7 +33,8 @@ struct Arguments {
     #[arg(long, default_value_t = 1_000_000)]
     members: u64,
 
-    /// Members of a small board. The archive of the large board must not need more memory.
+    /// Members of a small board. The archive of the large board must not need more memory than the archive of this
+    /// board.
     #[arg(long, default_value_t = 10_000)]
     small_members: u64,
 
@@ -48,14 +49,15 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
-    /// Until it is copied and verified.
+    /// Time until the board is copied and verified.
     seconds: f64,
-    /// Until it is verified again and unlinked, when it is due.
+    /// Time of a later run that verifies the archive again and unlinks the board.
     end_s: f64,
     peak_rss_mib: f64,
 }
 
-/// Snapshots of one board: the first one, and one after a hundredth of the members has changed.
+/// Times of two snapshots of one board: the first snapshot, and a snapshot after a hundredth of the members has
+/// changed.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Saved {
     first_s: f64,
@@ -63,15 +65,15 @@ struct Saved {
     peak_rss_mib: f64,
 }
 
-/// Written beside the figures.
+/// Details that are written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     bare_s: Vec<f64>,
     archives: Vec<Ran>,
     small: Vec<Ran>,
     snapshots: Vec<Saved>,
-    /// The longest call of another client, in milliseconds: without other work, during an archive, and while a board of
-    /// as many members expires.
+    /// The longest Redis call of another client, in milliseconds: without other work, during an archive, and while a
+    /// board with the same number of members expires.
     quiet_ms: Vec<f64>,
     archive_ms: Vec<f64>,
     snapshot_ms: Vec<f64>,
@@ -194,7 +196,7 @@ async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Fills last week's board, with nothing in MySQL.
+/// Fills last week's board, and empties its archive in MySQL.
 async fn fill(world: &World, members: u64) -> Result<()> {
     sqlx::raw_sql("TRUNCATE leaderboard_archive; TRUNCATE leaderboard_period").execute(&world.pool).await?;
     fill_key(world, &Cache::new(&world.config.redis, &world.config.metrics)?.keys.board(BOARD, &last_week()?), members)
@@ -209,7 +211,7 @@ async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
         let mut add = redis::cmd("ZADD");
         add.arg(key);
         for member in some {
-            // Scores that don't follow the order of the members.
+            // The order of the scores must differ from the order of the members.
             add.arg(member.wrapping_mul(2_654_435_761) % 1_000_003).arg(format!("member-{member}"));
         }
         let () = add.query_async(&mut redis).await?;
@@ -217,7 +219,7 @@ async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes a board with EXPIRE and without an archive.
+/// Removes a board with EXPIRE, without archiving it.
 async fn expire(world: &World, key: &str) -> Result<()> {
     let client = redis::Client::open(world.config.redis.url.expose())?;
     let mut redis = client.get_multiplexed_async_connection().await?;

@@ -9,7 +9,7 @@ use tokio::process::Command;
 use super::cpu::peak_rss_mib;
 use super::world::World;
 
-/// Between two looks at the process's memory.
+/// Time between two measurements of the process's memory.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The result of the command.
@@ -22,7 +22,7 @@ pub struct Ended {
 /// Runs `tallyd` with `arguments`.
 ///
 /// # Errors
-/// Fails with its log if the command failed.
+/// Fails if the command fails. The error contains the command's log.
 pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let began = Instant::now();
     let child = Command::new(tallyd_testkit::program())

@@ -12,16 +12,16 @@ use tokio::process::{Child, ChildStderr, Command};
 use super::peers::Runtime;
 use super::world::World;
 
-/// A contender that logs nothing for this long hangs.
+/// If a contender logs nothing for this time, it counts as hanging.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
 /// A contender is stopped this long after its last commit.
 const ACK_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a contender can take to stop.
+/// Time limit for the stop of a contender.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
-/// Lines that are shown of a contender that failed.
+/// Maximum number of log lines that are shown of a contender that failed.
 const LINES_SHOWN: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
@@ -30,9 +30,9 @@ pub struct Contender {
     pub runs: Runs,
     pub partitions: u16,
     pub keeps: Keeps,
-    /// Events in a message's body. More than one make an array.
+    /// Events in a message's body. If there is more than one, the body is an array.
     pub per_message: usize,
-    /// Where it differs from the benchmark's.
+    /// This contender's batch size, if it differs from the benchmark's.
     pub batch_events_max: Option<usize>,
 }
 
@@ -41,13 +41,13 @@ pub struct Contender {
 pub enum Runs {
     /// The release binary.
     Tallyd,
-    /// The benchmark itself, in a role.
+    /// The benchmark's own program, in a role.
     Role(&'static str),
-    /// A peer of `benches/peers`, with one of its ways to write.
+    /// A peer of `benches/peers`, with one of its write modes.
     Peer(Runtime, &'static str),
 }
 
-/// The tables that must be right in the end.
+/// The tables whose contents are checked at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
     Nothing,
@@ -72,7 +72,7 @@ impl Contender {
         Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
-    /// Starts it. `arguments` are for a role.
+    /// Starts it. `arguments` are used only if the contender is a role.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
             Runs::Tallyd => {
@@ -94,12 +94,12 @@ impl Contender {
     }
 }
 
-/// A running contender. It is killed when dropped.
+/// A running contender. The process is killed when this value is dropped.
 pub struct Running {
     name: &'static str,
-    /// A role and a peer end by the signal. tallyd must exit cleanly.
+    /// SIGTERM may end a role or a peer directly. tallyd must exit cleanly.
     ends_in_order: bool,
-    /// It is expected to refuse events.
+    /// True if the contender is expected to reject events.
     refuses: bool,
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,
@@ -109,10 +109,10 @@ pub struct Running {
 /// A log line of a contender.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Said {
-    /// It takes messages from now on.
+    /// The contender consumes messages from now on.
     Consuming,
-    /// This many events are committed, or acknowledged by a contender that writes nothing. tallyd also logs how long
-    /// the write took.
+    /// This number of events is committed, or acknowledged by a contender that writes nothing. tallyd also logs the
+    /// time of the write.
     Committed { events: u64, write_ms: f64 },
 }
 
@@ -143,7 +143,7 @@ impl Running {
         })
     }
 
-    /// The same for a queue with events that must be refused.
+    /// Starts a contender on a queue with events that it must reject.
     pub fn refusing(self) -> Self {
         Self { refuses: true, ..self }
     }
@@ -202,10 +202,10 @@ impl Running {
     /// Sends SIGTERM and waits for the end.
     pub async fn stop(mut self) -> Result<()> {
         let pid = self.pid()?.to_string();
-        // The rest of its log must not fill the pipe.
+        // Reads the remaining log, because a full pipe would block the process.
         let silence = async { while let Ok(Some(_)) = self.lines.next_line().await {} };
         let ending = async {
-            // The last ack can still be in its own buffers.
+            // The last acknowledgement can still be in the contender's buffers.
             tokio::time::sleep(ACK_WAIT).await;
             let killed = Command::new("kill").args(["-TERM", &pid]).status().await?.success();
             ensure!(killed, "kill {}", self.name);

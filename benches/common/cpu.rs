@@ -1,4 +1,4 @@
-//! CPU time of each process, from the kernel.
+//! Reads the CPU time of processes from the kernel.
 
 use std::fs;
 use std::path::Path;
@@ -8,20 +8,20 @@ use anyhow::{Context, Result};
 /// The kernel counts times in hundredths of a second (USER_HZ) on every architecture that tallyd runs on.
 const TICK_US: u64 = 10_000;
 
-/// CPU time in microseconds at one instant.
+/// CPU times at one moment, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     pub consumer: u64,
     pub mysql: u64,
     pub rabbitmq: u64,
-    /// Everything on the machine, including these three and the benchmark itself.
+    /// All processes of the machine, including the three above and the benchmark itself.
     pub machine: u64,
     /// The benchmark itself.
     pub bench: u64,
 }
 
 impl Used {
-    /// The time used from `before` to this instant.
+    /// Returns the CPU time that was used since `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             consumer: self.consumer.saturating_sub(before.consumer),
@@ -32,18 +32,18 @@ impl Used {
         }
     }
 
-    /// The time of consumer and servers together.
+    /// Returns the time of the consumer and the servers together.
     pub fn together(self) -> u64 {
         self.consumer + self.mysql + self.rabbitmq
     }
 
-    /// The time of other processes. Much of it means that the measurement was disturbed.
+    /// Returns the time of all other processes. If it is large, they disturbed the measurement.
     pub fn others(self) -> u64 {
         self.machine.saturating_sub(self.together() + self.bench)
     }
 }
 
-/// The processes of a measurement.
+/// The processes that a measurement observes.
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
     pub mysql: u32,
@@ -51,7 +51,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// The servers of the stack, by their pid files.
+    /// Finds the servers of the stack by their pid files.
     pub fn of_stack(folder: &Path) -> Result<Self> {
         let pid = |server: &str| -> Result<u32> {
             let path = folder.join(server).join("pid");
@@ -61,7 +61,7 @@ impl Processes {
         Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")? })
     }
 
-    /// The time that the servers, the machine and that consumer have used until now.
+    /// Returns the CPU times of the servers, the machine and this consumer up to now.
     pub fn used(self, consumer: Option<u32>) -> Result<Used> {
         Ok(Used {
             consumer: consumer.map_or(Ok(0), of_tree)?,
@@ -73,12 +73,12 @@ impl Processes {
     }
 }
 
-/// The most memory that a process ever had, in MiB (VmHWM).
+/// Returns the peak memory of a process, in MiB (VmHWM).
 pub fn peak_rss_mib(pid: u32) -> Result<f64> {
     of_status(pid, "VmHWM:")
 }
 
-/// The memory that it has now, in MiB (VmRSS).
+/// Returns the current memory of a process, in MiB (VmRSS).
 pub fn rss_mib(pid: u32) -> Result<f64> {
     of_status(pid, "VmRSS:")
 }
@@ -90,11 +90,11 @@ fn of_status(pid: u32, name: &str) -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// A process and its living children. Children that ended are in their parent's account.
+/// Returns the time of a process and its running children. The kernel adds the time of ended children to their parent.
 fn of_tree(pid: u32) -> Result<u64> {
     let mut sum = of_process(pid)?;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).context("read the process's threads")? {
-        // A thread or child can end between the look and the read.
+        // A thread or child can end between listing it and reading it.
         let Ok(children) = fs::read_to_string(thread?.path().join("children")) else { continue };
         for child in children.split_ascii_whitespace() {
             sum += child.parse().map_or(0, |child| of_tree(child).unwrap_or(0));

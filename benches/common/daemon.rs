@@ -10,7 +10,7 @@ use super::world::World;
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// Starts the release binary. Variables of `environment` win over the file.
+    /// Starts the release binary. Variables in `environment` override the configuration file.
     pub fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
         let mut command = Command::new(tallyd_testkit::program());
         command.arg("--config").arg(world.config_path()).arg("run").envs(tallyd_testkit::unit_environment());

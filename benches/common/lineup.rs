@@ -1,4 +1,4 @@
-//! Picks the contenders that can run on this machine.
+//! Selects the contenders that can run on this machine.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use anyhow::{Result, ensure};
 use super::contender::{Contender, Runs};
 use super::peers::Runtime;
 
-/// The contenders that run, and those that can't be installed.
+/// The contenders that run, and the contenders that can't be installed.
 pub struct Lineup {
     pub contenders: Vec<Contender>,
-    /// The reason, by name.
+    /// The reason why a contender can't be installed, by its name.
     pub missing: BTreeMap<String, String>,
 }
 
-/// Picks the contenders named in `only`, or all, and installs what they need.
+/// Selects the contenders named in `only`, or all contenders, and installs what they need.
 ///
 /// # Errors
 /// Fails if a name is unknown.
@@ -42,7 +42,7 @@ pub async fn line_up(all: &[Contender], only: &[String]) -> Result<Lineup> {
     Ok(lineup)
 }
 
-/// `None`, or why it can't be installed.
+/// Returns the reason if the contender can't be installed.
 async fn install(runtime: Runtime) -> Option<String> {
     match runtime.install().await {
         Ok(versions) => {

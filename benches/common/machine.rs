@@ -18,7 +18,7 @@ pub struct Machine {
     pub kernel: String,
     pub mysql: String,
     pub rabbitmq: String,
-    /// Over one minute, before the first measurement.
+    /// The load average over one minute, before the first measurement.
     pub load_before: f64,
 }
 
@@ -46,7 +46,7 @@ impl Machine {
     }
 }
 
-/// The number of cores.
+/// Returns the number of cores.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -1,4 +1,4 @@
-//! Computes what the tables must hold in the end, without tallyd's code, and compares every row.
+//! Computes the expected final contents of the tables, without tallyd's code, and compares every row.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,11 +7,12 @@ use futures_util::TryStreamExt;
 use sqlx::{MySqlPool, Row};
 use tallyd_core::event::LikeEvent;
 
-/// (target, user) and (at, is_del): the newest event wins, at equal `at` an unlike.
+/// The key is (target, user), the value is (at, is_del). The newest event wins. If both events have the same `at`, the
+/// unlike wins.
 #[derive(Default)]
 struct Newest(HashMap<(u64, u64), (i64, bool)>);
 
-/// The rows in the order of the key, and each target's likes.
+/// The expected rows in the order of their keys, and the expected like count of each target.
 pub struct Model {
     rows: Vec<((u64, u64), (i64, bool))>,
     likes: BTreeMap<u64, i64>,
@@ -35,12 +36,12 @@ impl Model {
         Self { rows, likes }
     }
 
-    /// Whether these are the likes of all targets.
+    /// Returns whether these are the expected like counts of all targets.
     pub fn has(&self, likes: &BTreeMap<u64, i64>) -> bool {
         self.likes == *likes
     }
 
-    /// Fails at the first difference. Ignores users above `user_max`.
+    /// Compares `like_record` with the expected rows. Fails at the first difference. Ignores users above `user_max`.
     pub async fn assert_rows(&self, pool: &MySqlPool, user_max: u64) -> Result<()> {
         let mut stored = sqlx::query(
             "SELECT target_id, user_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED), is_del \

@@ -1,4 +1,4 @@
-//! Reads the likes of each target from Redis, without the daemon's code.
+//! Reads the like count of each target from Redis, without the daemon's code.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use tallyd_redis::keys::NO_TARGET;
 
 use super::world::World;
 
-/// Buckets that one pipeline reads.
+/// Number of buckets that one pipeline reads.
 const BUCKETS: usize = 256;
 
-/// A connection to the world's Redis.
+/// Opens a connection to Redis.
 pub async fn connect(world: &World) -> Result<MultiplexedConnection> {
     Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
 }
 
-/// Likes of targets of the kind `video`, without zeros.
+/// Returns the like counts of targets of the kind `video`, without zeros.
 pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) -> Result<BTreeMap<u64, i64>> {
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let buckets: Vec<u32> = (0..keys.buckets()).collect();
@@ -29,7 +29,7 @@ pub async fn likes_in_redis(world: &World, redis: &mut MultiplexedConnection) ->
         }
         let read: Vec<BTreeMap<String, String>> = pipeline.query_async(redis).await?;
         for (field, value) in read.iter().flatten().filter(|(field, _)| !field.starts_with(NO_TARGET)) {
-            // Likes are the first of a target's numbers.
+            // The like count is the first counter of a target.
             let number = value.split(',').next().unwrap_or_default();
             likes.insert(field.parse()?, number.parse()?);
         }

@@ -1,5 +1,5 @@
-//! The consumers of `benches/peers`. They are installed on demand under target/bench/peers, and run with the same
-//! settings as tallyd.
+//! The consumers of `benches/peers`. They are installed under target/bench/peers when they are needed, and run with the
+//! same settings as tallyd.
 
 use std::path::PathBuf;
 
@@ -33,10 +33,10 @@ impl Runtime {
         tallyd_testkit::root().join("target/bench/peers").join(self.name())
     }
 
-    /// Installs what is missing. Returns the versions in one line.
+    /// Installs missing parts. Returns the versions in one line.
     ///
     /// # Errors
-    /// Fails with the installer's reason if it can't be installed on this machine.
+    /// Fails if the peer can't be installed on this machine. The error is the installer's.
     pub async fn install(self) -> Result<String> {
         let script = self.source().with_file_name("install");
         let output = Command::new(script).arg(self.name()).arg(self.installed()).output().await;
@@ -49,7 +49,7 @@ impl Runtime {
         Err(anyhow!(reason))
     }
 
-    /// The peer with one of its ways to write.
+    /// Returns the command of a peer, with one of its write modes.
     pub fn command(self, way: &str, world: &World) -> Command {
         let installed = self.installed();
         let mut command = match self {

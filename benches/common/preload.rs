@@ -10,17 +10,17 @@ use tokio::time::Instant;
 use super::cpu::Processes;
 use super::world::World;
 
-/// Unconfirmed messages at the same time.
+/// Maximum number of messages that wait for their confirm at the same time.
 const IN_FLIGHT: usize = 10_000;
 
-/// The servers are idle if they use less than this part of a core together.
+/// The servers count as idle if together they use less than this part of a core.
 const REST_CORES: f64 = 0.1;
 
-/// How long to wait until the servers are idle.
+/// Time limit for the wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Publishes the events while they are generated, one per message or as arrays. If `count` is known, each event has its
-/// target's number after it.
+/// Publishes the events while they are generated, one per message or as arrays. If `count` is given, each event
+/// contains the target's count after the event.
 pub async fn preload(
     world: &World,
     events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
@@ -44,7 +44,7 @@ pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (Str
         .context("preload the queues")
 }
 
-/// An event in the form of a producer: routing key and body.
+/// Returns an event as a producer publishes it: routing key and body.
 pub fn message(event: &LikeEvent, count: Option<i64>) -> (String, Vec<u8>) {
     (event.user.to_string(), encode_like(event, "video", count))
 }
@@ -69,8 +69,8 @@ fn messages(
     })
 }
 
-/// Waits until the servers have nothing left to do: the broker moves data from its log to its segments, and the
-/// database writes its pages.
+/// Waits until the servers are idle. After the publishing, the broker still moves data from its log to its segments,
+/// and the database writes its pages.
 pub async fn rest(servers: Processes) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < REST_WAIT_MAX {

@@ -1,4 +1,4 @@
-//! A proxy for one daemon. After [`Relay::fall_silent`] it drops everything that is sent and closes nothing.
+//! A proxy for one daemon. After [`Relay::fall_silent`], it transfers no data, and keeps all connections open.
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +13,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// A relay to the server in `url`. Returns also the URL that leads through it.
+    /// Starts a relay to the server in `url`. Also returns the URL of the relay.
     pub async fn before(url: &str) -> Result<(Self, String)> {
         let mut url = url::Url::parse(url)?;
         let server = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
@@ -32,12 +32,12 @@ impl Relay {
         Ok((Self { silent: sender, accepting: accepting.abort_handle() }, url.to_string()))
     }
 
-    /// From now on nothing goes through, and nothing is closed.
+    /// From now on, the relay transfers no data, and keeps all connections open.
     pub fn fall_silent(&self) {
         self.silent.send_replace(true);
     }
 
-    /// Sends the data that was held back.
+    /// Sends the data that the relay has kept back.
     pub fn speak(&self) {
         self.silent.send_replace(false);
     }
@@ -52,7 +52,7 @@ impl Drop for Relay {
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // The sender lives as long as the relay. Then both ends are closed.
+        // The sender lives as long as the relay. When it is dropped, both connections are closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }

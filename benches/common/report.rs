@@ -1,4 +1,4 @@
-//! Results: a table for people, target/bench/NAME.json for programs.
+//! The results: a table for humans, and target/bench/NAME.json for programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +9,12 @@ use serde::Serialize;
 /// The result file of a benchmark.
 #[derive(Serialize)]
 pub struct Results<M, R> {
-    /// Named numbers. The aims refer to them.
+    /// Named numbers. The named figures, to which the targets of the benchmark apply.
     pub figures: BTreeMap<String, f64>,
     pub machine: M,
     /// The command-line arguments.
     pub arguments: Vec<String>,
-    /// Contenders that could not take part, and why.
+    /// Contenders that could not take part, with the reasons.
     pub missing: BTreeMap<String, String>,
     pub results: R,
 }
@@ -40,13 +40,13 @@ fn write_file(name: &str, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The wanted value of a figure.
+/// The value that a figure should reach.
 pub enum Aim {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// Prints figures beside their aims.
+/// Prints the figures and the values that they should reach.
 pub fn print_figures(figures: &BTreeMap<String, f64>, aims: &[(&str, Aim)]) {
     let mut rows = Vec::new();
     for (name, value) in figures {
@@ -62,7 +62,7 @@ pub fn print_figures(figures: &BTreeMap<String, f64>, aims: &[(&str, Aim)]) {
     print_table(&["figure", "value", "aim", ""], &rows);
 }
 
-/// Prints rows below their titles: the first column to the left, numbers to the right.
+/// Prints rows below their titles. The first column is aligned to the left, the other columns to the right.
 pub fn print_table(titles: &[&str], rows: &[Vec<String>]) {
     let titles: Vec<String> = titles.iter().map(|title| (*title).to_owned()).collect();
     let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(rows).collect();
@@ -78,7 +78,7 @@ pub fn print_table(titles: &[&str], rows: &[Vec<String>]) {
     }
 }
 
-/// Three significant digits, and all digits before the point.
+/// Formats a number with three significant digits, but always with all digits before the decimal point.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -89,7 +89,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// The middle value, or the mean of the two middle ones.
+/// Returns the median: the middle value, or the mean of the two middle values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -101,7 +101,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// The value below which that part of the sorted values lies.
+/// Returns the value that this part of the sorted values does not exceed.
 pub fn quantile(sorted: &[f64], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)

@@ -6,13 +6,13 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 const TARGETS: usize = 100_000;
-/// The users have the ids 1 to this.
+/// The users have the ids 1 to `USERS`.
 pub const USERS: u64 = 1_000_000;
 const UNLIKES_PERCENT: u64 = 10;
 const DUPLICATES_PERCENT: u64 = 5;
 const START: i64 = 1_790_000_000_000_000;
 
-/// A source of events. The same seed makes the same events.
+/// A source of events. The same seed always gives the same events.
 pub struct Workload {
     state: u64,
     /// `weights[i]`: the probability of the first `i + 1` targets together.
@@ -40,7 +40,7 @@ impl Workload {
         }
     }
 
-    /// The same, but one target gets half of all events.
+    /// Generates the same events, except that one target gets half of all events.
     pub fn with_hot_target(self) -> Self {
         Self { has_hot_target: true, ..self }
     }
@@ -65,7 +65,7 @@ impl Workload {
     }
 }
 
-/// Adds the number of its target after each event, as Redis would return it. Numbers begin at zero.
+/// Adds to each event its target's count after the event, as Redis would return it. Counts begin at zero.
 pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
     let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
     let mut counts: HashMap<Target, i64> = HashMap::new();

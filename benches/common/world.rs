@@ -14,12 +14,12 @@ use tallyd_rabbitmq::Broker;
 pub struct Setup {
     pub partitions: u16,
     pub batch_events_max: usize,
-    /// Only for peers. Teams often choose a longer one.
+    /// Only for peers. Other consumers often use a longer linger time than tallyd.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
     /// Whether the daemon or API servers count likes in Redis.
     pub likes_by: Writes,
-    /// More of the configuration: `[metrics]` and the rules for them.
+    /// Further configuration: `[metrics]` and their rules.
     pub metrics: &'static str,
 }
 
@@ -38,7 +38,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// At least the default and two batches, at most what the protocol allows.
+    /// Returns the prefetch: at least the default and two batches, and at most the protocol's maximum.
     fn prefetch(self) -> u16 {
         u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
     }
@@ -80,7 +80,7 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
-    /// Fails unless every queue is empty. A message that is still there was never acknowledged.
+    /// Fails unless every queue is empty. A message that is still in a queue was never acknowledged.
     pub async fn assert_drained(&self) -> Result<()> {
         let publisher = self.broker.connect_publisher("bench").await?;
         for partition in 0..self.broker.partitions() {
@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// The next benchmark would find keys that are left in Redis.
+    /// Keys that stay in Redis would disturb the next benchmark.
     async fn forget_keys(&self) -> Result<()> {
         let client = redis::Client::open(self.config.redis.url.expose())?;
         let mut redis = client.get_multiplexed_async_connection().await?;
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Removes everything that it made.
+    /// Removes everything that this measurement created.
     pub async fn close(self) -> Result<()> {
         let link = self.broker.connect("bench").await?;
         let queues = (0..self.broker.partitions()).map(|partition| self.broker.queue(partition));
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-/// A variable of the stack's environment, from `dev/up --print-env`.
+/// Returns a variable of the stack's environment, from `dev/up --print-env`.
 pub fn stack(name: &str) -> Result<String> {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).with_context(|| format!("{variable} is not set: run the benchmarks with dev/bench"))
@@ -140,7 +140,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
     };
-    // Messages of about 120 bytes must never close a batch before the number of events does.
+    // A message has about 120 bytes. This limit is so high that a batch always reaches its number of events first.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\

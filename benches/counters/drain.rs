@@ -1,4 +1,4 @@
-//! A full queue that the daemon drains.
+//! Measures how the daemon drains a full queue.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::common::preload::{preload, preload_messages, rest};
 use crate::common::workload::{USERS, Workload};
 use crate::common::world::{Setup, World, stack};
 
-/// The events in the queue: Zipf 1.0 over 100,000 targets, except the hot one.
+/// The kind of events in the queue. Their targets follow Zipf 1.0 over 100,000 targets, except for the hot target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queue {
     /// Likes and unlikes.
@@ -26,7 +26,7 @@ pub enum Queue {
     Counts,
     /// Counts of a metric that the daemon adds to Redis. Each batch leaves a row in the outbox.
     CountsByDaemon,
-    /// Counts of one single target.
+    /// Counts of a single target.
     HotCounts,
 }
 
@@ -87,11 +87,11 @@ impl Queue {
     }
 }
 
-/// A count of one view for each target: routing key and body.
+/// Makes a count of one view for each of these targets: routing key and body.
 fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
     let now = tallyd::runtime::clock::now();
     (0_i64..).zip(targets).map(move |(number, id)| {
-        // Ten microseconds apart, up to now.
+        // The events are ten microseconds apart, and the last one is now.
         let at = Micros(now.0 - 60_000_000 + number * 10);
         (id.to_string(), encode_count(id, ("video", "view"), 1, at, &format!("view-{number}"), None))
     })

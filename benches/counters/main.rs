@@ -1,4 +1,4 @@
-//! Speed of counts against likes and against single statements; the cost of the ledger; one hot target by slots.
+//! Measures the speed of counts compared with likes and with single statements, the ledger's cost, and a hot target.
 
 mod drain;
 mod writes;
@@ -23,7 +23,7 @@ struct Arguments {
     #[arg(long, default_value_t = 300_000)]
     events: u64,
 
-    /// Events that are written one by one.
+    /// Number of events that are written one by one.
     #[arg(long, default_value_t = 20_000)]
     single_events: u64,
 
@@ -46,7 +46,7 @@ enum Case {
 struct Ran {
     events_per_second: f64,
     events_per_batch: f64,
-    /// Bytes of the ledger for each event, if the case writes one.
+    /// Bytes of the ledger for each event, if the case writes a ledger.
     ledger_bytes: Option<f64>,
 }
 
@@ -56,7 +56,7 @@ struct Standing {
     runs: Vec<Ran>,
 }
 
-/// The aims of counts.
+/// The values that the figures of counts should reach.
 const AIMS: [(&str, Aim); 3] = [
     ("like_ratio", Aim::AtLeast(1.0)),
     ("row_by_row_ratio", Aim::AtLeast(10.0)),
@@ -117,7 +117,7 @@ fn figures(standings: &BTreeMap<Case, Standing>) -> BTreeMap<String, f64> {
     let rate = |case: Case| standings.get(&case).map_or(f64::NAN, |standing| standing.median.events_per_second);
     let (queue, write) = (|queue| rate(Case::Queue(queue)), |it| rate(Case::Write(it)));
     let bytes = standings.get(&Case::Write(Write::WithLedger)).and_then(|standing| standing.median.ledger_bytes);
-    // The ledger's part of the time of a count in MySQL.
+    // The part of a count's time in MySQL that the ledger needs.
     let cost = 100.0 * (1.0 - write(Write::WithLedger) / write(Write::WithoutLedger));
     [
         ("like_ratio", queue(Queue::Counts) / queue(Queue::Likes)),

@@ -1,4 +1,4 @@
-//! Writes counts to MySQL without a broker, to measure the cost of each part of a batch.
+//! Writes counts to MySQL without a broker. This shows the cost of each part of a batch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,17 +22,17 @@ use crate::{Arguments, Ran};
 /// A way to write counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Write {
-    /// One statement and one commit for each, as in many workers. A duplicate counts twice.
+    /// One statement and one commit for each count, as many consumers do it. A duplicate counts twice.
     RowByRow,
     /// Batches without a ledger. A duplicate counts twice.
     WithoutLedger,
     /// Batches as the daemon writes them.
     WithLedger,
-    /// One hot target, four writers, one row for all.
+    /// One hot target and four writers, which share one row.
     Hot1,
-    /// The same with a row for each writer, as the daemon does it with four partitions.
+    /// One hot target and four writers, each with its own row, as the daemon does it with four partitions.
     Hot4,
-    /// The same with twice as many rows as writers. The writers take turns.
+    /// One hot target and twice as many rows as writers, which the writers use in turn.
     Hot8,
 }
 
@@ -41,8 +41,7 @@ const VIEW: Metric = Metric(2);
 /// Events in a batch: the daemon's default.
 const BATCH: usize = 10_000;
 
-/// Events in a batch of a hot target's writers: at 20,000 events a second, each of four writers gets this many within 5
-/// ms.
+/// Events in a batch for a hot target: at 20,000 events a second, each of four writers gets this number within 5 ms.
 const HOT_BATCH: usize = 25;
 
 const WRITERS: usize = 4;
@@ -125,7 +124,7 @@ fn count((number, target): (u64, Target)) -> CountEvent {
     CountEvent { target, metric: VIEW, delta: 1, at, id: EventId::of(target, VIEW, &format!("view-{number}")) }
 }
 
-/// The part of the consumer's transaction that concerns counts.
+/// Runs the part of the consumer's transaction that concerns counts.
 async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slot: u16, ledger: bool) -> Result<()> {
     let counts = distinct(batch.iter().copied());
     let mut tx = connection.begin().await?;
@@ -139,7 +138,7 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     Ok(())
 }
 
-/// Four writers, each with every fourth batch.
+/// Runs four writers. Each writes every fourth batch.
 async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result<usize> {
     let mut writers = JoinSet::new();
     for writer in 0..WRITERS {
@@ -161,7 +160,7 @@ async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result
     Ok(counts.len().div_ceil(HOT_BATCH))
 }
 
-/// Bytes of the ledger in MySQL's files for each event, without its empty partitions.
+/// Returns the ledger's bytes in MySQL's files for each event, without its empty partitions.
 async fn ledger_bytes(world: &World, events: usize) -> Result<f64> {
     sqlx::query("ANALYZE TABLE applied_event").fetch_all(&world.pool).await?;
     let bytes: i64 = sqlx::query_scalar(

@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 struct Bare {
     channel: Channel,
     exchange: String,
-    /// Messages so far. It is the next message's routing key, which spreads messages over the queues.
+    /// Messages so far. This count is the routing key of the next message, so messages are spread over the queues.
     messages: AtomicU64,
 }
 

@@ -1,5 +1,5 @@
-//! Sends requests over persistent HTTP/1.1 connections. It reads and writes them by hand, so that the load costs little
-//! compared with the server.
+//! Sends requests over persistent HTTP/1.1 connections. It has its own minimal HTTP code, so the load needs little CPU
+//! time compared with the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Targets that users like in turn.
+/// Number of targets, which users like in turn.
 const TARGETS: u64 = 10_000;
 
 /// Sends the given number of requests with `list` events each, and reads all answers. Each must be 202.
@@ -57,7 +57,7 @@ fn request(number: u64, list: u64) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// Reads one answer. Its head must have the length.
+/// Reads one answer. The answer must have the header Content-Length.
 async fn read(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<()> {
     answer.clear();
     loop {

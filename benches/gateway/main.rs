@@ -1,5 +1,4 @@
-//! Events a second through the gateway, against a bare HTTP handler that publishes the same messages; the gateway's
-//! memory.
+//! Measures the gateway's speed and memory, compared with a bare HTTP handler that publishes the same messages.
 
 mod bare;
 mod load;
@@ -31,8 +30,8 @@ const LIST: u64 = 100;
 /// Any free port.
 const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
 
-/// Send likes to the gateway and to a bare handler in turn: one per request, then lists of 100. In the end the queue
-/// must have all of them.
+/// Send likes to the gateway and to a bare handler in turn: one per request, then lists of 100. At the end, the queue
+/// must have all likes.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Events that each run sends, one per request.
@@ -43,7 +42,7 @@ struct Arguments {
     #[arg(long, default_value_t = 200_000)]
     list_events: u64,
 
-    /// Connections. Each sends its next request after the answer to the one before.
+    /// Connections. Number of connections. Each sends its next request after the answer to the previous request.
     #[arg(long, default_value_t = 64)]
     connections: u64,
 
@@ -51,11 +50,11 @@ struct Arguments {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// The task of this process in a benchmark that started it.
+    /// The task of this process, if a benchmark started it.
     #[arg(long, hide = true)]
     role: Option<Role>,
 
-    /// The configuration of that benchmark.
+    /// The configuration of the benchmark that started this process.
     #[arg(long, hide = true)]
     config: Option<PathBuf>,
 

@@ -22,7 +22,7 @@ pub struct Server {
     pub address: String,
 }
 
-/// The line in which a server logs its address.
+/// The log line with the server's address.
 #[derive(Deserialize)]
 struct Started {
     address: String,
@@ -47,7 +47,7 @@ impl Server {
         loop {
             let Some(line) = lines.next_line().await? else { bail!("the server exited:\n{}", log.join("\n")) };
             if let Ok(Started { address }) = serde_json::from_str(&line) {
-                // Unread lines must not fill the pipe.
+                // Reads the remaining log, because a full pipe would block the server.
                 tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
                 return Ok(Self { child, address });
             }

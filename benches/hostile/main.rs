@@ -1,4 +1,4 @@
-//! Speed of good events among messages that can't be applied: half of the messages, and nine of ten.
+//! Measures the speed of good events if half, or nine of ten, of the messages can't be applied.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,23 +21,25 @@ use tallyd_benches as common;
 
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
-/// Percent of rubbish, and the quota of dead letters. Letters within the quota are kept, and the rest is only counted.
-/// Such a flood fills the default quota within seconds; `at the bound` shows the permanent rate.
+/// Percentage of bad messages, and the quota of dead letters. Letters within the quota are stored, and further letters
+/// are only counted. Such a flood fills the default quota within seconds, so the case `at the bound` shows the
+/// permanent rate.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
 
 /// The default of the configuration.
 const ROOM: u64 = 100_000;
 
-/// Compared with the rate of a queue without rubbish, which is the limit of the partition. With nine of ten, the broker
-/// alone leaves a tenth of it to good events.
+/// The rates are compared with a queue without bad messages, which shows the limit of the partition. If nine of ten
+/// messages are bad, good events can have at most a tenth of this rate.
 const AIMS: [(&str, Aim); 3] = [
     ("good_rate_half_rubbish", Aim::AtLeast(0.5)),
     ("good_rate_half_rubbish_at_the_bound", Aim::AtLeast(0.5)),
     ("messages_rate_nine_of_ten_rubbish", Aim::AtLeast(0.5)),
 ];
 
-/// Drain queues of good events and rubbish, each rubbish body different, and check every row and counter.
+/// Drain queues of good events and bad messages, and check every row and counter. Each bad message has a different
+/// body.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Messages in each queue.
@@ -101,7 +103,7 @@ async fn main() -> Result<()> {
 async fn run(messages: u64, percent: u64, dead_letters_max: u64) -> Result<Drained> {
     let world = World::new("hostile", Setup { dead_letters_max, ..Setup::default() }).await?;
     let drained = run_in(&world, messages, percent).await;
-    // Also after a failure, because the next round would find what is left.
+    // Clean up even after a failure, because leftovers would disturb the next round.
     let closed = world.close().await;
     let drained = drained?;
     closed?;
@@ -137,14 +139,14 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     })
 }
 
-/// Each message is a routing key and a body. Good ones are spread evenly, and the last one is good.
+/// Returns messages as routing key and body. Good messages are spread evenly, and the last message is good.
 fn mixed(
     mut good: impl Iterator<Item = LikeEvent>,
     messages: u64,
     percent: u64,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     let is_good = move |number: u64| number * (100 - percent) / 100 > (number - 1) * (100 - percent) / 100;
-    // As long as an event and cut off in the middle, as a broken producer would send it.
+    // A bad body is as long as an event and cut off in the middle, as a faulty producer could send it.
     let rubbish = |number: u64| {
         let body = format!(
             r#"{{"type":"like","kind":"video","target_id":"{number}","user_id":"{number}","at":17900000{number:08},"co"#

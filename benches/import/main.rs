@@ -1,5 +1,4 @@
-//! Speed of the import and the verification of an old table, against bare statements, and how long they delay the old
-//! worker.
+//! Measures the import and the verification of an old table, and how long they delay the old worker.
 
 mod old;
 
@@ -16,10 +15,10 @@ use old::{Old, Shape, Tables, Waits};
 use serde::Serialize;
 use tallyd_benches as common;
 
-/// How long the old worker is watched without other work.
+/// Duration of the old worker's measurement without other work.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Tables with one part of the rows show whether memory is constant.
+/// The smaller tables have this part of the rows. They show whether memory is constant.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -46,11 +45,11 @@ struct Arguments {
     bench: bool,
 }
 
-/// One step beside the old worker.
+/// The result of one step, measured while the old worker runs.
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     seconds: f64,
-    /// 0 if the step is no command of tallyd.
+    /// Peak memory. 0 if the step is not a command of tallyd.
     peak_rss_mib: f64,
     waits: Waits,
 }
@@ -103,7 +102,7 @@ async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step
         let import = import(&world, &old, rate).await?;
         let scans = timed("both scans", &old, rate, old.scan_both(&world)).await?;
         old.catch_up(&world).await?;
-        // It exits with 2 if it finds a difference, which fails here.
+        // The command exits with 2 if it finds a difference. Then this benchmark fails.
         let verify = run(&world, &old, (rate, Tables::Both), &["import", "old", "--verify"]).await?;
         Ok(Seen { rows, quiet, bare, import, scans, verify, small_import, one_target_import })
     };
@@ -125,7 +124,7 @@ async fn close(world: World, old: Old) -> Result<()> {
     world.close().await
 }
 
-/// Imports everything, and checks that it is there.
+/// Imports the whole table, and checks that all rows are imported.
 async fn import(world: &World, old: &Old, rate: u32) -> Result<Step> {
     let step = run(world, old, (rate, Tables::Old), &["import", "old"]).await?;
     let written: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM like_record").fetch_one(&world.pool).await?;
@@ -133,7 +132,7 @@ async fn import(world: &World, old: &Old, rate: u32) -> Result<Step> {
     Ok(step)
 }
 
-/// Runs a command of the real binary beside the old worker.
+/// Runs a command of the real binary while the old worker runs.
 async fn run(world: &World, old: &Old, (rate, tables): (u32, Tables), arguments: &[&str]) -> Result<Step> {
     let (Ended { seconds, peak_rss_mib, .. }, waits) =
         old.beside(rate, tables, command::tallyd(world, arguments)).await?;
@@ -142,7 +141,7 @@ async fn run(world: &World, old: &Old, (rate, tables): (u32, Tables), arguments:
     Ok(step)
 }
 
-/// Measures other work beside the old worker.
+/// Measures `work` while the old worker runs.
 async fn timed(what: &str, old: &Old, rate: u32, work: impl Future<Output = Result<()>>) -> Result<Step> {
     let began = Instant::now();
     let ((), waits) = old.beside(rate, Tables::Old, work).await?;

@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 use crate::common::report::quantile;
 use crate::common::world::World;
 
-/// Likes of each target, if a table has many targets.
+/// Likes of each target in a table with many targets.
 const LIKES_OF_TARGET: u64 = 20;
 
-/// Rows that one statement inserts.
+/// Number of rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
-/// Connections of the old worker.
+/// Number of connections of the old worker.
 const WORKERS: u32 = 4;
 
 /// The old worker's users have larger ids than those in the table.
@@ -37,11 +37,11 @@ pub enum Shape {
 pub enum Tables {
     /// Only the old table.
     Old,
-    /// Also `like_record`, as if their events were applied.
+    /// The old table and `like_record`, as if the daemon applied the events.
     Both,
 }
 
-/// How long statements of the old worker took.
+/// The durations of the old worker's statements.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Waits {
     pub statements: usize,
@@ -59,7 +59,7 @@ pub struct Old {
 }
 
 impl Old {
-    /// Makes a table with this many rows, in key order.
+    /// Creates a table with this number of rows, in key order.
     pub async fn fill(world: &World, shape: Shape, rows: u64) -> Result<Self> {
         let database = format!("{}_old", world.name);
         run(&world.pool, format!("CREATE DATABASE {database}")).await?;
@@ -96,7 +96,7 @@ impl Old {
         Ok(())
     }
 
-    /// The part of config.toml for the table.
+    /// Returns the part of config.toml for the table.
     pub fn block(&self) -> String {
         format!(
             "\n[[import]]\nname = \"old\"\nkind = \"video\"\nquery = \"\"\"\nSELECT post_id AS target, user_id AS user, created_at AS at \
@@ -106,7 +106,7 @@ impl Old {
         )
     }
 
-    /// One statement that copies the table.
+    /// Copies the table with one statement.
     pub async fn copy_bare(&self, world: &World) -> Result<()> {
         run(&world.pool, "CREATE TABLE bare LIKE like_record".to_owned()).await?;
         let mut connection = world.pool.acquire().await?;
@@ -131,7 +131,7 @@ impl Old {
         Ok(())
     }
 
-    /// Copies the rows that the old worker wrote during the import.
+    /// Copies the rows that the old worker wrote during the import to `like_record`.
     pub async fn catch_up(&self, world: &World) -> Result<()> {
         let sql = format!(
             "INSERT IGNORE INTO like_record SELECT 1, post_id, user_id, 0, created_at FROM {}.likes WHERE user_id >= {NEW_USERS}",
@@ -140,7 +140,7 @@ impl Old {
         run(&world.pool, sql).await
     }
 
-    /// Runs `work` while the old worker writes this many likes a second.
+    /// Runs `work` while the old worker writes this number of likes a second.
     pub async fn beside<T>(
         &self,
         rate: u32,
@@ -166,12 +166,12 @@ impl Old {
         Ok((done?, seen))
     }
 
-    /// Likes at random places of the table, one statement each.
+    /// Writes likes at random places of the table, each with its own statement.
     async fn work(&self, worker: u32, every: Duration, tables: Tables, ends: &CancellationToken) -> Result<Vec<f64>> {
         let mut connection = self.pool.acquire().await?;
         let mut turn = tokio::time::interval(every);
         let (mut waits, targets) = (Vec::new(), (self.rows / LIKES_OF_TARGET).max(1));
-        // Another run of the worker has other users.
+        // Each run of the worker has other users.
         let mut dice = Dice::new(u64::from(worker) + if tables == Tables::Both { 100 } else { 0 });
         let applied = format!("INSERT IGNORE INTO {}.like_record VALUES (1, ?, ?, 0, UTC_TIMESTAMP(6))", self.world);
         while !ends.is_cancelled() {

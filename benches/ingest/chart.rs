@@ -1,4 +1,4 @@
-//! The README's chart: tallyd beside the consumers that teams write.
+//! Draws the README's chart: tallyd and typical other consumers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,9 +7,9 @@ use crate::contenders::{BATCHED, GO_EXACT, NODE_ROW, TALLYD};
 use crate::rounds::Standing;
 
 const WIDTH: f64 = 760.0;
-/// Space for the names, left of the bars.
+/// Width of the names, to the left of the bars.
 const NAMES: f64 = 300.0;
-/// Space for the numbers, right of the longest bar.
+/// Width of the numbers, to the right of the longest bar.
 const NUMBERS: f64 = 90.0;
 const ROW: f64 = 34.0;
 
@@ -22,7 +22,8 @@ const LABELS: [(&str, &str); 6] = [
     (NODE_ROW, "Node, one row per message"),
 ];
 
-/// A bar for each of tallyd and its peers, the fastest first. `None` if one of them did not run.
+/// Draws one bar for tallyd and one for each peer, the fastest first. Returns `None` if one of these contenders did not
+/// run.
 pub fn svg(standings: &BTreeMap<&str, Standing>) -> Option<String> {
     let bar = |(name, label)| standings.get(name).map(|standing| (label, standing));
     let mut bars: Vec<(&str, &Standing)> = LABELS.into_iter().map(bar).collect::<Option<_>>()?;

@@ -3,7 +3,7 @@
 use crate::common::contender::{Contender, Keeps};
 use crate::common::peers::Runtime;
 
-/// The names that figures are computed from.
+/// Names of the contenders from which figures are computed.
 pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
 pub const FLOOR_1000: &str = "floor-1000";

@@ -1,4 +1,4 @@
-//! The cost of an event by the batch's size, with a hot target, and by the table's size.
+//! Measures the cost of an event by the size of the batch, with a hot target, and by the size of the table.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use crate::rounds::{CELLS, Standing, cells, medians};
 
 const BATCHES: [usize; 4] = [100, 1_000, 5_000, 20_000];
 
-/// Targets of the rows of [`fill_table`]: all targets of the workload.
+/// The rows of [`fill_table`] have this number of targets: all targets of the workload.
 const TARGETS: u64 = 100_000;
 
-/// A point of the curve.
+/// One point of the curve.
 struct Point {
     name: String,
     setup: Setup,
@@ -76,8 +76,8 @@ fn figure(point: &str) -> String {
     format!("events_per_second_{}", point.replace(' ', "_"))
 }
 
-/// Fills the table with rows of users that are not in the workload, spread evenly over its targets. Every event then
-/// changes a page that is somewhere in a large table.
+/// Fills the table with rows of users that are not in the workload, spread evenly over its targets. So every event
+/// changes a random page of a large table.
 pub async fn fill_table(world: &World, rows: u64) -> Result<()> {
     const ROWS_PER_STATEMENT: u64 = 10_000;
     let per_target = rows.div_ceil(TARGETS);

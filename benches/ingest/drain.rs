@@ -20,7 +20,7 @@ use crate::traffic::{Traffic, row_bytes};
 pub struct Load<'a> {
     pub events: u64,
     pub hot: bool,
-    /// Rows that are in the table before.
+    /// Number of rows that the table has before the run.
     pub rows_before: u64,
     pub model: &'a Model,
 }
@@ -34,20 +34,20 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
-    /// RabbitMQ's part while the queue was filled, with confirms and 10,000 messages in flight.
+    /// RabbitMQ's CPU time for an event while the queue was filled, with confirms and 10,000 messages in flight.
     pub published_us: f64,
-    /// Cores that consumer and servers used together.
+    /// Number of cores that the consumer and the servers used together.
     pub cores: f64,
-    /// Cores that other processes used meanwhile, which disturb the measurement.
+    /// Number of cores that other processes used meanwhile. They disturb the measurement.
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,
-    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. Near the number of partitions,
-    /// the contender waits for the database.
+    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. If it is close to the number of
+    /// partitions, the contender waits for the database.
     pub writing: f64,
-    /// Between the consumer and MySQL, for each event.
+    /// Bytes between the consumer and MySQL, for each event.
     pub mysql_bytes: f64,
-    /// For each batch, with the session's own statements at its start.
+    /// Statements for each batch. They include the session's statements at its start.
     pub mysql_statements: f64,
     /// Bytes of `like_record` on disk, for each row.
     pub row_bytes: f64,
@@ -62,7 +62,7 @@ pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<
     let setup = Setup { partitions: contender.partitions, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
-    // Also after a failure, because a queue of millions would slow down the next measurement.
+    // Cleans up even after a failure, because a queue of millions of messages would slow down the next measurement.
     let closed = world.close().await;
     let drained = drained?;
     closed?;
@@ -75,10 +75,10 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
         crate::curve::fill_table(world, load.rows_before).await?;
     }
     let before = servers.used(None)?;
-    // The floor makes its events itself.
+    // The contender `floor` generates its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
         let events = crate::events(load.events, load.hot);
-        // Rows that were in the table before are not in their numbers.
+        // The counters do not include rows that the table had before.
         let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
         preload::preload(world, counted(events).map(said), contender.per_message).await?;
     }

@@ -1,4 +1,4 @@
-//! The named figures and their aims.
+//! The named figures, and the values that they should reach.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::contenders::{BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD
 use crate::drain::Drained;
 use crate::rounds::Standing;
 
-/// The aims of tallyd's consumer on one small machine that also runs its servers.
+/// The values that tallyd's consumer should reach on one small machine that also runs its servers.
 pub const AIMS: [(&str, Aim); 8] = [
     ("pipe_limit_ratio", Aim::AtLeast(0.8)),
     ("best_batched_peer_ratio", Aim::AtLeast(1.0)),
@@ -20,12 +20,12 @@ pub const AIMS: [(&str, Aim); 8] = [
 ];
 
 /// Computes the figures whose contenders took part. tallyd has one partition, like its peers. Only for `array_ratio` it
-/// has two, because one connection of MySQL writes no faster than `floor`.
+/// has two partitions, because one connection of MySQL can't write faster than `floor`.
 pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
     let of = |name: &str| standings.get(name).map(|standing| standing.median);
     let rate = |name: &str| of(name).map(|run| run.events_per_second);
     let ratio = |name: &str, to: Option<f64>| Some(rate(name)? / to?);
-    // If one of them is missing, the best is unknown.
+    // If one peer is missing, the fastest peer is unknown.
     let batched: Option<Vec<f64>> = BATCHED.iter().map(|name| rate(name)).collect();
     let best = batched.and_then(|rates| rates.into_iter().max_by(f64::total_cmp));
     let limit = of(NOOP).zip(of(FLOOR)).map(|(noop, floor)| pipe_limit(&noop, &floor, cores));
@@ -43,8 +43,8 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// The events per second that no consumer of one queue can exceed on this machine. Neither server alone is faster. Both
-/// together with the cheapest clients need this much CPU.
+/// Returns the maximum rate of events that any consumer of one queue can reach on this machine. The slower server
+/// limits it. The machine's cores limit it as well, by the CPU time of both servers with the cheapest clients.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
     let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;

@@ -1,4 +1,4 @@
-//! Speed of draining a full queue into MySQL: tallyd, the servers' own limits, and other consumers.
+//! Measures how fast a full queue is written to MySQL: by tallyd, by other consumers, and at the servers' own limits.
 
 mod chart;
 mod contenders;
@@ -29,8 +29,8 @@ struct Arguments {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Run only these comma-separated contenders, for example tallyd,floor,go-batch. Figures that need others are left
-    /// out.
+    /// Run only these comma-separated contenders, for example tallyd,floor,go-batch. Figures that need other contenders
+    /// are missing in the result.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
@@ -54,7 +54,7 @@ struct Arguments {
     #[arg(long)]
     hot: bool,
 
-    /// tallyd also counts the likes in Redis, as it does by default. Without this, API servers do.
+    /// tallyd also counts the likes in Redis, as it does by default. Without this option, API servers count them.
     #[arg(long)]
     by_daemon: bool,
 
@@ -62,11 +62,11 @@ struct Arguments {
     #[arg(long, default_value = "ingest", value_name = "NAME")]
     results: String,
 
-    /// The task of this process in a benchmark that started it.
+    /// The task of this process, if a benchmark started it.
     #[arg(long, hide = true)]
     role: Option<Role>,
 
-    /// The configuration of that benchmark.
+    /// The configuration of the benchmark that started this process.
     #[arg(long, hide = true)]
     config: Option<PathBuf>,
 
@@ -98,7 +98,7 @@ async fn main() -> Result<()> {
     }
 }
 
-/// The same events in every run and every process.
+/// Returns the events. They are the same in all runs and processes.
 fn events(count: u64, hot: bool) -> impl Iterator<Item = LikeEvent> {
     let workload = Workload::new(1);
     let workload = if hot { workload.with_hot_target() } else { workload };

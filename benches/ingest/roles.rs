@@ -1,4 +1,5 @@
-//! The servers' own limits, each in a separate process: acks without writes, and writes without a broker.
+//! Measures the servers' own limits, each in a separate process: acknowledgements without writes, and writes without a
+//! broker.
 
 use std::time::Duration;
 
@@ -15,13 +16,13 @@ use tallyd_core::model::Metric;
 use tallyd_mysql::{Store, StoreError, Text, likes};
 use tallyd_rabbitmq::Broker;
 
-/// Messages that one ack confirms.
+/// Number of messages that one acknowledgement covers.
 const ACK_EVERY: u64 = 1_000;
 
-/// After this long without a message, the rest is acknowledged.
+/// If no message arrives for this time, the remaining messages are acknowledged.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// A consumer that only acknowledges. It shows the broker's limit.
+/// Consumes and only acknowledges messages. This shows the broker's limit.
 pub async fn noop(config: &Config) -> Result<()> {
     let broker = Broker::new(&config.amqp)?;
     let link = broker.connect("noop").await?;
@@ -38,7 +39,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     let mut open = 0;
     let mut last: Option<Delivery> = None;
     loop {
-        // A timer only if no message is ready, because one for each message is slow.
+        // Sets a timer only if no message is ready, because a timer for each message is slow.
         let next = match deliveries.next().now_or_never() {
             Some(next) => Some(next),
             None => tokio::time::timeout(IDLE, deliveries.next()).await.ok(),
@@ -58,7 +59,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// The same batches without a broker. They show the database's limit.
+/// Writes the same batches without a broker. This shows the database's limit.
 pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;
@@ -68,12 +69,12 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
         lent.limit("write a batch", |connection| write_batch(connection, batch)).await?;
         say_committed(batch.len() as u64);
     }
-    // Until the benchmark has read how much CPU this process used.
+    // Waits until the benchmark has read the CPU time of this process.
     std::future::pending().await
 }
 
-/// tallyd's transaction with counters, but without the parts that guard it against rivals: the owner's row, fence, dead
-/// letters.
+/// Runs tallyd's transaction with counters. It omits the parts that protect against other daemons and bad messages: the
+/// owner's row, the fence, dead letters.
 async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
     let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);

@@ -18,7 +18,7 @@ use crate::drain::{self, Drained, Load};
 use crate::figures;
 use tallyd_core::rules::Writes;
 
-/// A contender's runs and their medians.
+/// The runs of a contender, and their medians.
 #[derive(Debug, Serialize)]
 pub struct Standing {
     pub counters: bool,
@@ -69,7 +69,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }
 
-/// One run with a long queue. Memory must not grow with it.
+/// Runs once with a long queue. Memory must not grow with the length of the queue.
 async fn backlog(arguments: &Arguments, events: u64) -> Result<Drained> {
     let model = Model::of(crate::events(events, arguments.hot));
     let load = Load { events, hot: arguments.hot, rows_before: 0, model: &model };
@@ -90,7 +90,7 @@ fn print_run(round: usize, contender: &Contender, drained: &Drained) {
     );
 }
 
-/// The median of each number.
+/// Returns the median of each figure.
 pub fn medians(runs: &[Drained]) -> Drained {
     let of = |number: fn(&Drained) -> f64| median(runs.iter().map(number));
     Drained {
@@ -143,7 +143,7 @@ pub const CELLS: [&str; 10] = [
     "others",
 ];
 
-/// A run as a row of the table.
+/// Formats a run as a row of the table.
 pub fn cells(run: &Drained) -> Vec<String> {
     let all = run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let batch = run.events as f64 / run.batches.max(1) as f64;

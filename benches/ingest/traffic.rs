@@ -1,20 +1,20 @@
-//! The traffic between a writer and MySQL, as the server counts it.
+//! Reads the traffic between a writer and MySQL from the server's counters.
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 use sqlx::{MySqlPool, Row};
 
-/// The server's counts, or the part of them that belongs to a measurement.
+/// The server's counters, or their increase during a measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Traffic {
-    /// Statements. Each is a round trip if they are not sent together.
+    /// Statements. Each needs a round trip, unless several are sent together.
     pub statements: f64,
     /// Bytes in both directions.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// The counts of the whole server up to now. No other client can use it meanwhile.
+    /// Reads the server's counters. They count all clients, so no other client can use the server during a measurement.
     pub async fn of_server(pool: &MySqlPool) -> Result<Self> {
         let rows =
             sqlx::query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')");
@@ -27,14 +27,14 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// The difference to `before`, divided by `each`.
+    /// Returns the increase since `before`, divided by `each`.
     pub fn since(self, before: Self, each: u64) -> Self {
         let per = |now: f64, then: f64| (now - then) / each.max(1) as f64;
         Self { statements: per(self.statements, before.statements), bytes: per(self.bytes, before.bytes) }
     }
 }
 
-/// Bytes of a table on disk for each of its rows, by MySQL's own count of its pages.
+/// Returns the bytes on disk for each row of a table, calculated from MySQL's count of the table's pages.
 pub async fn row_bytes(pool: &MySqlPool, table: &str) -> Result<f64> {
     sqlx::query(sqlx::AssertSqlSafe(format!("ANALYZE TABLE {table}"))).fetch_all(pool).await?;
     let sql = format!(

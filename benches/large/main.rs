@@ -1,5 +1,4 @@
-//! The needs of a large site: a full run, a changed run and a reload of 100 million counters; the same with 2^23 nearly
-//! empty buckets.
+//! Measures a full run, a changed run and a reload of 100 million counters, also with 2^23 nearly empty buckets.
 
 #[path = "../reconcile/child.rs"]
 mod child;
@@ -18,11 +17,11 @@ use site::Site;
 use slow::Statement;
 use tallyd_benches as common;
 
-/// The defaults are made for this many rows of `counter`, with their buckets.
+/// The default: the number of rows of `counter`, and the number of buckets that fits them.
 const ROWS: u64 = 100_000_000;
 const BUCKET_BITS: u32 = 20;
 
-/// The second site has this many times more buckets, as a power of two; and its rows.
+/// The second site: how many times more buckets it has, as a power of two, and its number of rows.
 const WIDE_BITS: u32 = 3;
 const WIDE_ROWS: u64 = 10_000;
 
@@ -39,10 +38,11 @@ const AIMS: [(&str, Aim); 4] = [
     ("changed_rows_read_per_target", Aim::AtMost(4.0)),
 ];
 
-/// Fill MySQL in bulk, then run the real binary on it. One of the two kinds has no rows of one of the three metrics.
+/// Fill MySQL in bulk, then run the real binary on it. There are two kinds and three metrics; one kind has no rows of
+/// one metric.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Rows of `counter`. There are a fifth as many like records, and buckets to match.
+    /// Rows of `counter`. Like records are a fifth of this number, and the number of buckets fits it.
     #[arg(long, default_value_t = ROWS, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
     rows: u64,
 
@@ -56,7 +56,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// As many targets in a bucket as with the defaults.
+    /// Returns the bits with which a bucket has the same number of targets as by default.
     fn bucket_bits(self) -> u32 {
         BUCKET_BITS.saturating_sub((ROWS / self.rows).checked_ilog2().unwrap_or(0))
     }
@@ -75,11 +75,11 @@ impl Arguments {
     }
 }
 
-/// Written beside the figures.
+/// Details that are written beside the figures.
 #[derive(Serialize)]
 struct Seen {
     rows: u64,
-    /// The data in Redis at that time was compared, too.
+    /// The run that loaded the data also compared the data that Redis had at that time.
     full: Ran,
     changed: Ran,
     reloaded: Ran,
@@ -115,7 +115,7 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
 }
 
-/// A full run, a changed run and a reload; and the most memory of the daemon beside the last one.
+/// Measures a full run, a changed run and a reload, and the daemon's peak memory during the reload.
 async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     let full = tell("full", exact(site.reconcile(&["--full"]).await?)?);
     let rows = site.change().await?;
@@ -123,7 +123,7 @@ async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     ensure!(changed.checked == rows, "{rows} rows have changed, but {} were compared", changed.checked);
     let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
     tell("reload", reloaded.clone());
-    // A click that was delivered twice around the loss counts twice in Redis, until a reconcile.
+    // A click that was delivered twice near the loss counts twice in Redis, until a reconcile.
     site.reconcile(&["--changed", "--force"]).await?;
     exact(site.reconcile(&["--changed", "--force"]).await?)?;
     Ok((full, changed, reloaded, daemon_peak_rss_mib))

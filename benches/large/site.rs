@@ -1,4 +1,4 @@
-//! A site with many counters, made in bulk. Its daemon has its own MySQL account.
+//! Makes a site with many counters in bulk. Its daemon has its own MySQL account.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::common::wait;
 use crate::common::workload::Workload;
 use crate::common::world::{Setup, World, stack};
 
-/// `comment` has no row of `share`.
+/// The kind `comment` has no rows of the metric `share`.
 const METRICS: &str = "[kinds]\nvideo = 1\ncomment = 2\n[metrics]\nlike = 1\nshare = 2\nview = 3\n";
 
 /// A target of each kind has five rows: three of `video`, two of `comment`.
@@ -24,25 +24,25 @@ const ROWS_OF_TARGETS: u64 = 5;
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
-/// This many of a hundred targets change.
+/// Percentage of targets that change.
 const CHANGED_PERCENT: u64 = 1;
 
-/// Between two groups of likes.
+/// Pause between two groups of likes.
 const TURN: Duration = Duration::from_millis(20);
 
-/// How long a queue can take to become empty after likes arrived, and between two looks.
+/// Time limit until the queue is empty after the last like, and the time between two checks.
 const EMPTY_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub struct Site {
     pub world: World,
-    /// The account of the daemon, which the benchmark does not use.
+    /// The daemon's account. The benchmark itself uses another account.
     pub account: String,
     targets: u64,
 }
 
 impl Site {
-    /// Makes tables with this many rows of `counter`, and an empty Redis.
+    /// Creates tables with this number of rows of `counter`, and an empty Redis.
     pub async fn open(name: &str, rows: u64, bucket_bits: u32) -> Result<Self> {
         let setup = Setup { metrics: METRICS, ..Setup::default() };
         let mut world = World::new(name, setup).await?;
@@ -72,7 +72,8 @@ impl Site {
         Ok(())
     }
 
-    /// In key order, from a sequence, in pieces that fit into a transaction. Each video is liked by one user.
+    /// Inserts the rows in key order, from a sequence, in pieces that fit into a transaction. Each video is liked by
+    /// one user.
     async fn fill(&self) -> Result<()> {
         let targets = self.targets;
         println!("filling MySQL with the rows of {targets} videos and {targets} comments");
@@ -98,7 +99,7 @@ impl Site {
         Ok(())
     }
 
-    /// Makes one target of a hundred look changed at the same instant. Returns how many numbers that are.
+    /// Marks one target of a hundred as changed, all at the same time. Returns the number of changed counters.
     pub async fn change(&self) -> Result<u64> {
         let changed = sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6) WHERE target_id % 100 < ?")
             .bind(CHANGED_PERCENT)
@@ -107,7 +108,7 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// Empties Redis while likes arrive, and reloads it. Returns the run, and the most memory of the daemon beside it.
+    /// Empties Redis while likes arrive, and reloads it. Returns the run, and the daemon's peak memory meanwhile.
     pub async fn reload_under_load(&self, rate: u32) -> Result<(Ran, f64)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -138,7 +139,7 @@ impl Site {
         Ok((ran, peak))
     }
 
-    /// Sends likes through the client at this rate, without an end.
+    /// Sends likes through the client at this rate, until it is aborted.
     async fn arrive(&self, rate: u32) -> Result<()> {
         let client = client_of(&self.world.config);
         let per_turn = usize::try_from(u128::from(rate) * TURN.as_millis() / 1_000)?;
@@ -155,8 +156,8 @@ impl Site {
     }
 }
 
-/// Rewrites the daemon's configuration: its own account, by which its statements are identified, and the number of
-/// buckets.
+/// Writes two settings into the daemon's configuration: the number of buckets, and the daemon's own account, which
+/// identifies its statements.
 async fn configure(world: &mut World, account: &str, bucket_bits: u32) -> Result<()> {
     let path = world.config_path();
     let text = std::fs::read_to_string(&path)?.replace("[redis]\n", &format!("[redis]\nbucket_bits = {bucket_bits}\n"));

@@ -1,4 +1,4 @@
-//! Reads the server's log of slow statements: how long the daemon's statements took.
+//! Reads the durations of the daemon's statements from MySQL's log of slow statements.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -6,10 +6,10 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use crate::site::Site;
 
-/// The number of statements that are reported.
+/// Number of statements that are reported.
 const TOLD: u32 = 5;
 
-/// Shorter ones are not logged.
+/// MySQL does not log shorter statements.
 const SECONDS_LEAST: f64 = 0.02;
 
 /// A statement of the daemon.
@@ -20,16 +20,16 @@ pub struct Statement {
     pub sql: String,
 }
 
-/// The server's log from now on.
+/// The server's log of slow statements, from now on.
 pub struct Log {
     pool: MySqlPool,
     account: String,
-    /// The server's own settings.
+    /// The server's original settings.
     before: (String, String, f64),
 }
 
 impl Log {
-    /// The server logs new connections, and the daemon's are new.
+    /// Starts the log. It contains only connections that are opened later, such as the daemon's.
     pub async fn start(site: &Site) -> Result<Self> {
         let pool = site.world.pool.clone();
         let before: (i64, String, f64) = sqlx::query_as(

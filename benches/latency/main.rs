@@ -1,4 +1,4 @@
-//! Time from an event's publish to its commit, at steady rates.
+//! Measures the time from an event's publish to its commit, at steady rates.
 
 mod measure;
 mod poller;
@@ -35,7 +35,7 @@ const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(15.0)), ("p99_ms_
 /// Publish at 1,000 and 10,000 events per second, and record when each sampled event is visible in MySQL.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Seconds that each rate is measured, after two seconds that are not.
+    /// Seconds for which each rate is measured, after a warm-up of two seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
 

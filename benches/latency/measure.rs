@@ -1,4 +1,4 @@
-//! One contender at one rate.
+//! Measures one contender at one rate.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::publisher::{self, Published, SAMPLE_EVERY};
 /// Seconds for connections and warm-up. Their events are published but not measured.
 const WARM_UP_S: u64 = 2;
 
-/// A distribution in three numbers.
+/// A distribution, as three percentiles.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Quantiles {
     pub p50: f64,
@@ -30,7 +30,7 @@ pub struct Quantiles {
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Between two polls. A latency is too long by at most this.
+    /// Time between two polls. A latency can be this much too long.
     pub poll_ms: Quantiles,
     /// How late events were published, compared with the plan.
     pub late_ms: Quantiles,
@@ -41,7 +41,7 @@ pub struct Measured {
     pub others_cores: f64,
 }
 
-/// `None` if the contender can't keep up with the rate.
+/// Measures the latencies. Returns `None` if the contender can't keep up with the rate.
 pub async fn measure(contender: &Contender, rate: u64, seconds: u64) -> Result<Option<Measured>> {
     let world = World::new(contender.name, Setup::default()).await?;
     let measured = measure_in(&world, contender, rate, seconds).await.with_context(|| contender.name);
@@ -68,7 +68,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let (published, seen) = ended?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
-    // It kept up if every sample was seen soon after its publish.
+    // The contender kept up if every sample became visible soon after its publish.
     let all = seen.samples.iter().all(Option::is_some) && took < (WARM_UP_S + seconds) as f64 * 1.1;
     if !all {
         return Ok(None);

@@ -1,6 +1,6 @@
-//! Records when samples become visible to another connection. It asks for them by primary key, as often as possible
-//! without disturbing the machine. A commit is between the start of the poll before and the end of the poll that sees
-//! it. The end is recorded.
+//! Records when samples become visible to another connection. It reads them by primary key, as often as possible
+//! without disturbing the machine. The commit of a sample is between the start of the previous poll and the end of the
+//! poll that finds it. The recorded time is the end of that poll.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use crate::common::world::World;
 /// Between two polls. The thread sleeps, because the runtime's timer rounds up to milliseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// How long to wait for the last samples after a rate has ended.
+/// Time limit for the last samples after the publishing has ended.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// The result of the polls.
 pub struct Seen {
-    /// When each sample was seen first, by its number.
+    /// The time when each sample was first visible, by the sample's number.
     pub samples: Vec<Option<Micros>>,
-    /// From the start of the poll before to the end of this one, in ms. A latency is too long by at most this.
+    /// Time from the start of the previous poll to the end of this poll, in ms. A latency can be this much too long.
     pub gaps_ms: Vec<f64>,
 }
 
-/// Polls until all of `count` samples are seen, or no new one for ten seconds.
+/// Polls until all `count` samples are visible, or until no new sample appears for ten seconds.
 pub async fn poll(world: &World, count: usize) -> Result<Seen> {
     let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
     let runtime = tokio::runtime::Handle::current();
@@ -36,7 +36,7 @@ pub async fn poll(world: &World, count: usize) -> Result<Seen> {
 
 async fn poll_on(connection: &mut MySqlConnection, count: usize) -> Result<Seen> {
     let mut seen = Seen { samples: vec![None; count], gaps_ms: Vec::new() };
-    // Samples can arrive in any order. The polls begin at the first missing one.
+    // Samples can arrive in any order. A poll begins at the first sample that is still missing.
     let mut missing = 0;
     let (mut before, mut progress) = (Instant::now(), Instant::now());
     while missing < count && progress.elapsed() < SILENCE_MAX {

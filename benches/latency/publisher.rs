@@ -1,4 +1,4 @@
-//! Publishes at a steady rate. Each event's `at` is the instant of its publish.
+//! Publishes at a steady rate. Each event's `at` is the time of its publish.
 
 use std::time::Duration;
 
@@ -13,15 +13,16 @@ use crate::common::preload::message;
 use crate::common::workload::{USERS, Workload, counted};
 use crate::common::world::World;
 
-/// The samples' target, which no other event has. Their users have ids above all others.
+/// The target of the samples. No other event has this target. The users of the samples have higher ids than all other
+/// users.
 pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// One of this many events is a sample.
+/// One event in this number of events is a sample.
 pub const SAMPLE_EVERY: u64 = 10;
 
 /// Channels that publish in turn. RabbitMQ blocks a channel with 32 unconfirmed messages to a quorum queue (the soft
-/// limit of `rabbit_fifo_client`). With a single channel this limit would be measured, and no site with this rate has
-/// only one.
+/// limit of `rabbit_fifo_client`). A single channel would measure only this limit, and a site with this rate has more
+/// than one channel.
 const CHANNELS: usize = 8;
 
 /// How often the publisher wakes up to send due events.
@@ -30,13 +31,13 @@ const TICK: Duration = Duration::from_millis(1);
 /// The published samples.
 pub struct Published {
     pub events: Vec<LikeEvent>,
-    /// When each sample was published, by its number.
+    /// The time when each sample was published, by the sample's number.
     pub samples: Vec<Micros>,
     /// How late each sample was published, in ms.
     pub late_ms: Vec<f64>,
 }
 
-/// The number of the sample with that user.
+/// Returns the number of the sample with that user.
 pub fn sample_of(user: u64) -> Option<usize> {
     usize::try_from(user.checked_sub(USERS + 1)?).ok()
 }
@@ -67,7 +68,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let publish = channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);
-        // Not awaited one by one, because that would wake a thread for each.
+        // Does not wait for each confirm separately, because that would wake a thread for each.
         drop(publish.await?);
         published.events.push(event);
     }
@@ -78,7 +79,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     Ok(published)
 }
 
-/// The event with its instant, or sometimes a sample in its place.
+/// Returns the event with its time of publish, or sometimes a sample instead.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
     let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {

@@ -1,4 +1,4 @@
-//! The same targets with Bloom filters: rows of old likes, and filters built from them.
+//! Prepares the same targets with Bloom filters: writes rows of old likes, and builds filters from these rows.
 
 use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
@@ -14,15 +14,15 @@ use crate::common::world::World;
 /// Users who like each target.
 const LIKERS: u64 = 10;
 
-/// Targets whose rows one statement writes.
+/// Number of targets whose rows one statement writes.
 const AT_ONCE: u64 = 500;
 
-/// Writes the rows and builds the filters before anything is published. No consumer runs here, so a fence would not
-/// pass. Returns the configuration for a client that uses filters.
+/// Writes the rows and builds the filters before anything is published. No consumer runs here, so a filter run could
+/// not wait for a fence after events were published. Returns the configuration for a client that uses filters.
 pub async fn prepare(world: &World) -> Result<Config> {
     for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
         let targets = first..=TARGETS.min(first + AT_ONCE - 1);
-        // Users that no like of the benchmark names.
+        // These users are different from the users of the benchmark's likes.
         let row = |target: u64, user: u64| format!("(1, {target}, {}, 0, UTC_TIMESTAMP(6))", (1_u64 << 50) + user);
         let likes: Vec<String> =
             targets.clone().flat_map(|target| (0..LIKERS).map(move |user| row(target, user))).collect();

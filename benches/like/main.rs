@@ -1,5 +1,4 @@
-//! Cost of a like for an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of a user's
-//! likes.
+//! Measures the cost of a like for an API server, compared with a bare INCR, and the times of pages of counters.
 
 mod filtered;
 mod published;
@@ -25,14 +24,14 @@ use tallyd_testkit::client_of;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 
-/// As long as an event.
+/// A body with the length of an event.
 const BODY: &[u8] =
     br#"{"type":"like","kind":"video","target_id":"42","user_id":"7","at":1795251385004538,"count":12}"#;
 
-/// Calls of the script in one pipeline.
+/// Number of calls of the script in one pipeline.
 const PIPELINE: usize = 128;
 
-/// Targets that users like.
+/// Number of targets that users like.
 const TARGETS: u64 = 10_000;
 
 /// Send likes through the client, with their events, then read pages of counters.
@@ -59,25 +58,25 @@ struct Arguments {
     bench: bool,
 }
 
-/// The rate of an operation, and its cost in Redis.
+/// The rate of an operation, and its CPU time in Redis.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Rate {
     per_s: f64,
     redis_cpu_us: f64,
 }
 
-/// Times of pages of targets, in milliseconds.
+/// The times of pages of targets, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Page {
     targets: usize,
     /// The counters of the targets.
     counters_ms: f64,
-    /// Which of them a user likes, if Redis knows it and if only MySQL knows it.
+    /// Which of the targets a user likes: if Redis knows it, and if only MySQL knows it.
     recent_ms: f64,
     rows_ms: f64,
-    /// The same if a filter says that the user doesn't like them.
+    /// Which of the targets a user likes, if filters say that the user likes none of them.
     filtered_ms: f64,
-    /// The same number of GETs, one after the other.
+    /// One GET for each target, one after the other.
     gets_ms: f64,
 }
 
@@ -87,11 +86,11 @@ struct Round {
     bare: Rate,
     /// Counted without a check for duplicates, and published.
     blind: Rate,
-    /// The user's first click on the target, for which MySQL is asked.
+    /// The user's first click on the target. It needs a query to MySQL.
     first: Rate,
-    /// The same on a target with a Bloom filter: MySQL is asked for almost no user.
+    /// The user's first click on a target with a Bloom filter. Almost no click needs a query to MySQL.
     filtered: Rate,
-    /// The next click, which Redis knows.
+    /// A later click of the user. Redis has the previous click.
     again: Rate,
     /// Only the script, 128 calls in a pipeline: without and with a check of recent clicks.
     script_blind: Rate,
@@ -175,7 +174,7 @@ fn target(number: u64) -> Target {
     Target { kind: Kind(1), id: TargetId(1 + number % TARGETS) }
 }
 
-/// The users of one target's likes differ.
+/// Returns the user of a like. Each like of a target is from another user.
 fn user(number: u64) -> UserId {
     UserId(1 + number / TARGETS)
 }
@@ -205,7 +204,8 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
         Ok(())
     });
     let first = first.await?;
-    // Other users than before. The shapes of filters are known from the second like of each target.
+    // These users have not clicked before. From the second like of a target on, the client knows the size of its
+    // filter.
     let filtered = rate(&mut redis, arguments, async |number| {
         let clicked = by_filter.like(target(number), UserId(user(number).0 + (1 << 31)), &[]).await?;
         ensure!(clicked.counted().is_some(), "a first like did not count");
@@ -227,7 +227,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     Ok(Round { bare, blind, first, filtered, again, script_blind, script, pages })
 }
 
-/// Calls lua/like.lua in pipelines: for users that Redis remembers, or without a check.
+/// Calls lua/like.lua in pipelines: for users whose clicks Redis remembers, or without a check of recent clicks.
 async fn script(
     redis: &mut MultiplexedConnection,
     world: &World,
@@ -266,7 +266,7 @@ async fn script(
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
 }
 
-/// Does it for each number, with a fixed number in flight.
+/// Runs the operation for each number, with a fixed number of operations in flight.
 async fn rate(
     redis: &mut MultiplexedConnection,
     arguments: Arguments,
@@ -284,7 +284,7 @@ async fn rate(
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
 }
 
-/// CPU time of Redis since its start.
+/// Returns the CPU time of Redis since its start.
 async fn cpu_us(redis: &mut MultiplexedConnection) -> Result<f64> {
     let info: String = redis::cmd("INFO").arg("cpu").query_async(redis).await?;
     let value = |name: &str| {
@@ -294,7 +294,7 @@ async fn cpu_us(redis: &mut MultiplexedConnection) -> Result<f64> {
     Ok((value("used_cpu_user:")? + value("used_cpu_sys:")?) * 1e6)
 }
 
-/// The median of some calls, in milliseconds.
+/// Returns the median duration of some calls, in milliseconds.
 async fn timed(work: impl AsyncFn() -> Result<()>) -> Result<f64> {
     let mut took = Vec::new();
     for _ in 0..50 {
@@ -313,14 +313,14 @@ async fn page(
 ) -> Result<Page> {
     let targets: Vec<Target> = (0..count as u64).map(target).collect();
     let shared = redis.clone();
-    // Marks the buckets as loaded, as a daemon does. Otherwise all of this would be read from MySQL.
+    // Marks the buckets as loaded, as a daemon does. Without this mark, clients would read everything from MySQL.
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     for bucket in 0..keys.buckets() {
         let () = redis::cmd("HSET").arg(keys.counters("video", bucket)).arg("_").arg("1:1").query_async(redis).await?;
     }
     let counters_ms = timed(async || Ok(client.read(&targets).await.map(drop)?)).await?;
     let recent_ms = timed(async || Ok(client.liked(user(0), &targets).await.map(drop)?)).await?;
-    // This user has clicked nothing.
+    // This user has not clicked on any target.
     let rows_ms = timed(async || Ok(client.liked(UserId(1 << 40), &targets).await.map(drop)?)).await?;
     let filtered_ms = timed(async || Ok(by_filter.liked(UserId(1 << 41), &targets).await.map(drop)?)).await?;
     let gets_ms = timed(async || {

@@ -1,6 +1,6 @@
 //! Likes that the daemon counts: a client publishes an event, the daemon commits it to MySQL and adds it to Redis.
 //!
-//! Each measurement has its own world. In the end rows, counters and Redis are compared with a model of the published
+//! Each measurement has its own world. At the end, rows, counters and Redis are compared with a model of the published
 //! events.
 
 mod delay;
@@ -42,29 +42,29 @@ const AIMS: [(&str, Aim); 5] = [
 /// Events in a body that is a list.
 const LIST: usize = 100;
 
-/// The target of a measurement's last like. Once Redis has it, the others are there or follow immediately.
+/// The target of a measurement's last like. When Redis has this like, it has the other likes or gets them immediately.
 const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
-/// Between two looks for the last like.
+/// Time between two checks for the last like.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long the daemon can take to start, and to count the published likes.
+/// Time limit until the daemon has started, and until it has counted the published likes.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Round {
     /// No daemon runs. Each like waits for its confirm.
     publish_only_per_s: f64,
-    /// Then a daemon drains them.
+    /// Then a daemon drains the queue.
     redis_us_per_like: f64,
     drain_per_s: f64,
-    /// A daemon runs while they are published.
+    /// A daemon runs while the likes are published.
     whole_path_per_s: f64,
     whole_path_lists_per_s: f64,
     end_to_end_ms: Delays,
 }
 
-/// The form of the published messages.
+/// The format of the published messages.
 #[derive(Clone, Copy)]
 enum Bodies {
     /// A client's calls.
@@ -135,8 +135,8 @@ async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
     done
 }
 
-/// Likes a second that are published without a daemon, likes a second that a daemon then drains, and Redis'
-/// microseconds for each of these.
+/// Returns the rate at which likes are published without a daemon, the rate at which a daemon then drains them, and the
+/// microseconds of Redis for each drained like.
 async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f64, f64)> {
     let client = client_of(&world.config);
     let mut redis = connect(world).await?;
@@ -156,7 +156,7 @@ async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f
     Ok((published_per_s, likes / seconds, used / likes))
 }
 
-/// Likes a second from the first publish until everything is exact.
+/// Returns the rate of likes, measured from the first publish until all counters are exact.
 async fn whole_path(world: &World, arguments: Arguments, seed: u64, bodies: Bodies) -> Result<f64> {
     let client = client_of(&world.config);
     let daemon = consuming(world).await?;
@@ -173,7 +173,7 @@ async fn whole_path(world: &World, arguments: Arguments, seed: u64, bodies: Bodi
     Ok(arguments.likes as f64 / seconds)
 }
 
-/// A daemon that consumes.
+/// Starts a daemon, and waits until it consumes.
 async fn consuming(world: &World) -> Result<Daemon> {
     let daemon = Daemon::start(world, &[])?;
     let link = world.broker.connect("bench").await?;
@@ -203,7 +203,7 @@ pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: 
     }
 }
 
-/// The same in lists, as a service that collects events publishes them.
+/// Publishes the same likes in lists, as a service does that collects events.
 async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
@@ -224,18 +224,18 @@ async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result
     stream::iter(lists).map(send).buffer_unordered(at_once).try_concat().await
 }
 
-/// Waits until Redis has the last like. The only partition delivers it after all others.
+/// Waits until Redis has the last like. There is only one partition, so this like is delivered after all others.
 async fn last_counted(world: &World) -> Result<()> {
     let mut counter = delay::Counter::of(world, LAST)?;
     until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
 }
 
-/// Waits until Redis is exact, then compares rows and counters. Returns the instant since which Redis was exact.
+/// Waits until Redis is exact, then compares rows and counters. Returns the time from which Redis was exact.
 async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
     let mut redis = connect(world).await?;
     let mut since = Instant::now();
     let first = likes_in_redis(world, &mut redis).await?;
-    // Made after the first look, which it would delay.
+    // The model is made after the first check, because making it takes time.
     let model = Model::of(events);
     if !model.has(&first) {
         let look = async || {

@@ -1,4 +1,5 @@
-//! The counters that every layout holds: the same for the same ids and size.
+//! The counters that every layout stores. The same kind of ids and the same number of targets always give the same
+//! counters.
 
 use serde::Serialize;
 use tallyd_redis::keys::Keys;
@@ -8,7 +9,7 @@ use crate::layout::{self, METRICS};
 /// The largest value of a counter.
 const COUNT_MAX: f64 = 1e8;
 
-/// How ids are made.
+/// The kind of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ids {
@@ -27,10 +28,10 @@ impl Ids {
     }
 }
 
-/// Targets with their four counters each.
+/// A number of targets with four counters each.
 pub struct Counts {
     pub ids: Ids,
-    /// tallyd's keys, with as many buckets as this many targets need.
+    /// tallyd's keys, with the number of buckets that this number of targets needs.
     pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }
@@ -48,7 +49,7 @@ impl Counts {
                     Ids::Dense => number,
                     Ids::Snowflake => {
                         ms += 1 + dice.below(2_000);
-                        // Two ids of one millisecond are rare, so the sequence is nearly always 0.
+                        // Few ids are made in the same millisecond, so the sequence number is nearly always 0.
                         ms << 22 | dice.below(32) << 12 | u64::from(dice.below(100) == 0)
                     }
                 };
@@ -66,7 +67,7 @@ impl Counts {
         self.targets.iter()
     }
 
-    /// Targets of a page, of all ages.
+    /// Returns the targets of a page. They can be old or new.
     pub fn page(&self, seed: u64, targets: usize) -> Vec<(u64, [u32; METRICS])> {
         let mut dice = Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
         dice.below(2);
@@ -77,7 +78,7 @@ impl Counts {
 struct Dice(u64);
 
 impl Dice {
-    /// A number below `below`, by xorshift64* (Vigna 2016).
+    /// Returns a random number below `below`, by xorshift64* (Vigna 2016).
     fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -85,7 +86,8 @@ impl Dice {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % below
     }
 
-    /// A Pareto distribution: one in a hundred is at least 1,000, and one in ten thousand a million.
+    /// Returns a count from a Pareto distribution: one in a hundred counts is at least 1,000, and one in ten thousand
+    /// is at least a million.
     fn count(&mut self) -> u32 {
         let part = (self.below(1 << 40) + 1) as f64 / (1_u64 << 40) as f64;
         part.powf(-1.5).min(COUNT_MAX) as u32

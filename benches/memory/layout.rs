@@ -1,4 +1,4 @@
-//! The layouts: how each names its keys, is filled, and is read.
+//! The layouts of counters in Redis: their keys, and how they are filled and read.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,10 @@ pub const METRICS: usize = 4;
 /// Targets of a page.
 const PAGE: usize = 20;
 
-/// Fields of a bucket, as in config.toml.
+/// Number of fields in a bucket, as in config.toml.
 const BUCKET_FIELDS: f64 = 122.0;
 
-/// The most pairs that wait while a server is filled.
+/// Maximum number of pairs that are collected before they are sent.
 const PAIRS: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -35,7 +35,7 @@ pub enum Layout {
     String,
     /// The articles' hash as published: the key is the low 9 bits of the id, the field is the id.
     Articles,
-    /// The same as it was meant: the key is id >> 9, the field is id & 511.
+    /// The articles' hash as its author intended it: the key is id >> 9, the field is id & 511.
     Corrected,
     /// A hash for each target: counter:video:42, a field for each counter.
     Entity,
@@ -56,7 +56,7 @@ impl Layout {
         }
     }
 
-    /// The key and the field of a counter. A string has no field.
+    /// Returns the key and the field of a counter. A string has no field.
     fn place(self, id: u64, metric: &str) -> (String, Option<String>) {
         match self {
             Self::String => (format!("counter:{id}:{metric}"), None),
@@ -79,14 +79,14 @@ impl Layout {
         let mut strings = Filling::new("MSET", server);
         for (id, values) in counts.iter() {
             for (metric, value) in NAMES.iter().zip(values) {
-                // Strings: one command has pairs of the whole keyspace.
+                // For strings, one command sets pairs of any keys.
                 strings.add("", &self.place(*id, metric).0, &value.to_string())?;
             }
         }
         strings.write()
     }
 
-    /// Hash by hash, some fields together.
+    /// For hashes, one command sets some fields of one hash.
     fn load_hashes(self, counts: &Counts, server: &mut Server) -> Result<()> {
         let mut hashes = Filling::new("HSET", server);
         for (id, values) in counts.iter() {
@@ -113,7 +113,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The pipeline of a page.
+    /// Returns the pipeline that reads a page.
     fn read(self, counts: &Counts, page: &[(u64, [u32; METRICS])]) -> Pipeline {
         let mut pipeline = redis::pipe();
         for (id, _) in page {
@@ -137,12 +137,12 @@ impl Layout {
         pipeline
     }
 
-    /// Pipelines of pages, with other targets in each round.
+    /// Returns pipelines that read pages. Each round has other targets.
     pub fn pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         (0..pages).map(|page| self.read(counts, &counts.page(1_000 + round * pages + page, PAGE))).collect()
     }
 
-    /// The same with MGET. Empty if the layout has no strings.
+    /// Returns pipelines that read the same pages with MGET. Empty if the layout has no strings.
     pub fn mget_pages(self, counts: &Counts, round: u64, pages: u64) -> Vec<Pipeline> {
         if self != Self::String {
             return Vec::new();
@@ -161,7 +161,7 @@ impl Layout {
     }
 }
 
-/// The keys of tallyd, with the number of buckets that config.toml advises.
+/// Returns tallyd's keys, with the number of buckets that config.toml recommends.
 pub fn keys(targets: u64) -> Keys {
     let Config { redis, metrics, .. } = Config::default();
     let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
@@ -176,7 +176,7 @@ fn bucket_key(keys: &Keys, id: u64) -> String {
     keys.counters("video", keys.bucket(target(id)))
 }
 
-/// In the format of lua/like.lua, in buckets that are loaded.
+/// Writes the counters in the format of lua/like.lua, and marks the buckets as loaded.
 fn load_packed(counts: &Counts, server: &mut Server) -> Result<()> {
     let keys = &counts.keys;
     let mut hashes = Filling::new("HSET", server);
@@ -190,7 +190,7 @@ fn load_packed(counts: &Counts, server: &mut Server) -> Result<()> {
     hashes.write()
 }
 
-/// The numbers in an answer of Redis.
+/// Returns the counts in an answer of Redis.
 fn numbers(value: &redis::Value) -> Vec<i64> {
     match value {
         redis::Value::Array(values) => values.iter().flat_map(numbers).collect(),
@@ -201,7 +201,7 @@ fn numbers(value: &redis::Value) -> Vec<i64> {
     }
 }
 
-/// The numbers in an answer to HMGET of the field `_` and an id, as tallyd reads them.
+/// Returns the counts in an answer to HMGET of the field `_` and an id, as tallyd reads them.
 fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     let redis::Value::Array(parts) = value else { return None };
     let Some(redis::Value::BulkString(text)) = parts.get(1) else { return None };
@@ -209,7 +209,7 @@ fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     (1..=METRICS).map(|place| layout::value(text, Metric(place as u8))).collect()
 }
 
-/// Keys that are being filled. Pairs wait in the format of Redis' protocol until there are many. Then each hash gets
+/// Pairs for keys that are being filled, in the format of Redis's protocol. When there are many pairs, each hash gets
 /// one command.
 struct Filling<'a> {
     command: &'static str,
@@ -232,7 +232,7 @@ impl<'a> Filling<'a> {
 
     /// Adds a pair to the command for `key`, or to the one command without a key if `key` is empty.
     fn add(&mut self, key: &str, field: &str, value: &str) -> Result<()> {
-        // Most hashes are known. Only new ones need a new name.
+        // Most hashes already have an entry. Only a new hash needs a copy of its name.
         let waiting = match self.waiting.get_mut(key) {
             Some(waiting) => waiting,
             None => self.waiting.entry(key.to_owned()).or_default(),

@@ -1,4 +1,4 @@
-//! Redis memory of a counter, and CPU time of a page of counters, by the layout of the keys.
+//! Measures Redis's memory for a counter, and its CPU time for a page of counters, by the layout of the keys.
 
 mod counts;
 mod layout;
@@ -19,14 +19,15 @@ use tallyd_benches as common;
 const AIMS: [(&str, Aim); 3] =
     [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];
 
-/// The articles' hashes are compact up to this many targets: 512 hashes with 512 entries each. The second number has
-/// one more entry in each.
+/// With the first number of targets, the articles' 512 hashes have 512 entries each and are still compact. With the
+/// second number, each hash has one more entry.
 const CLIFF: [u64; 2] = [512 * 512, 512 * 513];
 
 /// Load counters into a separate Redis, in one layout after the other, and measure their memory.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
-    /// Numbers of targets, each with four counters. The figures without a number are of the first one.
+    /// Comma-separated numbers of targets. Each target has four counters. Figures without a number in their name belong
+    /// to the first of these numbers.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 5_000_000])]
     targets: Vec<u64>,
 
@@ -34,7 +35,7 @@ struct Arguments {
     #[arg(long, default_value_t = 2_000)]
     pages: u64,
 
-    /// How often pages are measured. The figures are medians. Memory is the same each time.
+    /// Rounds in which pages are measured. The figures are medians. Memory is the same each time.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 
@@ -51,10 +52,10 @@ struct Filled {
     targets: u64,
     /// The growth of used_memory for each counter.
     bytes: f64,
-    /// CPU time of the server for a page of 20 targets, in microseconds: the median, and the rounds.
+    /// CPU time of the server for a page of 20 targets, in microseconds: the median, and all rounds.
     page_us: f64,
     page_us_rounds: Vec<f64>,
-    /// The same with MGET, if there is one key for each counter.
+    /// CPU time with MGET, if the layout has one key for each counter.
     mget_page_us: Option<f64>,
 }
 
@@ -122,7 +123,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// How many times less memory this one needs than a string for each counter.
+/// Returns how many times less memory this layout needs than a string for each counter.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }
@@ -148,7 +149,7 @@ fn print(filled: &[Filled]) {
 fn figures(filled: &[Filled], cliff: &[Filled], sizes: &[u64]) -> BTreeMap<String, f64> {
     let mut figures = BTreeMap::new();
     for (place, targets) in sizes.iter().enumerate() {
-        // The first size has the plain names.
+        // The figures of the first size have names without a number.
         let size = if place == 0 { String::new() } else { format!("_{targets}") };
         for (ids, name) in [(Ids::Dense, "dense"), (Ids::Snowflake, "sparse")] {
             for layout in Layout::ALL {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use redis::{Connection, Pipeline};
 
-/// How long it can take to start, and to settle.
+/// Time limit until the server has started, and until its memory is constant.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Server {
@@ -45,17 +45,17 @@ impl Server {
         self.info("memory", "used_memory:")
     }
 
-    /// Memory after the table of keys has grown. Redis grows it in small steps, and meanwhile the old table takes
-    /// memory, too.
+    /// Returns the memory when Redis has finished growing its table of keys. Redis grows this table in small steps, and
+    /// until then, the old table needs memory, too.
     pub fn settled_memory(&mut self) -> Result<f64> {
-        // More often than ten times a second.
+        // By default, Redis does its background work only ten times a second.
         let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(500).query(&mut self.connection)?;
         let until = Instant::now() + PATIENCE;
         let mut known = self.used_memory()?;
         loop {
             std::thread::sleep(Duration::from_millis(1_000));
             let now = self.used_memory()?;
-            // Less than a page of memory, which Redis' own statistics use.
+            // Differences below a page of memory are ignored, because Redis's statistics themselves use some memory.
             if (now - known).abs() < 4_096.0 {
                 let () = redis::cmd("CONFIG").arg("SET").arg("hz").arg(10).query(&mut self.connection)?;
                 return Ok(now);
@@ -65,7 +65,7 @@ impl Server {
         }
     }
 
-    /// CPU time of Redis for these, one after the other, in microseconds.
+    /// Returns the CPU time of Redis for these pipelines, run one after the other, in microseconds.
     pub fn cpu_us_of(&mut self, pipelines: &[Pipeline]) -> Result<f64> {
         let before = self.cpu_us()?;
         for pipeline in pipelines {

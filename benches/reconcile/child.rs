@@ -1,4 +1,4 @@
-//! One run of the binary: its report, time and memory, and the rows that MySQL read for it.
+//! Runs the binary once, and measures its time, its memory, and the number of rows that MySQL reads for it.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -12,10 +12,10 @@ pub struct Ran {
     pub seconds: f64,
     pub checked: u64,
     pub exact: u64,
-    /// How long it took to reload lost data into Redis. 0 if nothing was lost.
+    /// Time to reload lost data into Redis. 0 if no data was lost.
     pub rebuild_s: f64,
     pub peak_rss_mib: f64,
-    /// Rows that MySQL read meanwhile (the sum of Handler_read%).
+    /// Number of rows that MySQL read during the run (the sum of Handler_read%).
     pub rows_read: u64,
     /// The time of each step.
     pub steps_ms: serde_json::Value,

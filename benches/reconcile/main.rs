@@ -1,4 +1,4 @@
-//! Cost of a reconcile: a recount of all, of what changed, a reload of a lost Redis; and its cost for the consumer.
+//! Measures a full and a changed reconcile, a reload of a lost Redis, and how they slow down the consumer.
 
 mod child;
 mod site;
@@ -22,7 +22,7 @@ const AIMS: [(&str, Aim); 4] = [
     ("consumer_loss_percent", Aim::AtMost(10.0)),
 ];
 
-/// Changed targets, in thousandths of all.
+/// Changed targets, in thousandths of all targets.
 const CHANGED: [u64; 3] = [1, 10, 100];
 
 /// Fill MySQL with like records (Zipf 1.0 over a fortieth as many targets), then run the real binary on them.
@@ -32,7 +32,8 @@ struct Arguments {
     #[arg(long, default_value_t = 20_000_000)]
     rows: u64,
 
-    /// Rows of the second, smaller table. The run on the large one must not need more memory.
+    /// Rows of the second, smaller table. The run on the large table must not need more memory than the run on this
+    /// table.
     #[arg(long, default_value_t = 5_000_000)]
     small_rows: u64,
 
@@ -49,7 +50,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// Written beside the figures.
+/// Details that are written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     targets: u64,
@@ -84,7 +85,7 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("reconcile")
 }
 
-/// Loads Redis from MySQL, then compares all.
+/// Loads Redis from MySQL, then compares all targets.
 async fn load_and_run(site: &Site, seen: &mut Seen) -> Result<()> {
     site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;
     let ran = site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;

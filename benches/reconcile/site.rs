@@ -1,4 +1,4 @@
-//! A site with many likes: MySQL filled in bulk, Redis loaded or lost.
+//! Makes a site with many likes: fills MySQL in bulk, and loads or empties Redis.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,18 +23,18 @@ use crate::common::world::{Setup, World};
 /// Mean number of like records per target.
 const ROWS_PER_TARGET: u64 = 40;
 
-/// Rows that one statement inserts.
+/// Number of rows that one statement inserts.
 const ROWS_PER_STATEMENT: usize = 10_000;
 
 /// Likes in one group, and the time between two groups: 4,000 likes a second.
 const ARRIVING_PER_TURN: usize = 80;
 const TURN: Duration = Duration::from_millis(20);
 
-/// How long a queue can take to become empty after likes arrived, and between two looks.
+/// Time limit until the queue is empty after the last like, and the time between two checks.
 const EMPTY_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Commands of one pipeline, as in tallyd.
+/// Number of commands in a pipeline, as in tallyd.
 const PIPELINE: usize = 500;
 
 pub struct Site {
@@ -62,7 +62,7 @@ impl Site {
         child::reconcile(&self.world, arguments).await
     }
 
-    /// The least work of any recount, in seconds.
+    /// Measures the minimum work of any recount, in seconds.
     pub async fn bare_recount(&self) -> Result<f64> {
         let began = Instant::now();
         let sql = "SELECT kind, target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record GROUP BY kind, target_id";
@@ -76,7 +76,7 @@ impl Site {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// The least work of any rebuild, in seconds: read `counter`, and set each number in Redis.
+    /// Measures the minimum work of any rebuild, in seconds: read `counter`, and set each count in Redis.
     pub async fn bare_hset(&self) -> Result<f64> {
         let counters: Vec<(u64, i64)> =
             sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
@@ -116,9 +116,9 @@ impl Site {
         Ok(())
     }
 
-    /// Makes this many thousandths of the targets look changed since the last run.
+    /// Marks this number of thousandths of the targets as changed since the last run.
     pub async fn change(&self, thousandths: u64) -> Result<u64> {
-        // The overlap of older runs must not include their targets again.
+        // All other targets must be older than the overlap, so the run does not include them again.
         sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
             .execute(&self.world.pool)
             .await?;
@@ -129,7 +129,8 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// How fast the daemon drains this many events, in events per second, with or without reconciles beside it.
+    /// Measures how fast the daemon drains this number of events, in events per second, with or without reconciles at
+    /// the same time.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
             .await?;
@@ -148,7 +149,7 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            // It must end, or its lease would block the next one.
+            // The run must end, because its lease would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
                 self.reconcile(&[mode, "--force"]).await?;
             }
@@ -160,7 +161,7 @@ impl Site {
         Ok(rate)
     }
 
-    /// Sends likes through the client at this rate, without an end.
+    /// Sends likes through the client at this rate, until it is aborted.
     async fn arrive(&self) -> Result<()> {
         let client = client_of(&self.world.config);
         let mut turn = tokio::time::interval(TURN);
@@ -176,7 +177,7 @@ impl Site {
         }
     }
 
-    /// Loses Redis while likes arrive, and reloads it. Also measures a bare HSET beside them first.
+    /// Empties Redis while likes arrive, and reloads it. Before that, measures a bare HSET while the likes arrive.
     pub async fn rebuild_under_load(&self) -> Result<(f64, Ran)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
@@ -207,7 +208,7 @@ impl Site {
         Ok(ran)
     }
 
-    /// Removes what a drain wrote, also from `counter`, so that each round begins like the first one.
+    /// Removes the rows that a drain wrote, also from `counter`, so each round starts with the same data.
     async fn forget_new_rows(&self) -> Result<()> {
         sqlx::query("DELETE FROM like_record WHERE update_at > '2026-01-01'").execute(&self.world.pool).await?;
         sqlx::query("TRUNCATE counter").execute(&self.world.pool).await?;
@@ -215,16 +216,16 @@ impl Site {
     }
 }
 
-/// Rows by Zipf 1.0: the target in place i has 1/i as many as the first.
+/// Distributes rows by Zipf 1.0: the target in place i has 1/i of the rows of the first target.
 async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
     let harmonic: f64 = (1..=targets).map(|place| 1.0 / place as f64).sum();
     let mut values = Vec::with_capacity(ROWS_PER_STATEMENT);
     for id in 1..=targets {
-        // Spreads popular targets over the ids, with a stride that has no common factor with their number.
+        // Spreads popular targets over the ids, with a stride that has no common factor with the number of targets.
         let place = 1 + id.wrapping_mul(7_919) % targets;
         let count = ((rows as f64 / harmonic / place as f64) as u64).max(1);
         for user in 1..=count {
-            // Ids far above those of the workload that the consumer drains.
+            // These ids are far above the ids in the workload that the consumer drains.
             values.push(format!("(1,{},{user},0,'2026-01-01')", 10_000_000 + id));
             if values.len() == ROWS_PER_STATEMENT {
                 insert(world, &mut values).await?;

@@ -1,4 +1,4 @@
-//! MySQL stops answering for minutes while messages continue to arrive.
+//! Measures a daemon whose MySQL stops answering for minutes, while messages continue to arrive.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,17 @@ use crate::common::workload::Workload;
 use crate::common::world::{Setup, World};
 use crate::exact;
 
-/// Between two groups of messages.
+/// Pause between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// How long everything works before MySQL stops, and how long messages arrive after it answers again.
+/// Time in which everything works before MySQL stops, and time in which messages still arrive after MySQL answers
+/// again.
 const WELL: Duration = Duration::from_secs(20);
 
-/// How long it can take to write the backlog.
+/// Time limit to write the backlog.
 const CAUGHT_UP_MAX: Duration = Duration::from_secs(1_200);
 
-/// How long it can take to write events that arrive after the newest one.
+/// Time limit to write events that arrive after the newest event.
 const EXACT_MAX: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -34,11 +35,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     pub messages: usize,
-    /// The part of them that was in the queue, and not in the daemon, when MySQL answered again.
+    /// Number of these messages that were in the queue, and not in the daemon, when MySQL answered again.
     pub waited: u64,
     pub before_rss_mib: f64,
     pub peak_rss_mib: f64,
-    /// From MySQL's first answer until the queue was empty.
+    /// Time from MySQL's first answer until the queue was empty.
     pub caught_up_s: f64,
 }
 
@@ -77,7 +78,7 @@ async fn run(world: &World, away: Duration, rate: u64) -> Result<Seen> {
     wait::until("the backlog is written", CAUGHT_UP_MAX, LOOK_EVERY, async || is_written(world, last).await).await?;
     let caught_up_s = back.elapsed().as_secs_f64();
     let peak_rss_mib = peak_rss_mib(daemon.pid())?;
-    // A few duplicates can follow it.
+    // A few duplicates can come after the newest event.
     let all = || Workload::new(1).take(messages);
     wait::until("every row is right", EXACT_MAX, LOOK_EVERY, async || Ok(exact(world, all()).await.is_ok())).await?;
     Ok(Seen { messages, waited, before_rss_mib, peak_rss_mib, caught_up_s })
@@ -99,7 +100,7 @@ async fn publish(world: &World, messages: usize, per_turn: usize) -> Result<()> 
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
     let mut turn = tokio::time::interval(TURN);
-    // Late groups are sent later.
+    // If a group is late, the next groups are delayed as well.
     turn.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut events = Workload::new(1).take(messages);
     loop {

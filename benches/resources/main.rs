@@ -1,4 +1,4 @@
-//! Memory of a daemon under much work: a backlog, an unreachable MySQL, a large table.
+//! Measures a daemon's memory under heavy load: a backlog, an unreachable MySQL, a large table.
 
 mod away;
 #[path = "../reconcile/child.rs"]
@@ -32,10 +32,10 @@ const AIMS: [(&str, Aim); 3] = [
     ("reconcile_peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
 ];
 
-/// Rows of the table that the large one is compared with. Memory must not grow with the rows.
+/// Rows of the small table with which the large table is compared. Memory must not grow with the number of rows.
 const SMALL_ROWS: u64 = 1_000_000;
 
-/// Run the real binary under much work, and measure the most memory that it ever had.
+/// Run the real binary under heavy load, and measure its peak memory.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Parts to measure.
@@ -70,7 +70,7 @@ enum Part {
     Reconcile,
 }
 
-/// Written beside the figures.
+/// Details that are written beside the figures.
 #[derive(Default, Serialize)]
 struct Seen {
     away: Option<away::Seen>,
@@ -112,7 +112,7 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("resources")
 }
 
-/// The peak memory of a daemon that starts with this many messages in its queue.
+/// Returns the peak memory of a daemon that starts with this number of messages in its queue.
 async fn backlog(messages: usize) -> Result<f64> {
     let world = World::new("resources-backlog", Setup::default()).await?;
     let peak = async {
@@ -141,7 +141,7 @@ async fn exact(world: &World, events: impl Iterator<Item = tallyd_core::event::L
     model.assert_counters(&world.pool).await
 }
 
-/// A full reconcile of this many rows, after Redis was loaded.
+/// Measures a full reconcile of this number of rows, after Redis was loaded.
 async fn reconcile(rows: u64) -> Result<child::Ran> {
     let site = Site::open("resources", rows).await?;
     let ran = async {

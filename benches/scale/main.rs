@@ -1,4 +1,4 @@
-//! Resources that a rate needs, and which one is needed most: a model, compared with 1, 2 and 4 partitions.
+//! Calculates the resources that a rate needs, with a model that is compared with 1, 2 and 4 measured partitions.
 
 mod measured;
 mod model;
@@ -17,15 +17,15 @@ use measured::{Measured, POINTS};
 use model::{Cores, Costs, Outcome, Site, simulate};
 use tallyd_benches as common;
 
-/// How far the model can be from the measurement.
+/// Allowed difference between the model and the measurement.
 const AIMS: [(&str, Aim); 3] = [
     ("error_percent_1", Aim::AtMost(25.0)),
     ("error_percent_2", Aim::AtMost(25.0)),
     ("error_percent_4", Aim::AtMost(25.0)),
 ];
 
-/// Measure the separate costs of broker and database, predict tallyd's rate with 1, 2 and 4 partitions from them, and
-/// compare it with the measured one. Then plan larger sites with the same costs.
+/// Measure the separate costs of broker and database, predict tallyd's rate with 1, 2 and 4 partitions from these
+/// costs, and compare it with the measured rate. Then plan larger sites with the same costs.
 #[derive(Clone, Debug, Parser)]
 struct Arguments {
     /// Events that each run drains.
@@ -40,7 +40,7 @@ struct Arguments {
     #[arg(long)]
     measured: bool,
 
-    /// Comma-separated rates to plan sites for, in events a second.
+    /// Comma-separated rates for which sites are planned, in events a second.
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
     rates: Vec<f64>,
 
@@ -49,7 +49,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// A point of tallyd's, measured and predicted.
+/// A rate of tallyd, measured and predicted.
 #[derive(Debug, Serialize)]
 struct Point {
     partitions: usize,
@@ -89,7 +89,7 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results }.write("scale")
 }
 
-/// A site with the daemon's defaults.
+/// Returns a site with the daemon's defaults.
 fn site(costs: Costs, cores: Cores, partitions: usize) -> Site {
     let config = Config::default();
     Site {
@@ -104,7 +104,7 @@ fn site(costs: Costs, cores: Cores, partitions: usize) -> Site {
     }
 }
 
-/// The model's result for full queues on one machine.
+/// Returns the model's result for full queues on one machine.
 fn drained(costs: Costs, cores: f64, partitions: usize) -> Outcome {
     simulate(&site(costs, Cores::Shared(cores), partitions))
 }

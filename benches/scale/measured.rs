@@ -1,4 +1,4 @@
-//! The points that the model is made from and compared with, as `dev/bench ingest` measured them.
+//! Reads the measurements of `dev/bench ingest`, from which the model is made and with which it is compared.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use crate::Arguments;
 use crate::model::Costs;
 
-/// The file under target/bench.
+/// The name of the result file under target/bench.
 const NAME: &str = "scale-measured";
 
-/// Partitions of tallyd's points.
+/// The numbers of partitions with which tallyd is measured.
 pub const POINTS: [(usize, &str); 3] = [(1, "tallyd"), (2, "tallyd-2"), (4, "tallyd-4")];
 
-/// The part of the results that is read.
+/// The part of the result file that is used.
 #[derive(Deserialize)]
 pub struct Measured {
     pub machine: Machine,
@@ -55,7 +55,7 @@ impl Run {
 }
 
 impl Measured {
-    /// Measures, unless an earlier measurement is to be used.
+    /// Runs the measurement, unless an earlier one is used.
     pub fn take(arguments: &Arguments) -> Result<Self> {
         let root = tallyd_testkit::root();
         if !arguments.measured {
@@ -78,11 +78,12 @@ impl Measured {
         Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
     }
 
-    /// The costs of the parts, from measurements in which nothing else ran. They never come from the runs that are
-    /// predicted.
+    /// Returns the costs of the parts, each from a measurement in which no other part ran. The runs that are predicted
+    /// are never used for this.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
-        // The time of a batch is a + b * events: in MySQL's CPU time, and by the clock of its one connection.
+        // The time of a batch is a + b * events: once for MySQL's CPU time, and once for the time that its one
+        // connection takes.
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
         ensure!(
             far > near * 2.0,
@@ -97,14 +98,14 @@ impl Measured {
             consume: noop.consumer_us + build,
             row,
             batch,
-            // The writer builds its statements before it sends them. This time is already in the consumer's part.
+            // The writer builds its statements before it sends them. The consumer's cost already includes this time.
             row_wait: (row_s - row - build).max(0.0),
             batch_wait: (batch_s - batch).max(0.0),
         })
     }
 }
 
-/// Intercept and slope through two runs with batches of different sizes.
+/// Returns the intercept and slope of the line through two runs with batches of different sizes.
 fn line(large: &Run, small: &Run, time: impl Fn(&Run) -> f64) -> (f64, f64) {
     let (far, near) = (large.events_per_batch(), small.events_per_batch());
     let slope = (time(large) - time(small)) / (far - near);

@@ -1,8 +1,8 @@
-//! Simulates the cost of events and their waits: partitions, their queues, batches and connections on some cores.
+//! Simulates how partitions, their queues, batches and connections process events on a number of cores.
 //!
-//! Each partition has three steps. RabbitMQ's queue delivers what the prefetch allows, the consumer reads it into the
-//! open batch, and one connection of MySQL writes a batch while the next one fills. Each step is one thread. It has a
-//! core, or its share of one if more threads want to run than there are cores. Several threads accept published events.
+//! Each partition has three steps. RabbitMQ's queue delivers events up to the prefetch, the consumer adds them to the
+//! open batch, and one connection of MySQL writes a batch while the next batch fills. Each step is one thread. It has a
+//! core, or a share of a core if there are more active threads than cores. Several threads accept published events.
 //! Time advances in steps of [`STEP_US`].
 
 use std::collections::VecDeque;
@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 /// Length of a step, in microseconds.
 const STEP_US: f64 = 100.0;
 
-/// Simulated time before anything is counted, in microseconds. Then queues and batches have reached their normal size.
+/// Simulated warm-up before anything is counted, in microseconds. After it, queues and batches have their normal size.
 const WARM_UP_US: f64 = 1e6;
 
 /// Threads that accept published events for one partition, because many clients are connected.
 const PUBLISHING_THREADS: usize = 4;
 
-/// Microseconds of one core, unless said otherwise.
+/// The costs of the parts. They are microseconds of one core, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
     /// RabbitMQ, for an event that is published with a confirm.
@@ -29,16 +29,16 @@ pub struct Costs {
     pub row: f64,
     /// MySQL, for a batch.
     pub batch: f64,
-    /// For an event of a batch, while its connection waits and no core is used.
+    /// Waiting time of the connection for an event of a batch. It uses no core.
     pub row_wait: f64,
-    /// The same for a batch: the disk.
+    /// Waiting time of the connection for a batch, because of the disk.
     pub batch_wait: f64,
 }
 
 /// Cores of RabbitMQ, the daemons and MySQL.
 #[derive(Clone, Copy, Debug)]
 pub enum Cores {
-    /// One machine for all.
+    /// One machine with this number of cores, shared by all parts.
     Shared(f64),
     /// Separate machines.
     Own { rabbitmq: f64, daemons: f64, mysql: f64 },
@@ -52,9 +52,9 @@ pub struct Site {
     pub batch_events_max: f64,
     pub prefetch: f64,
     pub linger_us: f64,
-    /// Published events a second. `None` if queues are full from the beginning.
+    /// Published events a second. `None` if the queues are full from the beginning.
     pub arrivals: Option<f64>,
-    /// How long, in seconds after the warm-up.
+    /// Duration in seconds, after the warm-up.
     pub seconds: f64,
 }
 
@@ -63,7 +63,7 @@ pub struct Site {
 pub struct Outcome {
     pub events_per_second: f64,
     pub events_per_batch: f64,
-    /// From publishing to commit, in milliseconds, if events arrive.
+    /// Time from publishing to commit, in milliseconds. Only if events arrive.
     pub lag_p50_ms: f64,
     pub lag_p99_ms: f64,
 }
@@ -77,7 +77,7 @@ enum Role {
     Write,
 }
 
-/// A batch in its transaction.
+/// A batch that is being written.
 struct Writing {
     events: f64,
     work_us: f64,
@@ -86,15 +86,15 @@ struct Writing {
 
 #[derive(Default)]
 struct Partition {
-    /// Published and not accepted by the broker.
+    /// Events that are published, but not accepted by the broker yet.
     arriving: f64,
     queued: f64,
-    /// At the consumer, and not in a batch.
+    /// Events that are delivered to the consumer, but not in a batch yet.
     delivered: f64,
     open: f64,
     open_since: f64,
     writing: Option<Writing>,
-    /// Uncommitted events: when they arrived, and how many.
+    /// Uncommitted events: their arrival time and their count.
     arrived: VecDeque<(f64, f64)>,
 }
 
@@ -108,13 +108,13 @@ impl Partition {
         }
     }
 
-    /// How much the prefetch still allows.
+    /// Returns how many more events the prefetch allows.
     fn credit(&self, site: &Site) -> f64 {
         let writing = self.writing.as_ref().map_or(0.0, |writing| writing.events);
         site.prefetch - self.delivered - self.open - writing
     }
 
-    /// Does work for this many microseconds of a core.
+    /// Works for this number of microseconds of a core.
     fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
         let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
         match role {
@@ -145,7 +145,7 @@ impl Partition {
         }
     }
 
-    /// Begins to write when it is time, like the consumer: a full batch, or one that has waited for its linger time.
+    /// Begins to write a batch when the consumer would: when it is full, or when it has waited for the linger time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
         let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;
@@ -160,7 +160,7 @@ impl Partition {
         });
     }
 
-    /// The events of a batch that was just committed, if there is one.
+    /// Returns the events of the batch that was just committed, if there is one.
     fn end_writing(&mut self) -> Option<f64> {
         let writing = self.writing.as_mut()?;
         if writing.work_us > 0.0 {
@@ -213,7 +213,7 @@ fn arrive(partition: &mut Partition, now: f64, site: &Site) {
     partition.arrived.push_back((now, events));
 }
 
-/// Gives each thread that wants to run its share of the cores of its kind.
+/// Gives each active thread its share of the cores of its kind.
 fn share(partitions: &mut [Partition], now: f64, site: &Site) {
     let pools: Vec<(f64, &[Role])> = match site.cores {
         Cores::Shared(cores) => vec![(cores, &[Role::Publish, Role::Deliver, Role::Consume, Role::Write])],

@@ -1,4 +1,4 @@
-//! Plans a site for a rate: partitions, and cores of each kind.
+//! Plans a site for a rate: the number of partitions, and the number of cores of each kind.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -15,10 +15,10 @@ const BUSY_MAX: f64 = 0.6;
 /// Copies of each message in a cluster with quorum queues of three members.
 const COPIES: f64 = 3.0;
 
-/// Events whose size is measured.
+/// Number of events whose size is measured.
 const SAMPLE: usize = 10_000;
 
-/// More cores than anything can use.
+/// A number of cores that is always enough.
 const PLENTY: f64 = 1e6;
 
 /// A site for one rate.
@@ -26,7 +26,7 @@ const PLENTY: f64 = 1e6;
 pub struct Plan {
     events_per_second: f64,
     partitions: usize,
-    /// The load of one connection or one queue with that many partitions.
+    /// The load of one connection or one queue, with this number of partitions.
     busiest_thread_percent: f64,
     rabbitmq_cores: f64,
     daemon_cores: f64,
@@ -36,10 +36,10 @@ pub struct Plan {
     lag_p50_ms: f64,
     lag_p99_ms: f64,
     committed_per_second: f64,
-    /// Megabytes a second into RabbitMQ's nodes with three copies, and out to the daemons.
+    /// RabbitMQ's traffic in megabytes a second: to its nodes with three copies, and to the daemons.
     rabbitmq_mb_per_second: f64,
     mysql_mb_per_second: f64,
-    /// New rows in a day, if each event makes one.
+    /// Size of a day's new rows, if each event makes a new row.
     mysql_gb_per_day: f64,
 }
 
@@ -50,7 +50,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
     let plans: Vec<Plan> = rates
         .iter()
         .map(|rate| {
-            // A thread is full when its queue delivers no more, or its connection writes no more.
+            // A queue or a connection is fully loaded when it can't deliver or write more events.
             let thread = noop.events_per_second.min(floor.events_per_second);
             let partitions = (rate / (thread * BUSY_MAX)).ceil().max(1.0) as usize;
             let partitions = partitions.next_power_of_two();
@@ -88,7 +88,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
     Ok(plans)
 }
 
-/// The body of a like from a producer.
+/// Returns the body of a like, as a producer publishes it.
 fn body_bytes() -> f64 {
     let bodies = counted(Workload::new(1).take(SAMPLE)).map(|(event, count)| encode_like(&event, "video", count).len());
     bodies.sum::<usize>() as f64 / SAMPLE as f64

@@ -1,4 +1,4 @@
-//! How long partitions are without a consumer when their daemon stops, crashes, freezes, or loses its network.
+//! Measures the time without a consumer after a daemon stops, crashes, freezes, or loses its network.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,18 +24,19 @@ use tallyd_benches as common;
 
 const PARTITIONS: u16 = 4;
 
-/// Between two looks at the owners of the partitions.
+/// Time between two reads of the partitions' owners.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A daemon listens within a tenth of a second. RabbitMQ's number of consumers doesn't include waiting ones.
+/// Wait for a daemon to consume, which takes a tenth of a second. RabbitMQ's count of consumers would not show this,
+/// because it does not include waiting consumers.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Enough for a daemon to know how large messages are.
+/// Number of events before the fault. It is enough for a daemon to know the size of messages.
 const FIRST: u64 = 10_000;
 
-/// The figures are medians. A daemon that gets SIGTERM has no aim.
+/// The figures are medians. For a daemon that gets SIGTERM, there is no limit.
 const AIMS: [(&str, Aim); 3] = [
     ("takeover_kill_ms", Aim::AtMost(5_000.0)),
     ("takeover_stop_ms", Aim::AtMost(30_000.0)),
@@ -68,7 +69,7 @@ enum How {
     Kill,
     /// SIGSTOP.
     Stop,
-    /// Nothing that it sends arrives, and nothing reaches it.
+    /// No data goes to or from this daemon.
     Cut,
 }
 
@@ -103,11 +104,11 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: took }.write("takeover")
 }
 
-/// Milliseconds until the second daemon has written every partition.
+/// Returns the milliseconds until the second daemon has written every partition.
 async fn measure(how: How, rate: u64) -> Result<f64> {
     let world = World::new("takeover", Setup { partitions: PARTITIONS, ..Setup::default() }).await?;
     let took = measure_in(&world, how, rate).await;
-    // Also after a failure, because the next round would find what is left.
+    // Cleans up even after a failure, because leftovers would disturb the next round.
     let closed = world.close().await;
     let took = took?;
     closed?;
@@ -160,7 +161,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     load.abort();
     let _ = load.await;
     drop(first);
-    // One more can be in flight that the load had not counted.
+    // One more event can be in flight, because the load had not counted it yet.
     wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
         .await?;
     second.signal("TERM")?;
@@ -168,7 +169,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// Publishes until it is aborted.
+/// Publishes likes until it is aborted.
 fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, rate: u64) -> JoinHandle<Result<()>> {
     let (exchange, publisher, sent) = (world.broker.exchange(), Arc::clone(publisher), Arc::clone(sent));
     tokio::spawn(async move {
@@ -180,7 +181,7 @@ fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, 
     })
 }
 
-/// One like of a new user, so each is a row.
+/// Each like has a new user, so each like makes a row.
 async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
     let event = like(1 + sent.load(Ordering::Relaxed));
     publisher.publish(exchange, &event.user.to_string(), &encode_like(&event, "video", None)).await?;

@@ -1,4 +1,4 @@
-//! How fast one connection writes batches, by how it learns the old state of each row.
+//! Measures how fast one connection writes batches, by its method to find the old state of each row.
 
 mod ways;
 
@@ -22,15 +22,15 @@ use common::world::{Setup, World, stack};
 use tallyd_benches as common;
 use ways::Way;
 
-/// Write the same events in every way, in batches of each size, and check every row and counter after each run. There
-/// is no broker, so only MySQL is measured.
+/// Write the same events by every method, in batches of each size, and check every row and counter after each run.
+/// There is no broker, so only MySQL is measured.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Events that each run writes. Runs with the smallest batches write a tenth.
+    /// Events that each run writes. Runs with the smallest batches write a tenth of this number.
     #[arg(long, default_value_t = 200_000)]
     events: usize,
 
-    /// Runs of each way. The figures are medians.
+    /// Runs of each method. The figures are medians.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
@@ -38,7 +38,7 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 10_000])]
     batches: Vec<usize>,
 
-    /// Run only these comma-separated ways.
+    /// Run only these comma-separated methods.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Way>,
 
@@ -51,12 +51,13 @@ struct Arguments {
 #[derive(Clone, Copy, Serialize)]
 struct Written {
     events_per_second: f64,
-    /// CPU time per event of the server, and of the client including the work that makes rows of events.
+    /// CPU time of the server per event.
     mysql_us: f64,
+    /// CPU time of the client per event, including the work that makes rows of events.
     client_us: f64,
 }
 
-/// A way's runs with batches of one size.
+/// The runs of one method with batches of one size.
 #[derive(Serialize)]
 struct Standing {
     exact: bool,
@@ -102,7 +103,7 @@ async fn main() -> Result<()> {
         .write("write")
 }
 
-/// Small batches are slow, so they get fewer events.
+/// Returns the number of events of a run. Small batches are slow, so their runs write fewer events.
 fn events_of(events: usize, batch: usize) -> usize {
     if batch < 1_000 { events / 10 } else { events }
 }
@@ -148,7 +149,7 @@ fn medians(runs: &[Written]) -> Written {
     }
 }
 
-/// tallyd's way against each other one, by the batch's size.
+/// Compares tallyd's method with each other method, by the size of the batch.
 fn figures(standings: &BTreeMap<(usize, Way), Standing>) -> BTreeMap<String, f64> {
     let ours = |batch| standings.get(&(batch, Way::Noted)).map(|standing| standing.median.events_per_second);
     let others = standings.iter().filter(|((_, way), _)| *way != Way::Noted);

@@ -1,7 +1,8 @@
-//! The ways to write a batch: rows first, then the counters' differences, in one transaction.
+//! The methods to write a batch. Each writes the rows first, then the differences of the counters, in one transaction.
 //!
-//! All are exact with one writer per (target, user). With two writers, only ways that hold the row's lock before they
-//! read its old state are exact: `noted`, `column`, and `read`, whose plain INSERT fails if another writer was first.
+//! With one writer per (target, user), all methods are exact. With two writers, only methods that lock the row before
+//! they read its old state are exact: `noted`, `column`, and `read`, whose plain INSERT fails if another writer was
+//! first.
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -12,26 +13,26 @@ use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tallyd_mysql::{Text, likes};
 
-/// How the old states are known.
+/// The method to find the old states of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 pub enum Way {
-    /// Not at all: an upsert without counters, as peers do it.
+    /// The old states are not found: an upsert without counters, as peers do it.
     Plain,
-    /// Noted in a user variable by the upsert: tallyd's first choice.
+    /// The upsert stores them in a user variable: tallyd's first choice.
     Noted,
-    /// Read with a lock, then inserted or updated: tallyd's second choice.
+    /// The rows are read with a lock, then inserted or updated: tallyd's second choice.
     Read,
-    /// Kept by the upsert in a column of the row, which is read afterwards.
+    /// The upsert stores them in a column of the row, which is read afterwards.
     Column,
-    /// Joined with a temporary table that holds the batch. The upsert then takes its rows from it.
+    /// A temporary table with the batch is joined with the rows. Then the upsert reads its rows from this table.
     Staged,
 }
 
-/// The newest wins. At equal `at` an unlike wins.
+/// The newest wins. If both events have the same `at`, the unlike wins.
 const NEWER: &str = "(VALUES(update_at) > like_record.update_at OR \
                       (VALUES(update_at) = like_record.update_at AND VALUES(is_del) > like_record.is_del))";
 
-/// The condition of [`NEWER`], with the version last.
+/// Returns assignments with the condition [`NEWER`]. They set the version last.
 fn newest() -> String {
     format!(
         "is_del = IF({NEWER}, VALUES(is_del), like_record.is_del), \
@@ -44,7 +45,7 @@ impl Way {
         self != Self::Plain
     }
 
-    /// Makes what a way needs beside tallyd's tables.
+    /// Creates the additional tables and columns that a method needs.
     pub async fn prepare(self, connection: &mut MySqlConnection) -> Result<()> {
         let sql = match self {
             Self::Column => "ALTER TABLE like_record ADD COLUMN was TINYINT NULL",
@@ -85,7 +86,7 @@ async fn run(connection: &mut MySqlConnection, sql: String) -> Result<()> {
     Ok(())
 }
 
-/// `first` is set before the row changes.
+/// Upserts the batch. The assignments in `first` come before the row's columns change.
 async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], first: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} ON DUPLICATE KEY UPDATE {first} {}",
@@ -154,7 +155,8 @@ async fn staged(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> 
     Ok(winners.iter().map(|(pair, _)| known.get(pair).copied().unwrap_or(Before::Absent)).collect())
 }
 
-/// 0 and 1: the row's old `is_del`. 2: it is not older. NULL: it is new.
+/// Decodes the old state. 0 and 1: the row's old `is_del`. 2: the row is not older than the event. NULL: the row is
+/// new.
 fn met(was: Option<i8>) -> Before {
     match was {
         None => Before::Absent,

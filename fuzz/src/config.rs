@@ -1,4 +1,4 @@
-//! Fuzzes the configuration: any text is accepted or rejected, and every problem has its place.
+//! Fuzzes the configuration: any text is accepted or rejected, and every problem names its place.
 
 use std::cell::RefCell;
 use std::io::{Seek, Write};
@@ -10,7 +10,7 @@ thread_local! {
     static FILE: RefCell<NamedTempFile> = RefCell::new(tempfile::Builder::new().prefix("tallyd-fuzz-").tempfile().expect("a file"));
 }
 
-/// The text of a file. After a zero byte, variables of the environment, one in each line.
+/// The input is the text of a file. After a zero byte come environment variables, one in each line.
 pub fn config(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (text, variables) = text.split_once('\0').unwrap_or((&text, ""));
@@ -29,13 +29,13 @@ pub fn config(data: &[u8]) {
         }
     }
     let _ = parse_pause(text);
-    // Skipped if it reads files of the machine.
+    // The rest is skipped if the configuration reads files of the machine.
     if names.is_empty() && !text.contains("file") {
         whole(text);
     }
 }
 
-/// With the checks that the types can't express.
+/// Includes checks that the types can't express.
 fn whole(text: &str) {
     FILE.with_borrow_mut(|file| {
         file.rewind().and_then(|()| file.as_file().set_len(0)).expect("the file can't be emptied");

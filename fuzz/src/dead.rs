@@ -1,4 +1,4 @@
-//! Fuzzes what is kept of a rejected message and how it is shown. Its sender chose every byte.
+//! Fuzzes how a rejected message is stored and shown. Its sender chooses every byte.
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
@@ -13,10 +13,10 @@ use tallyd_core::model::Micros;
 use super::Bytes;
 use super::event::{NOW, TERMS};
 
-/// The most that is kept of a message's headers.
+/// Maximum size of the stored headers of a message.
 const HEADERS_MAX: usize = 8 * 1024;
 
-/// Headers, then a zero byte, then a body.
+/// The input is headers, then a zero byte, then a body.
 pub fn dead(data: &[u8]) {
     let (head, body) = data.split_at(data.iter().position(|byte| *byte == 0).unwrap_or(data.len()));
     let mut head = Bytes(head);
@@ -51,7 +51,7 @@ fn shown(body: &[u8]) {
     assert!(pretty.len() <= body.len() * 200, "{} bytes of {}", pretty.len(), body.len());
 }
 
-/// It must do nothing to a terminal.
+/// The shown text must not contain control characters for a terminal.
 fn harmless(text: &str) {
     let does_something = |it: char| it.is_control() || matches!(it, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     assert!(!text.chars().any(does_something), "{text:?}");
@@ -80,7 +80,7 @@ fn text(bytes: &mut Bytes<'_>) -> String {
 fn table(bytes: &mut Bytes<'_>, depth: u8) -> FieldTable {
     let mut fields = FieldTable::default();
     for _ in 0..bytes.byte() % 8 {
-        // A name that tallyd looks for, or any name.
+        // Returns a header name that tallyd uses, or a random name.
         let name = match bytes.byte() % 8 {
             0 => "x-death".to_owned(),
             1 => "time".to_owned(),

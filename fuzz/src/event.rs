@@ -1,5 +1,5 @@
-//! Fuzzes the decoder. Every body gets a verdict. An accepted body is valid JSON and means what it says, and a rejected
-//! one has a reason.
+//! Fuzzes the decoder. Every body gets a verdict. An accepted body is valid JSON, and the event has the body's fields.
+//! A rejected body has a reason.
 
 use std::sync::LazyLock;
 
@@ -10,17 +10,17 @@ use tallyd_core::event::{
 };
 use tallyd_core::model::{Metric, Micros, Target};
 
-/// The current time for the verdicts.
+/// The time that is used as the current time.
 pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);
 
-/// The configuration for the verdicts.
+/// The configuration with which bodies are decoded.
 pub(crate) static TERMS: LazyLock<Terms> = LazyLock::new(|| {
     let config = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                   [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
     Terms::from(&tallyd::config::parse(config, "fuzz.toml", []).expect("the terms are a configuration"))
 });
 
-/// Any bytes as a message's body.
+/// The input is the body of a message.
 pub fn event(body: &[u8]) {
     let mut until = 0;
     decode_all(body, &TERMS, NOW, |verdict, range| {
@@ -36,7 +36,7 @@ pub fn event(body: &[u8]) {
 
 fn refused(body: &[u8], Refusal { reason, error }: &Refusal) {
     assert!(!error.is_empty(), "{reason:?} without a sentence");
-    // It must fit into a log line and a column of 64 KiB, whatever the body is.
+    // For any body, the error must fit into a log line and a column of 64 KiB.
     assert!(error.len() <= 1_000, "{} bytes of error for {} of body", error.len(), body.len());
 }
 
@@ -101,7 +101,7 @@ fn time(at: Micros, value: &Value) {
     assert_eq!(value["at"].as_i64(), Some(at.0));
 }
 
-/// It must be the same after encoding and decoding again.
+/// The event must be equal after encoding and decoding.
 fn again(message: &Message, value: &Value) {
     let names = (text(&value["kind"]), text(&value["metric"]));
     let body = match message {
@@ -120,7 +120,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// An id of the contract: an integer, or the same as text.
+/// Returns an id as the contract allows it: an integer, or an integer as text.
 fn id(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }

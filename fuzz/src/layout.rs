@@ -1,4 +1,4 @@
-//! Fuzzes the layouts of numbers in Redis: names and numbers must be the same when read and written.
+//! Fuzzes the layouts of numbers in Redis: a name or count that is read and written again must not change.
 
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
@@ -7,7 +7,7 @@ use tallyd_redis::template::Template;
 
 use super::Bytes;
 
-/// Lines: a layout's name, the pattern of its keys, and texts that Redis can hold.
+/// The input is lines: a layout's name, the pattern of its keys, and texts as they can be in Redis.
 pub fn layout(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');

@@ -1,5 +1,6 @@
-//! The fuzz targets. Each takes any bytes and panics if tallyd breaks a promise. libFuzzer calls them (`fuzz_targets`).
-//! On a stable compiler the test suite calls them (`tests/it/fuzz`), with mutations of the same corpora.
+//! The fuzz targets. Each fuzzer accepts any bytes, and panics if tallyd breaks a guarantee. libFuzzer calls them
+//! (`fuzz_targets`). On a stable compiler the test suite calls them (`tests/it/fuzz`), with mutations of the same
+//! corpora.
 
 mod config;
 mod dead;
@@ -17,7 +18,7 @@ pub use map::map;
 pub use redis_replies::redis_replies;
 pub use score::score;
 
-/// Takes bytes from the front, and zeros when none are left.
+/// Takes bytes from the front of the input, or zeros at its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

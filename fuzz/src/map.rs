@@ -1,5 +1,5 @@
-//! Fuzzes the decoder of custom JSON. Each part of a body gets a verdict. An accepted part has the values of its
-//! fields, and a rejection is a sentence.
+//! Fuzzes the decoder of custom JSON. Each part of a body gets a verdict. An accepted part has the values of the body's
+//! fields. A rejected part has a sentence with the reason.
 
 use std::sync::LazyLock;
 
@@ -28,7 +28,7 @@ event_id = { pointer = "/uid" }
     toml::from_str(map).expect("it is a map")
 });
 
-/// Any bytes as a body of a site.
+/// The input is a body in a site's custom JSON.
 pub fn map(body: &[u8]) {
     let mut until = 0;
     decode_all(body, &MAP, &TERMS, NOW, |verdict, range| {

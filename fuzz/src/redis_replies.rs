@@ -1,4 +1,4 @@
-//! Fuzzes the answers of Redis: each is read or rejected.
+//! Fuzzes the code that reads Redis's answers: each answer is accepted or rejected.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ static LAYOUTS: LazyLock<Vec<Layout>> = LazyLock::new(|| {
     [Form::Packed, Form::Entity, Form::String].map(layout).to_vec()
 });
 
-/// Once in the format of the protocol, once as a value that is made from the bytes.
+/// The input is used twice: as bytes of the protocol, and as the source of a random answer.
 pub fn redis_replies(data: &[u8]) {
     let metrics = [Metric(1), Metric(2), Metric(255)];
     let mut bytes = Bytes(data);
@@ -38,7 +38,7 @@ fn value(bytes: &mut Bytes<'_>, depth: u8) -> Value {
         7 if depth < 4 => Value::Set(list(bytes, depth)),
         8..=11 if depth < 4 => Value::Array(list(bytes, depth)),
         12 => Value::BulkString(bytes.number().to_string().into_bytes()),
-        // A script's answer: the parts of a sample, with zeros between them.
+        // A script's answer: the input is the parts of a sample, separated by zero bytes.
         13 => Value::BulkString(sample(bytes)),
         _ => {
             let length = usize::from(bytes.byte() % 32);

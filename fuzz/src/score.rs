@@ -1,4 +1,5 @@
-//! Fuzzes the scores of boards: packed numbers are unpacked in the same order, and numbers that don't fit are rejected.
+//! Fuzzes the scores of boards: packed scores keep their order and can be unpacked, and numbers that don't fit are
+//! rejected.
 
 use tallyd_core::model::BoardMember;
 use tallyd_redis::ranks::{Before, Ranking, order, place};
@@ -6,7 +7,7 @@ use tallyd_redis::score::{Columns, Packing};
 
 use super::Bytes;
 
-/// Bits of the lower number, two pairs of numbers, any double; then members of a board.
+/// The input is the number of bits of the lower number, two pairs of numbers, any double, and then members of a board.
 pub fn score(data: &[u8]) {
     let mut bytes = Bytes(data);
     let packing = Packing::new(u32::from(bytes.byte()));
@@ -33,7 +34,7 @@ pub fn score(data: &[u8]) {
     placed(&mut bytes);
 }
 
-/// A page of any board must be placed without a gap.
+/// The ranks of a page must have no gap, for any board.
 fn placed(bytes: &mut Bytes<'_>) {
     let before = bytes.number() >> 1;
     let before = Before { members: before, higher: before / 2, distinct: before / 3 };

@@ -1,4 +1,5 @@
-//! Checks boards: each addition counts once, unless Redis lost it, and closed periods are as they were archived.
+//! Checks boards: each addition counts once, unless Redis lost it, and the frozen zset of a closed period equals its
+//! archive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +7,11 @@ use super::numbers::{Applied, VIEW};
 use super::{About, Archive, Class, State, Violation};
 use crate::history::{Answer, Call, History, Loses, What, period};
 
-/// Users add to this board.
+/// Users add scores to this board.
 pub const HOT: &str = "hot";
 /// The daemon adds what it counts to this board.
 pub const SEEN: &str = "seen";
-/// The days of this board are over.
+/// The periods of this board are days in the past.
 pub const PAST: &str = "past";
 
 /// The lowest and the highest score that a member can have.
@@ -54,8 +55,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
         let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds it to the board after the commit in MySQL. Without a fault that is at most `LATE` after the
-        // last call.
+        // The daemon adds the view to the board after the commit in MySQL. Without a fault, this takes at most `LATE`
+        // after the last call.
         of.end = of.end.max(event.ended.saturating_add(LATE));
         seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
     }
@@ -70,8 +71,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     check_past(&past, state, found);
 }
 
-/// Views that MySQL may have lost after they were on the board. They stay on the board, and a view that is sent again
-/// is added again.
+/// Returns views that MySQL possibly lost after the daemon had added them to the board. They stay on the board, and if
+/// such a view is sent again, it is added a second time.
 fn undone(history: &History) -> Vec<(u64, i64)> {
     let (mut before, mut undone) = (BTreeSet::new(), BTreeMap::new());
     for call in &history.calls {
@@ -85,7 +86,7 @@ fn undone(history: &History) -> Vec<(u64, i64)> {
     undone.into_values().collect()
 }
 
-/// How long a count can take to reach the board without a fault.
+/// Longest time until a count is on the board, if there is no fault. In microseconds.
 const LATE: i64 = 2_000_000;
 
 const NOBODY: Call = Call { begin: 0, end: 0, who: 0, what: What::Read { target: 0 }, answer: Answer::Nothing };
@@ -98,7 +99,7 @@ fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
     state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
 }
 
-/// A run across midnight has two days, and one of them is archived.
+/// Returns the scores of all days together. A run across midnight has two days, and the first of them can be archived.
 fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
     let mut sum: BTreeMap<u64, i64> = BTreeMap::new();
     let live = state.boards.iter().filter(|((name, period), _)| name == board && period != "total");

@@ -1,26 +1,26 @@
-//! Checks dead letters: every message that can't be applied is one, and no other message is.
+//! Checks dead letters: every message that can't be applied must be a dead letter, and no other message.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{About, Class, Letter, State, Violation};
 use crate::history::{Answer, Call, History, Micros, What, event_id};
 
-/// A letter's body has its number after this.
+/// In the body of a message that can't be applied, its number follows this text.
 const MARK: &str = "letter-";
 
-/// The reason of letters that RabbitMQ 4 dead-lettered.
+/// The reason of dead letters that RabbitMQ 4 returned.
 const RETURNED: &str = "returned-by-broker";
 
 /// The reason of events that are ahead of the daemon's clock.
 const AHEAD: &str = "at-in-future";
 
-/// Events that users sent and that wait as dead letters, because a fault had set Redis' clock ahead. An event that was
-/// redelivered too often before the daemon judged it has the broker's reason.
+/// Valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered such
+/// an event too often before a daemon judged it, it has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
 impl Aside {
-    /// Finds them among the open letters.
+    /// Finds these events among the open dead letters.
     pub fn of(history: &History, state: &State) -> Self {
         let ahead = |call: &Call| {
             let (Answer::Done { at } | Answer::NotConfirmed { at }) = call.answer else { return None };
@@ -31,7 +31,7 @@ impl Aside {
         Self(open.filter_map(|letter| of_body(&letter.body)).filter(|event| sent.contains(event)).collect())
     }
 
-    /// Whether the event of the call is among them.
+    /// Returns whether the call's event is one of them.
     pub fn has(&self, what: &What, at: Micros) -> bool {
         !self.0.is_empty() && self.0.contains(&of_call(what, at))
     }
@@ -45,7 +45,7 @@ fn may_be_ahead(letter: &Letter) -> bool {
     [AHEAD, RETURNED].contains(&letter.reason.as_str())
 }
 
-/// An event by its body. No two events have the same one.
+/// Returns a text that identifies the call's event in a dead letter's body.
 fn of_call(what: &What, at: Micros) -> String {
     match what {
         What::Like { target, user, liked } => {
@@ -64,18 +64,18 @@ fn of_body(body: &str) -> Option<String> {
     Some(format!("{} {} {who} {}", text("type"), text("target_id"), body["at"].as_i64()?))
 }
 
-/// The text that a letter's body must contain.
+/// Returns the text that the body of this message contains.
 pub fn mark(letter: u64) -> String {
     format!("{MARK}{letter}.")
 }
 
-/// Whether a fault can have dead-lettered valid events for that reason.
+/// Returns whether a fault of this run can cause valid events to be dead-lettered for that reason.
 fn may_set_aside(history: &History, reason: &str) -> bool {
     let by =
         |names: &[&str]| history.windows.iter().any(|window| names.iter().any(|name| window.fault.starts_with(name)));
     match reason {
         "at-in-future" | "at-too-old" => by(&["clock-stepped"]),
-        // Each time a consumer ends, its messages are delivered once more.
+        // Each time a consumer ends, RabbitMQ redelivers its messages.
         RETURNED => by(&["twenty-five-deaths", "daemon", "rabbitmq", "mysql", "reloads"]),
         _ => false,
     }
@@ -102,17 +102,17 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         match number.and_then(|number| Some((number, sent.get(&number)?))) {
             Some((number, (reason, _))) => {
                 *kept.entry(number).or_default() += 1;
-                // Consumers crashed with this letter too often, so no daemon judged it.
+                // Consumers that held this message ended too often, so no daemon judged it.
                 let is_returned = letter.reason == RETURNED && may_set_aside(history, RETURNED);
                 if *reason != letter.reason && !is_returned {
                     let says = format!("the dead letter {number} has the reason {}, not {reason}", letter.reason);
                     found.push(Violation::new(Class::Invented, about, says));
                 }
             }
-            // It was rejected for a while and sent again, so it is checked like any other event.
+            // The event was dead-lettered and then replayed, so it is checked like any other event.
             None if letter.is_replayed && may_set_aside(history, &letter.reason) => {}
             None if aside.has_letter(letter) => {}
-            // The fence of a run that is over.
+            // The letter is a fence of a run that has ended.
             None if letter.reason == RETURNED
                 && letter.body.contains(r#""type":"fence""#)
                 && may_set_aside(history, RETURNED) => {}

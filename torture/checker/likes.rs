@@ -11,9 +11,9 @@ type Version = (Micros, bool);
 
 #[derive(Default)]
 struct Known {
-    /// The newest event that must be there.
+    /// The newest event that must be in the table.
     confirmed: Option<Version>,
-    /// All events that can be there.
+    /// All events that can be in the table.
     sent: BTreeSet<Version>,
 }
 
@@ -62,7 +62,7 @@ fn judge(known: &Known, row: Option<Version>) -> Option<(Class, String)> {
     }
 }
 
-/// A target's counter must equal the number of its rows.
+/// Checks that each target's counter equals the number of its rows.
 fn check_counters(state: &State, found: &mut Vec<Violation>) {
     let mut liked: BTreeMap<u64, i64> = BTreeMap::new();
     for ((target, _), (_, likes)) in &state.rows {

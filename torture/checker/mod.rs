@@ -1,8 +1,9 @@
-//! Compares what is left with every answer. Pure: a history and a state in, violations out.
+//! Compares the stored data with every answer. Pure: from a history and a state, it calculates the violations.
 //!
-//! Three things are known of each event. It must be there if the broker confirmed it and no fault may lose it. It can
-//! be there if the answer was lost. It must not be there if no user sent it. From this follows what each row, number,
-//! board and dead letter can be. Nothing is estimated, because each event has a name: its `at` or its id.
+//! There are three rules for an event. It must be stored if the broker confirmed it and no fault is allowed to lose it.
+//! It can be stored if its answer was lost. It must not be stored if no user sent it. The rules determine the allowed
+//! contents of each row, counter, board and dead letter. Nothing is estimated, because `at` or an id identifies each
+//! event.
 
 mod boards;
 mod letters;
@@ -22,24 +23,24 @@ use crate::history::{Call, History, Micros, What};
 /// The code of `like` in `[metrics]`.
 pub const LIKE: u8 = 1;
 
-/// The final contents of the stores. All targets, users and members are of the run.
+/// The final contents of the stores. They contain only targets, users and members of the run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// Like records: by target and user, `at` and whether the user likes the target.
+    /// Like records. The key is target and user; the value is `at`, and whether the user likes the target.
     pub rows: HashMap<(u64, u64), (Micros, bool)>,
-    /// The table `counter`, by target and metric. A zero can be missing.
+    /// The table `counter`, by target and metric. A counter that is zero can be missing.
     pub counters: BTreeMap<(u64, u8), i64>,
-    /// The same numbers in Redis.
+    /// The same counters in Redis.
     pub redis: BTreeMap<(u64, u8), i64>,
-    /// Buckets that Redis lost and that are not loaded again.
+    /// Number of buckets that Redis lost and that no daemon has loaded again.
     pub unloaded: usize,
     /// The counts that were applied: the seconds of `at`, and the event's id.
     pub ledger: HashSet<(i64, [u8; 16])>,
-    /// The newest event that set a number: by target and metric, `at` and the value.
+    /// The newest event that set a counter. The key is target and metric; the value is `at` and the set value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
-    /// Boards in Redis that are live: by board and period, the members' scores.
+    /// Live boards in Redis. The key is board and period; the value is the members' scores.
     pub boards: BTreeMap<(String, String), BTreeMap<u64, i64>>,
-    /// Boards in Redis that are closed and frozen.
+    /// Closed and frozen boards in Redis.
     pub frozen: BTreeMap<(String, String), BTreeMap<u64, i64>>,
     /// Closed periods in MySQL.
     pub archives: BTreeMap<(String, String), Archive>,
@@ -47,8 +48,8 @@ pub struct State {
 }
 
 impl State {
-    /// The part about one pair or message. For a count this is empty: a count that is missing in an empty ledger is
-    /// still missing.
+    /// Returns the part of the state that concerns this subject. For a count the part is empty: if a count is missing
+    /// in the ledger, it is also missing in an empty ledger.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -73,7 +74,7 @@ pub struct Archive {
     pub state: String,
     /// Member and score, by place.
     pub places: Vec<(u64, i64)>,
-    /// Whether the places are 1, 2, 3 and so on.
+    /// True if the places are 1, 2, 3 and so on.
     pub is_gapless: bool,
 }
 
@@ -81,7 +82,7 @@ pub struct Archive {
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// It was sent again, so the result of that is checked.
+    /// True if the letter was replayed. Then the checker looks at the result of the replay instead.
     pub is_replayed: bool,
 }
 
@@ -94,14 +95,14 @@ pub enum Class {
     Doubled,
     /// An older event won over a newer confirmed one.
     Reordered,
-    /// Something is there that no user sent.
+    /// The stored data contain an event that no user sent.
     Invented,
 }
 
 impl Class {
     pub const ALL: [Self; 4] = [Self::Lost, Self::Doubled, Self::Reordered, Self::Invented];
 
-    /// The class of a wrong number.
+    /// Returns the class of a violation whose counter is too low or too high.
     fn of(is: i64, should: i64) -> Self {
         if is < should { Self::Lost } else { Self::Doubled }
     }
@@ -118,7 +119,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// The subject of a violation, by which calls are chosen.
+/// The subject of a violation. It selects the calls that are printed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
     Pair {
@@ -154,7 +155,7 @@ pub enum About {
 }
 
 impl About {
-    /// Whether the call can have to do with it.
+    /// Returns whether the call can have caused a violation of this subject.
     pub fn concerns(&self, call: &Call) -> bool {
         match (self, &call.what) {
             (Self::Pair { target, user }, What::Like { target: of, user: by, .. }) => (target, user) == (of, by),
@@ -189,7 +190,7 @@ impl Violation {
     }
 }
 
-/// All violations.
+/// Returns all violations.
 pub fn check(history: &History, state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
     let aside = letters::Aside::of(history, state);

@@ -1,4 +1,4 @@
-//! Checks the other numbers: each count is applied once, and each set value is the newest.
+//! Checks counters other than likes: each count is applied once, and each set counter has the newest value.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
 use crate::history::{Answer, History, Micros, What, event_id};
 
-/// The daemon counts this metric, also on a board.
+/// The metric whose counts the daemon adds to Redis and to a board.
 pub const VIEW: u8 = 2;
 
 /// A count that a user sent.
@@ -19,14 +19,14 @@ pub struct Event {
     pub metric: u8,
     pub delta: i64,
     pub at: Micros,
-    /// It must be there.
+    /// True if the count must be in MySQL.
     is_confirmed: bool,
-    /// The first and the last call that sent it.
+    /// The begin of the first call that sent the event; `ended` is the end of the last one.
     pub began: Micros,
     pub ended: Micros,
 }
 
-/// The counts that are in MySQL, by number.
+/// The counts that are in MySQL, by the event's number.
 pub type Applied = BTreeMap<u64, Event>;
 
 /// Returns the counts that are in the ledger.
@@ -58,7 +58,7 @@ fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
     (it.at.div_euclid(1_000_000), EventId::of(target, Metric(it.metric), &event_id(event)).0)
 }
 
-/// All counts that a broker can have.
+/// Returns all counts that the broker can have received.
 fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
     for call in &history.calls {
@@ -77,7 +77,7 @@ fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     sent
 }
 
-/// All sets of one number that a broker can have.
+/// The set events of one counter that the broker can have received.
 #[derive(Default)]
 struct Sets {
     confirmed: Option<(Micros, i64)>,
@@ -144,7 +144,7 @@ fn judge_set(sets: &Sets, row: Option<(Micros, i64)>) -> Option<(Class, String)>
     }
 }
 
-/// After a reconcile Redis must have the same numbers as MySQL.
+/// Checks that Redis has the same counters as MySQL, which must be true after a reconcile.
 pub fn compare_with_redis(state: &State, found: &mut Vec<Violation>) {
     if state.unloaded > 0 {
         let says = format!("Redis has {} buckets that are not loaded", state.unloaded);

@@ -11,7 +11,7 @@ const UNREAD: u8 = 4;
 
 const S: Micros = 1_000_000;
 
-/// Calls that were all confirmed, and the state that follows from them.
+/// Calls that were all confirmed, and the state that they must lead to.
 struct Story {
     history: History,
     state: State,
@@ -19,7 +19,7 @@ struct Story {
 }
 
 impl Story {
-    /// A quarter of an hour of a site without faults.
+    /// Makes a history of a quarter of an hour without faults.
     fn new() -> Self {
         let mut story = Self { history: History::default(), state: State::default(), now: 1_795_000_000 * S };
         for round in 0..40_u64 {
@@ -93,7 +93,7 @@ impl Story {
         self.state.letters.push(letter);
     }
 
-    /// Sets counters, Redis and archives from the rest of the state.
+    /// Calculates counters, Redis and archives from the other parts of the state.
     fn settle(&mut self) {
         for ((target, _), (_, liked)) in &self.state.rows {
             *self.state.counters.entry((*target, LIKE)).or_default() += i64::from(*liked);
@@ -158,7 +158,7 @@ fn a_row_that_nobody_has_sent_is_invented() {
     let mut story = Story::new();
     story.state.rows.insert((3, 77), (story.now, false));
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 3, user: 77 })]);
-    // Only the instant is wrong.
+    // In this row, only `at` is wrong.
     let mut story = Story::new();
     story.state.rows.get_mut(&(1, 1)).unwrap().0 += 1;
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 1, user: 1 })]);
@@ -259,7 +259,7 @@ fn a_dead_letter_that_is_missing_twice_or_of_nobody_is_found() {
     let mut story = Story::new();
     story.state.letters.push(Letter { body: "{}".to_owned(), reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
-    // A wrong clock had it rejected, so it was sent again.
+    // A daemon with a wrong clock rejected the event, so it was replayed.
     story.state.letters.last_mut().unwrap().is_replayed = true;
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
     let window =
@@ -333,7 +333,7 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
     assert_eq!(story.verdict(), []);
 }
 
-/// The event that the client publishes for a like, as a letter.
+/// Returns a dead letter with the event that the client publishes for a like.
 fn ahead_letter(target: u64, user: u64, at: Micros) -> Letter {
     let of = Target { kind: Kind(1), id: TargetId(target) };
     let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd_core::model::Micros(at) };
@@ -352,10 +352,10 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone())]);
     story.state.letters.push(ahead_letter(3, 50, at));
     assert_eq!(story.verdict(), []);
-    // It was redelivered too often before a daemon judged it.
+    // The broker redelivered the event too often before a daemon judged it.
     story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), []);
-    // Another event than the sent one, or one that was sent before the clock was ahead.
+    // The letter is another event than the sent event, or was sent before the clock was ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
     story.state.letters.pop();
@@ -382,7 +382,7 @@ fn a_count_that_is_ahead_waits_as_a_letter_or_is_lost() {
     let body = String::from_utf8(body).unwrap();
     story.state.letters.push(Letter { body, reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), []);
-    // Only the clock's reasons are an excuse.
+    // Only the reasons that a wrong clock can cause are excused.
     story.state.letters.last_mut().unwrap().reason = "unknown-metric".to_owned();
     assert_eq!(
         story.verdict(),
@@ -405,7 +405,7 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
     assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));
     story.window(Loses::Tables);
     assert_eq!(story.verdict(), []);
-    // It is sent again and is on the board twice. Nothing can be there three times.
+    // The view is sent again, so it is on the board twice. No view can be on the board three times.
     story.history.calls.push(Call { begin: at + S, end: at + S, who: 1, what, answer });
     story.state.ledger.insert(key(1, VIEW, 9_000, at));
     for numbers in [&mut story.state.counters, &mut story.state.redis] {
@@ -423,7 +423,7 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
         story.verdict(),
         [(Class::Doubled, About::Views { target: 1 }), (Class::Doubled, About::Views { target: 1 })]
     );
-    // This was there before the copy.
+    // This event was stored before the copy was taken.
     let mut story = Story::new();
     assert!(story.state.rows.remove(&(2, 2)).unwrap().1);
     story.now += 10 * S;

@@ -9,19 +9,19 @@ use super::{Allows, Fault, Server, daemon, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour. Some events then seem to be
-/// ahead by more than `future_max`.
+/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour. Then some events seem to be more
+/// than `future_max` in the future.
 const STEP_MAX: u64 = 900;
 
-/// A server's clock is off by this many hours, at least and at most.
+/// A server's clock is wrong by a random number of hours in this range.
 const HOURS: (u64, u64) = (1, 6);
 
 const HOUR: i64 = 3_600;
 
-/// Daemons run these every few seconds.
+/// Jobs that the daemons run every few seconds.
 const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
 
-/// How long these runs can take to follow once the clock is right. Another fault may last meanwhile.
+/// Time limit for these runs after the clock is right again. Another fault can be active at that time.
 const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {
@@ -68,7 +68,11 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
         let seconds = sign * hours.cast_signed() * HOUR;
         clock.step(seconds)?;
         let off = site.stack.clock_of(server).await? - crate::history::now() / 1_000_000;
-        ensure!((off - seconds).abs() < 60, "the clock of {} is off by {off} s instead of {seconds} s", server.name());
+        ensure!(
+            (off - seconds).abs() < 60,
+            "the clock of {} is wrong by {off} s instead of {seconds} s",
+            server.name()
+        );
         sleep(hold).await;
         Ok(())
     };
@@ -79,15 +83,18 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
     then_undo(begun, right).await
 }
 
-/// Waits until each job has a run that began after now and is done. A wrong clock in the past must not keep any job
-/// from running.
+/// Waits until each job has finished a run that began after now. A clock that was wrong before must not keep a job from
+/// running.
 async fn jobs_run(site: &Site) -> Result<()> {
     let last = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run";
     let last: u64 = sqlx::query_scalar(last).fetch_one(site.pool()).await?;
     let until = Instant::now() + JOBS_MAX;
     let mut missing = JOBS.to_vec();
     while !missing.is_empty() {
-        ensure!(Instant::now() < until, "{JOBS_MAX:?} after the clock was corrected, no run of {missing:?} was done");
+        ensure!(
+            Instant::now() < until,
+            "{JOBS_MAX:?} after the clock was corrected, no run of {missing:?} has finished"
+        );
         sleep(Duration::from_millis(200)).await;
         let done = "SELECT DISTINCT job FROM job_run WHERE outcome = 'done' AND run > ?";
         // Another fault can keep MySQL from answering.

@@ -9,7 +9,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, Site};
 
-/// Settings that a reload may change in one daemon and not in the others. They change nothing in the end.
+/// Settings that a reload can change in only one daemon. They must not affect the final data.
 const CHANGES: [(&str, &str); 5] = [
     ("changed_cron = \"5,15,25,35,45,55 * * * * *\"", "changed_cron = \"*/7 * * * * *\""),
     ("snapshot_every = \"5s\"", "snapshot_every = \"3s\""),
@@ -20,20 +20,20 @@ const CHANGES: [(&str, &str); 5] = [
 
 pub fn all() -> Vec<Fault> {
     vec![
-        Fault::new(Server::Daemon, "daemon-killed", "SIGKILL of one daemon after the other", |site, dice, hold| {
+        Fault::new(Server::Daemon, "daemon-killed", "one daemon after the other gets SIGKILL", |site, dice, hold| {
             Box::pin(killed(site, dice, hold))
         }),
         Fault::new(
             Server::Daemon,
             "daemon-frozen",
-            "SIGSTOP of a daemon, until others have its partitions",
+            "a daemon gets SIGSTOP, until other daemons have its partitions",
             |site, dice, hold| Box::pin(frozen(site, dice, hold)),
         )
         .hold(14, 25),
         Fault::new(
             Server::Daemon,
             "daemon-restarted",
-            "SIGTERM of one daemon after the other, and a start",
+            "one daemon after the other gets SIGTERM and is started again",
             |site, dice, hold| Box::pin(restarted(site, dice, hold)),
         ),
         Fault::new(
@@ -42,13 +42,16 @@ pub fn all() -> Vec<Fault> {
             "daemons leave one by one until none is left; then all come back",
             |site, dice, hold| Box::pin(leave(site, dice, hold)),
         ),
-        Fault::new(Server::Daemon, "reloads", "SIGHUP with other settings, and with wrong ones", |site, dice, hold| {
-            Box::pin(reloads(site, dice, hold))
-        }),
+        Fault::new(
+            Server::Daemon,
+            "reloads",
+            "daemons get SIGHUP with other settings, and with invalid settings",
+            |site, dice, hold| Box::pin(reloads(site, dice, hold)),
+        ),
     ]
 }
 
-/// A random daemon.
+/// Returns a random daemon.
 pub fn any<'a>(site: &'a Site, dice: &mut Dice) -> &'a Daemon {
     let number = dice.below(site.daemons.len() as u64);
     &site.daemons[usize::try_from(number).unwrap()]
@@ -58,7 +61,7 @@ async fn killed(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
         let daemon = any(site, &mut dice);
-        // At any moment of its start and of its work.
+        // The signal comes at a random moment of the daemon's start or work.
         sleep(Duration::from_millis(dice.below(2_500))).await;
         daemon.kill().await?;
     }
@@ -134,7 +137,7 @@ async fn reloads(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(changing, back).await
 }
 
-/// Sends SIGHUP and waits until the log has the answer.
+/// Sends SIGHUP and waits until the daemon's log contains `answer`.
 pub async fn reload(daemon: &Daemon, answer: &str) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     let logged = daemon.logged();

@@ -1,7 +1,7 @@
 //! A fault that fills the disk of MySQL's tables.
 //!
-//! The run's database is moved to a small file system in a file. It is mounted only for the server, in a mount
-//! namespace that ends with it. So nothing stays mounted, however the run ends.
+//! The run's database is moved to a small file system in a file. This file system is mounted only for the server, in a
+//! mount namespace that ends with the server. So it never stays mounted, even if the run crashes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,12 +15,12 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// The file system has this much space beside the tables, before the ballast fills it.
+/// Free space of the file system, before the ballast file fills it. In MiB.
 const ROOM_MB: u64 = 64;
 
 pub fn all() -> Vec<Fault> {
     let full =
-        Fault::new(Server::Mysql, "mysql-disk-full", "the disk of MySQL's tables has no room", |site, dice, hold| {
+        Fault::new(Server::Mysql, "mysql-disk-full", "the disk of MySQL's tables is full", |site, dice, hold| {
             Box::pin(full(site, dice, hold))
         });
     vec![full.needs(needs).hold(20, 40)]
@@ -69,8 +69,8 @@ struct Place {
 
 impl Place {
     /// Copies the tables into a new file system, and starts the server with it mounted over them. InnoDB reserves space
-    /// for a page before it writes it. A sparse copy would not keep that space: the page could not be written back, and
-    /// the table would break.
+    /// for a page before it writes the page. A sparse copy would lose this space: then InnoDB could not write the page,
+    /// and the table would be damaged.
     async fn move_in(&self) -> Result<()> {
         let script = format!(
             "used=$(du -sm --apparent-size \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
@@ -79,8 +79,8 @@ impl Place {
         self.run(&script).await
     }
 
-    /// Copies the tables back. They are complete once the server has ended: it was stopped cleanly, or it recovers at
-    /// its next start.
+    /// Copies the tables back. The server has ended, so its files are complete: it was stopped cleanly, or it recovers
+    /// from them at its next start.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
              mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a --sparse=never /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-/// Takes all free space that the server sees.
+/// Fills all free space that the server has.
 async fn fill(pid: u32, tables: &Path) -> Result<()> {
     let mut command = Command::new("nsenter");
     let script = "dd if=/dev/zero of=\"$1/ballast\" bs=64K; dd if=/dev/zero of=\"$1/ballast\" bs=512 oflag=append conv=notrunc; true";

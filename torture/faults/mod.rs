@@ -1,4 +1,4 @@
-//! The faults. Each one begins, is held for a while, and is undone.
+//! The faults. A fault begins, lasts for a while, and is undone.
 
 mod clock;
 mod daemon;
@@ -25,16 +25,16 @@ use crate::site::Site;
 /// The losses that docs/ allows after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allows {
-    /// Nothing that was answered with success.
+    /// No call that was answered with success is lost.
     Nothing,
     /// Events that were published and are not in MySQL yet.
     WhatWasQueued,
-    /// Data that only Redis had: points on boards since their last snapshot, and that a click was the user's last one.
-    /// Its counters are restored.
+    /// Data that only Redis had: points on boards since their last snapshot, and the users' last clicks. Redis's
+    /// counters are restored.
     WhatOnlyRedisKnew,
-    /// Nothing, but events whose `at` is ahead wait as dead letters until then.
+    /// Nothing is lost, but events whose `at` is in the future wait as dead letters until that time.
     WhatIsAhead,
-    /// Rows that were written to MySQL and confirmed after its copy was taken.
+    /// Rows that MySQL got after its copy was taken.
     WhatMysqlKnew,
 }
 
@@ -42,16 +42,17 @@ type Inject = dyn for<'a> Fn(&'a Site, Dice, Duration) -> BoxFuture<'a, Result<(
 
 #[derive(Clone)]
 pub struct Fault {
-    /// As in `--faults`.
+    /// The name for `--faults`.
     pub name: &'static str,
     /// A short description.
     pub about: &'static str,
-    /// Two faults of one server are never injected together, because each undoes only its own changes.
+    /// The affected server. Two faults of the same server never overlap, because each fault undoes only its own
+    /// changes.
     pub hits: Server,
-    /// The reason why this machine can't run it, if any.
+    /// Returns the reason if this machine can't run the fault.
     pub needs: fn(&Site) -> Option<String>,
     pub allows: Allows,
-    /// It is held for this many seconds, at least and at most.
+    /// Shortest and longest duration of the fault, in seconds.
     pub hold: (u64, u64),
     inject: Arc<Inject>,
 }
@@ -76,7 +77,7 @@ impl Fault {
         Self { hold: (least_s, most_s), ..self }
     }
 
-    /// Begins it, holds it for about that long, and undoes it. This takes longer where a server is slow to restart.
+    /// Begins the fault, lets it last for about `hold`, and undoes it. Takes longer if a server is slow to restart.
     ///
     /// # Errors
     /// Fails if the fault could not be begun or undone, which is a failure of the run, not of tallyd.
@@ -88,7 +89,7 @@ impl Fault {
     }
 }
 
-/// All faults.
+/// Returns all faults.
 pub fn all() -> Vec<Fault> {
     [
         daemon::all(),
@@ -104,7 +105,7 @@ pub fn all() -> Vec<Fault> {
     .concat()
 }
 
-/// Undoes the fault, also when its begin failed.
+/// Waits for the begin of the fault and undoes it, even if the begin failed.
 async fn then_undo(begun: impl Future<Output = Result<()>>, undo: impl Future<Output = Result<()>>) -> Result<()> {
     let begun = begun.await;
     let undone = undo.await;

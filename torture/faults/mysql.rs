@@ -1,4 +1,4 @@
-//! Faults of MySQL: it crashes, freezes, rejects, and is used by others.
+//! Faults of MySQL: it crashes, freezes or rejects writes, and other clients use its connections or lock its rows.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// MariaDB takes no lower value.
+/// The lowest limit of connections that MariaDB accepts.
 const CONNECTIONS_LEAST: u64 = 10;
 
-/// Rivals that lock rows at the same time.
+/// Number of other clients that lock rows at the same time.
 const RIVALS: u64 = 3;
 
 pub fn all() -> Vec<Fault> {
@@ -70,7 +70,8 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut root = site.stack.mysql().await?;
         root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
         let mut rivals = Vec::new();
-        // Daemons and users lose their connections, and also those that they get before the rivals have all.
+        // Daemons and users lose their connections. They also lose new connections, until the other clients have all of
+        // them.
         while Instant::now() < until {
             if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);
@@ -79,7 +80,7 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
             }
             sleep(Duration::from_millis(50)).await;
         }
-        // To undo it, the run needs a connection, and daemons and users wait for one, too.
+        // To undo the fault, the run needs a connection, and daemons and users also wait for one.
         let usual = format!("SET GLOBAL max_connections = {}", crate::site::CONNECTIONS);
         let _ = root.execute(AssertSqlSafe(usual)).await;
         for rival in rivals {
@@ -100,7 +101,7 @@ async fn connections_killed(site: &Site, _: Dice, hold: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Ends all connections to the run's database but those of rivals and of root.
+/// Ends all connections to the run's database, except those of the fault's clients and of root.
 async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySqlConnection]) -> Result<()> {
     let mut spared = Vec::new();
     for rival in rivals {
@@ -111,7 +112,7 @@ async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySql
         WHERE db = ? AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
     let ids: Vec<u64> = sqlx::query_scalar(sql).bind(name).fetch_all(&mut *root).await?;
     for id in ids.into_iter().filter(|id| !spared.contains(id)) {
-        // It may have ended already.
+        // The connection may have ended already, so an error is ignored.
         let _ = root.execute(AssertSqlSafe(format!("KILL {id}"))).await;
     }
     Ok(())
@@ -124,7 +125,7 @@ async fn rivals(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Locks rows in any order. Retries after a deadlock.
+/// Locks rows in random order. Retries after a deadlock.
 async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
     let mut connection = site.stack.rival().await?;
     connection.execute("SET SESSION innodb_lock_wait_timeout = 2").await?;
@@ -153,7 +154,7 @@ async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
 async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
-        // Sometimes shorter than a batch can take, sometimes longer.
+        // This is sometimes shorter than a batch's time limit, and sometimes longer.
         let held = Duration::from_millis(500 + dice.below(8_000));
         site.stack.lock_partitions(Instant::now() + held).await?;
         sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;

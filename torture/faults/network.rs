@@ -1,5 +1,5 @@
-//! Faults of the connections between users, daemons and servers: they are cut, slow, silent, or end in the middle of an
-//! answer.
+//! Faults of the connections between users, daemons and servers: they are cut, slow or silent, or end in the middle of
+//! an answer.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ enum Harm {
     Cut,
     /// All connections close every two seconds.
     CutAgain,
-    /// Each piece takes 50 to 300 ms.
+    /// Each piece of data takes 50 to 300 ms.
     Delayed,
     /// Connections are accepted and stay open, but transfer nothing.
     Silent,
@@ -26,7 +26,7 @@ enum Harm {
     Truncated,
 }
 
-/// A harm with the server, the fault's name and its description.
+/// A kind of failure, the server, and the fault's name and description.
 type Row = (Harm, Server, &'static str, &'static str);
 
 const ROWS: [Row; 15] = [
@@ -62,12 +62,12 @@ const ROWS: [Row; 15] = [
     ),
 ];
 
-/// Each hits the users' proxy, one daemon's proxy or all proxies, at random.
+/// Returns the faults. Each fault affects the users' proxy, one daemon's proxy or all proxies, at random.
 pub fn all() -> Vec<Fault> {
     let fault = |(harm, server, name, about): Row| {
         let fault =
             Fault::new(server, name, about, move |site, dice, hold| Box::pin(inject(site, dice, hold, server, harm)));
-        // Longer than two heartbeats, and longer than a transaction can take.
+        // Lasts longer than two heartbeats, and longer than the time limit of a transaction.
         if matches!(harm, Harm::Silent) { fault.hold(8, 20) } else { fault }
     };
     ROWS.into_iter().map(fault).collect()
@@ -104,7 +104,7 @@ async fn cut_until(lines: &[&Proxy], until: Instant) {
     }
 }
 
-/// Within a greeting, or somewhere later.
+/// Returns after how many bytes the connection ends: within the server's greeting, or later.
 fn truncated_after(dice: &mut Dice) -> usize {
     let most = if dice.percent(30) { 100 } else { 20_000 };
     usize::try_from(1 + dice.below(most)).unwrap()

@@ -19,20 +19,20 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Only this file clicks on targets from here on, or as this user.
+/// Targets and users from this id on are used only in this file.
 const COLD: u64 = 3_000_000;
 const USER: u64 = 3_000_000;
 
-/// Targets that are liked after the copy was taken.
+/// Number of targets that get likes only after the copy was taken.
 const COLD_TARGETS: u64 = 20;
 
-/// How long the repair in Redis can take when no full reconcile is due.
+/// Time limit for the repair of Redis while no full reconcile is due.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
-/// How long it can take until the boards that MySQL lost are archived again. Runs are due every 15 seconds.
+/// Time limit until the daemons have archived again the boards that MySQL lost. Archive runs are due every 15 seconds.
 const ARCHIVED_MAX: Duration = Duration::from_secs(60);
 
-/// When full reconciles run: as in the site's configuration, and never.
+/// Two schedules for full reconciles: as in the site's configuration, and never.
 const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
 
 pub fn all() -> Vec<Fault> {
@@ -81,11 +81,11 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Likes targets that are not liked again later. Only a comparison of data older than the overlap finds these likes
-/// missing.
+/// Likes targets that get no other likes. Only a comparison of data older than the overlap can find that these likes
+/// are missing.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
-    // Another user each time this fault is injected.
+    // Each injection of this fault uses another user.
     let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
     for target in COLD..COLD + COLD_TARGETS {
         let begin = now();
@@ -100,7 +100,7 @@ async fn like_cold(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Waits until Redis and MySQL agree on those of these targets that Redis knows.
+/// Waits until Redis and MySQL have equal counts for these targets. Ignores targets that Redis does not have.
 async fn cold_is_right(site: &Site) -> Result<()> {
     let config = site.admin_config();
     let keys = Cache::new(&config.redis, &config.metrics)?.keys;
@@ -115,7 +115,7 @@ async fn cold_is_right(site: &Site) -> Result<()> {
             let key = keys.counters("video", bucket);
             let (loaded, number): (Option<String>, Option<String>) =
                 redis::cmd("HMGET").arg(key).arg(LOADED).arg(id).query_async(&mut redis).await?;
-            // Clients read MySQL until the bucket is loaded, which happens at most three times an hour.
+            // Until the bucket is loaded, clients read MySQL. Loading happens at most three times an hour.
             if loaded.is_none() {
                 continue;
             }
@@ -128,7 +128,7 @@ async fn cold_is_right(site: &Site) -> Result<()> {
         }
         ensure!(
             Instant::now() < until,
-            "{REPAIRED_MAX:?} after Redis came back, {} of {known} targets that it knows are wrong: target, Redis, MySQL {:?}",
+            "{REPAIRED_MAX:?} after Redis came back, {} of {known} targets in Redis are wrong: target, Redis, MySQL {:?}",
             wrong.len(),
             wrong.first()
         );
@@ -144,7 +144,7 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         take(&data, &copy).await?;
         site.stack.start(&[Server::Mysql]).await?;
         sleep(hold).await;
-        // As in a real restore, no daemon runs. The daemons do the rest.
+        // As in a real restore, no daemon runs meanwhile. Afterwards, the daemons repair the remaining data.
         for daemon in &site.daemons {
             daemon.stop().await?;
         }
@@ -165,8 +165,8 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     archived_again(site).await
 }
 
-/// Waits for a run of the archive after the restore. Until then only Redis has what was archived since the copy. If
-/// Redis were emptied meanwhile, that would be a second loss, which nothing can repair.
+/// Waits for an archive run after the restore. Until then, only Redis has boards that were archived after the copy was
+/// taken. If another fault emptied Redis meanwhile, these boards would be lost permanently.
 async fn archived_again(site: &Site) -> Result<()> {
     const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
     const DONE: &str =
@@ -188,7 +188,7 @@ async fn archived_again(site: &Site) -> Result<()> {
 
 async fn take(data: &Path, copy: &Path) -> Result<()> {
     if copy.exists() {
-        // A failed fault left it.
+        // An earlier injection that failed left this copy.
         std::fs::remove_dir_all(copy)?;
     }
     let copied = Command::new("cp").args(["-a", "--sparse=always"]).arg(data).arg(copy).output().await?;

@@ -1,4 +1,4 @@
-//! A fault in which a publisher sends valid events with copied headers of the broker and any priority.
+//! A fault: a publisher sends valid events with headers that only the broker should set, and with random priorities.
 
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ use crate::history::{Answer, Call, What, now};
 use crate::site::Site;
 use crate::users::VIDEO;
 
-/// Only this publisher clicks on targets from here on.
+/// Only this publisher uses targets from this id on.
 const FIRST: u64 = 2_000_000;
 
 const TARGETS: u64 = 50;
 const USERS: u64 = 20;
 
-/// Longer than the column in MySQL.
+/// Length of a header that is too long for the column in MySQL.
 const LONG: usize = 70_000;
 
-/// Between two messages.
+/// Pause between two messages.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// No other letter has such a high number.
+/// The numbers of these messages start here. No other message that can't be applied has such a high number.
 const LETTERS: u64 = 1 << 60;
 
 pub fn all() -> Vec<Fault> {
@@ -63,7 +63,7 @@ async fn copied(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A like or an unlike, and now and then a message that can't be parsed.
+/// Makes a like or an unlike, and sometimes a message that can't be parsed.
 fn message(dice: &mut Dice, at: i64) -> (What, Vec<u8>) {
     if dice.percent(5) {
         let letter = LETTERS | at.unsigned_abs();

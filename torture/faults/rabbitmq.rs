@@ -10,13 +10,13 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, PARTITIONS, Site};
 
-/// More than any queue's delivery limit.
+/// Number of kills, which is more than the delivery limit of a queue.
 const DEATHS: usize = 25;
 
-/// For all of them together.
+/// Time limit for all kills together.
 const DYING_MAX: Duration = Duration::from_secs(300);
 
-/// Until a daemon that was killed runs again.
+/// Time limit until a killed daemon runs again.
 const LISTENING_MAX: Duration = Duration::from_secs(10);
 
 pub fn all() -> Vec<Fault> {
@@ -117,7 +117,7 @@ async fn connections_closed(site: &Site, _: Dice, hold: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Channels read it when they open.
+/// Sets how long a consumer can keep a message without acknowledging it. A channel reads this limit when it opens.
 async fn patience(site: &Site, timeout_ms: u32, tick_ms: u32) -> Result<()> {
     let set = format!(
         "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
@@ -133,7 +133,7 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         patience(site, 1_000, 500).await?;
         while Instant::now() < until {
             sleep(Duration::from_secs(1)).await;
-            // Batches wait for the lock, and their messages with them. If MySQL is unreachable, they wait anyway.
+            // The batches and their messages wait for this lock. If MySQL is unreachable, they wait without a lock.
             let locked = site.stack.lock_partitions(Instant::now() + Duration::from_secs(3)).await;
             if locked.is_err() {
                 sleep(Duration::from_secs(1)).await;
@@ -157,7 +157,8 @@ async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()
     Ok(())
 }
 
-/// Nothing is written meanwhile, so each daemon has as many messages in flight as it can.
+/// Kills all daemons again and again. No batch is written meanwhile, so each daemon has as many messages in flight as
+/// allowed.
 async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     let dying = async {
         for _ in 0..DEATHS {
@@ -166,14 +167,14 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
                 daemon.kill().await?;
             }
             listening(site, &logged).await;
-            // Time for the broker to send its messages.
+            // Gives the broker time to send its messages.
             sleep(Duration::from_millis(500)).await;
         }
         anyhow::Ok(())
     };
     let lock = async {
         loop {
-            // If MySQL is unreachable, nothing is written either.
+            // If MySQL is unreachable, no batch is written either.
             let _ = site.stack.lock_partitions(Instant::now() + DYING_MAX).await;
             sleep(Duration::from_millis(100)).await;
         }
@@ -184,8 +185,8 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     }
 }
 
-/// Waits until a daemon listens to all partitions, as its log says after these lengths. The wait has a limit, because
-/// the broker can be unreachable.
+/// Waits until the daemons' logs, after these lengths, say that they consume all partitions. The wait has a time limit,
+/// because the broker can be unreachable.
 async fn listening(site: &Site, logged: &[usize]) {
     let until = Instant::now() + LISTENING_MAX;
     let all = usize::from(PARTITIONS);

@@ -1,4 +1,4 @@
-//! Faults of Redis: it crashes, freezes, loses data, has no memory left, fails over, and runs a command late.
+//! Faults of Redis: it crashes, freezes, loses data, has no memory left, fails over, and runs a delayed command.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,19 +14,19 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Site, redis_at};
 
-/// The script that adds a measured drift.
+/// The script with which a daemon repairs a counter: it adds the measured drift.
 const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 
 /// One of the run's free ports.
 const REPLICA_PORT: u16 = 30;
 
-/// Until a daemon repairs. It can take several runs, because each waits for events in flight.
+/// Time limit for a repair by a daemon. Several runs can be necessary, because each waits for events in flight.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
-/// Until there is something more to repair.
+/// Time between two new drifts.
 const DRIFT_EVERY: Duration = Duration::from_secs(10);
 
-/// How long a replica can take to follow.
+/// Time limit until the replica has the master's data.
 const SYNC_MAX: Duration = Duration::from_secs(20);
 
 pub fn all() -> Vec<Fault> {
@@ -34,12 +34,15 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-killed",
-            "SIGKILL of Redis, and a start with the data that it had written",
+            "Redis gets SIGKILL, and starts with the data on its disk",
             |site, dice, hold| Box::pin(super::killed(site, dice, hold, Server::Redis)),
         ),
-        Fault::new(Server::Redis, "redis-emptied", "SIGKILL of Redis, and a start without data", |site, dice, hold| {
-            Box::pin(emptied(site, dice, hold))
-        })
+        Fault::new(
+            Server::Redis,
+            "redis-emptied",
+            "Redis gets SIGKILL, and starts without data",
+            |site, dice, hold| Box::pin(emptied(site, dice, hold)),
+        )
         .allows(Allows::WhatOnlyRedisKnew),
         Fault::new(Server::Redis, "redis-frozen", "SIGSTOP of Redis", |site, dice, hold| {
             Box::pin(super::frozen(site, dice, hold, Server::Redis))
@@ -64,7 +67,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-repair-late",
-            "a repair reaches Redis long after the daemon gave up waiting",
+            "a repair reaches Redis long after the daemon has stopped waiting for it",
             |site, dice, hold| Box::pin(repair_late(site, dice, hold)),
         )
         .hold(6, 20),
@@ -77,7 +80,7 @@ pub fn all() -> Vec<Fault> {
         Fault::new(
             Server::Redis,
             "redis-failover",
-            "a replica that is behind becomes the master; later the former master takes over again",
+            "a replica that lacks the newest writes becomes the master; later the old master becomes the master again",
             |site, dice, hold| Box::pin(failover(site, dice, hold)),
         )
         .allows(Allows::WhatOnlyRedisKnew),
@@ -123,7 +126,7 @@ async fn again(site: &Site, _: Dice, hold: Duration, command: &[&str]) -> Result
     Ok(())
 }
 
-/// Replaces some buckets by keys of another type.
+/// Replaces some buckets with keys of another type.
 async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     const DELETE: &str = "if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end";
     let config = site.admin_config();
@@ -150,8 +153,8 @@ async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Makes a drift and holds the repair in flight. The run that sent it fails, others repair, and then the held repair
-/// arrives.
+/// Makes a drift, and delays the repair before it reaches Redis. The run that sent it fails, other runs repair the
+/// drift, and then the delayed repair arrives.
 async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let script = redis::Script::new(REPAIR);
     let lines = &site.all_lines(Server::Redis)[1..];
@@ -170,7 +173,7 @@ async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> 
     let held = lines.iter().filter(|line| line.holds()).count();
     sleep(hold).await;
     for line in lines {
-        // The held repair arrives now. Its sender has long ended.
+        // Now the delayed repair arrives. The run that sent it ended long ago.
         line.release();
     }
     sleep(Duration::from_millis(500)).await;
@@ -209,7 +212,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     let begun = async {
         let mut new = answering(&url).await?;
         follow(&mut new, &master).await?;
-        // From here on it gets nothing more from the master.
+        // From now on, the new master gets no more data from the old master.
         replicaof(&mut new, "NO", "ONE").await?;
         sleep(hold / 2).await;
         lead(site, &address);
@@ -220,7 +223,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     let undo = async {
-        // The former master has all data of the new one except writes of this moment, so these are blocked.
+        // The old master must get all data of the new master, so writes are blocked for this moment.
         if let Ok(mut new) = redis_at(&url).await {
             let _: Result<(), _> =
                 redis::cmd("CLIENT").arg("PAUSE").arg(1_000).arg("WRITE").query_async(&mut new).await;
@@ -243,7 +246,7 @@ fn lead(site: &Site, address: &str) {
     }
 }
 
-/// `accounts` are the master's. A replica doesn't get them from it.
+/// Starts a replica. `accounts` is the master's file of accounts: replication does not copy accounts.
 fn start_replica(port: u16, accounts: &Path) -> Result<Child> {
     let program = ["redis-server", "valkey-server"]
         .into_iter()

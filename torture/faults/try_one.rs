@@ -1,4 +1,4 @@
-//! Tries faults one by one: a trickle of likes, a fault, and a check of the likes.
+//! Tries faults one by one: a few likes a second, a fault, and a check of the likes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::site::{Options, Site};
 
 const CLICKERS: u64 = 4;
 
-/// Seconds that a fault is held, if its range allows it.
+/// Seconds that a fault lasts, if its range allows it.
 const HOLD_S: u64 = 8;
 
-/// How long it can take until everything works again.
+/// Time limit until everything works again after a fault.
 const SETTLE_MAX: Duration = Duration::from_secs(90);
 
-/// Fences are never sent again.
+/// Fences are never replayed.
 const NOT_REPLAYED: &str = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL AND body NOT LIKE '%\"fence\"%'";
 
-/// Whether a user likes a target, by the newest answer. `None` once an answer was an error.
+/// Whether a user likes a target, by the newest answer. `None` after an error, because then it is unknown.
 type Clicks = HashMap<(u64, u64), Option<(Micros, bool)>>;
 
-/// Faults by name, by beginning of the name, or `all`.
+/// Returns the named faults. A name can be the beginning of a name, or `all`.
 fn chosen(names: &str) -> Result<Vec<Fault>> {
     let mut chosen = Vec::new();
     for name in names.split(',') {
@@ -43,10 +43,10 @@ fn chosen(names: &str) -> Result<Vec<Fault>> {
     Ok(chosen)
 }
 
-/// Tries each of these alone.
+/// Tries each of these faults alone.
 ///
 /// # Errors
-/// Fails if the site doesn't start or doesn't settle, or if something is wrong in the end.
+/// Fails if the site doesn't start or doesn't settle, or if the likes in MySQL are wrong at the end.
 pub async fn run(names: &str) -> Result<()> {
     let faults = chosen(names)?;
     let seed = std::env::var("TALLYD_TORTURE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
@@ -74,7 +74,7 @@ pub async fn run(names: &str) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("wrong: {wrong:?}") }
 }
 
-/// `number` makes its users unique.
+/// Tries a fault. Its `number` gives each fault its own users.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let client = Arc::new(client_of(&site.config()));
@@ -111,7 +111,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
     compare(site, fault, &all).await
 }
 
-/// Clicks as users that no other task plays, until stopped.
+/// Clicks until stopped, as users that no other task uses.
 async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
     let (mut dice, mut clicks) = (Dice::new(clicker + 1), Clicks::new());
     while !stop.load(Ordering::Relaxed) {
@@ -127,7 +127,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
         match answer {
             Ok(Clicked::Published(event)) => *click = click.map(|_| (event.at, likes)),
             Ok(Clicked::Counted(counted)) => *click = click.map(|_| (counted.event.at, likes)),
-            // The state was the same already, so the event was published once more.
+            // The user already had this state, so the client published the event again.
             Ok(Clicked::Same { at, .. }) => *click = click.map(|_| (at, likes)),
             Ok(Clicked::Limited { .. }) => {}
             Err(_) => *click = None,
@@ -138,7 +138,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
     clicks
 }
 
-/// Sends dead letters of a fault again, as an operator would.
+/// Replays the dead letters of a fault, as an operator would.
 async fn replay(site: &Site, fault: &Fault) -> Result<()> {
     site.tallyd(&["dead", "list"]).await?;
     let letters: Vec<(String, i64)> =
@@ -149,7 +149,7 @@ async fn replay(site: &Site, fault: &Fault) -> Result<()> {
         return Ok(());
     }
     println!("{:32} dead letters: {letters:?}", fault.name);
-    // It leaves fences of finished runs and exits with 1 because of them.
+    // The command does not replay fences of finished runs, and exits with 1 because of them.
     site.tallyd(&["dead", "replay", "--all"]).await?;
     site.tallyd(&["dead", "list"]).await?;
     site.settle(SETTLE_MAX).await

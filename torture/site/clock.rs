@@ -1,4 +1,4 @@
-//! A clock that a fault steps. `torture/clock.c` adds the number in a file to the time of day of a server or a daemon.
+//! A clock that a fault can change. `torture/clock.c` adds the offset in a file to the clock of a server or a daemon.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The preloaded library, which `dev/torture` builds.
+/// The path of the library that processes preload. `dev/torture` builds it.
 const LIBRARY: &str = "TALLYD_STACK_CLOCK";
 
 /// The variable with the path of a process's clock file.
@@ -21,13 +21,13 @@ impl Clock {
 
     /// Sets the clock ahead by this many seconds. A negative number sets it back, and 0 corrects it.
     pub fn step(&self, seconds: i64) -> Result<()> {
-        // In place: the process has mapped the file.
+        // Overwrites the file in place, because the process has mapped it.
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&self.0);
         let file = file.with_context(|| format!("open {}", self.0.display()))?;
         Ok(file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), 0)?)
     }
 
-    /// The environment that makes a process use it.
+    /// Returns the environment with which a process uses this clock.
     pub fn environment(&self) -> Vec<(&'static str, PathBuf)> {
         let library = std::env::var_os(LIBRARY).map(|library| ("LD_PRELOAD", PathBuf::from(library)));
         library.into_iter().chain([(FILE, self.file().to_owned())]).collect()

@@ -1,4 +1,4 @@
-//! A daemon that is restarted as systemd does it: always, unless a restart would not help.
+//! A daemon that is restarted as by systemd: always, unless a restart would not help.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::ExitStatusExt;
@@ -15,18 +15,18 @@ use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
-/// The unit's `RestartSec=` is longer. A shorter pause can break more.
+/// Shorter than the unit's `RestartSec=`, because a shorter pause can reveal more errors.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Longer than `drain_max_s`.
+/// Time limit for a clean stop. Longer than `drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 const SIGTERM: i32 = 15;
 
-/// `RestartPreventExitStatus=` of the unit.
+/// Exit codes after which the daemon is not restarted, as in `RestartPreventExitStatus=` of the unit.
 const FINAL: [i32; 2] = [64, 78];
 
-/// Something that a daemon must not do.
+/// An exit, a panic or an error of a daemon that no fault explains.
 #[derive(Clone, Debug)]
 pub struct Surprise {
     pub at: SystemTime,
@@ -48,7 +48,7 @@ pub struct Daemon {
 
 #[derive(Default)]
 struct State {
-    /// A fault is about to kill it, or did.
+    /// True if a fault kills the daemon now, or has killed it.
     killed: bool,
     surprises: Vec<Surprise>,
 }
@@ -66,13 +66,13 @@ impl Daemon {
         *self.running.borrow()
     }
 
-    /// Starts it, and waits until there is a process.
+    /// Starts the daemon, and waits until its process exists.
     pub async fn start(&self) {
         self.wanted.send_replace(true);
         let _ = self.running.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Sends SIGTERM and waits for its end. It is not restarted. Fails if that takes too long.
+    /// Sends SIGTERM and waits until the daemon has ended. It is not restarted. Fails if it does not end in time.
     pub async fn stop(&self) -> Result<()> {
         self.wanted.send_replace(false);
         let mut running = self.running.subscribe();
@@ -84,7 +84,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Sends SIGKILL. It is restarted a second later.
+    /// Sends SIGKILL. The daemon is restarted a second later.
     pub async fn kill(&self) -> Result<()> {
         let Some(pid) = self.pid() else { return Ok(()) };
         self.with(|state| state.killed = true);
@@ -99,17 +99,17 @@ impl Daemon {
         signal(pid, name).await
     }
 
-    /// Ends that neither a fault nor the run caused.
+    /// Returns the exits that neither a fault nor the run caused.
     pub fn surprises(&self) -> Vec<Surprise> {
         self.with(|state| state.surprises.clone())
     }
 
-    /// The length of the log.
+    /// Returns the current length of the log.
     pub fn logged(&self) -> usize {
         std::fs::metadata(&self.log).map_or(0, |log| usize::try_from(log.len()).unwrap_or(usize::MAX))
     }
 
-    /// The log after its first `logged` bytes.
+    /// Returns the log after its first `logged` bytes.
     pub fn log_from(&self, logged: usize) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(logged..).unwrap_or_default()).into_owned()
@@ -159,17 +159,18 @@ impl Daemon {
 
     async fn end(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
         if let Some(pid) = child.id() {
-            // A frozen daemon sees SIGTERM when it is resumed. It may have ended this instant.
+            // A frozen daemon sees SIGTERM when it is resumed. The process can have ended at this moment, so an error
+            // is ignored.
             let _ = signal(pid, "TERM").await;
             let _ = signal(pid, "CONT").await;
         }
         child.wait().await
     }
 
-    /// `logged` is the length of the log when it began.
+    /// Judges the exit of a process. `logged` is the length of the log when the process started.
     fn note(&self, logged: usize, was_asked: bool, status: ExitStatus) {
         let was_killed = self.with(|state| state.killed);
-        // Before it listens to signals, SIGTERM ends it immediately.
+        // Until the process has installed its signal handlers, SIGTERM ends it immediately.
         let was_early = status.signal() == Some(SIGTERM) && !self.log_from(logged).contains(r#""event":"started""#);
         if was_killed || (was_asked && (status.success() || was_early)) {
             return;

@@ -1,4 +1,4 @@
-//! One proxy before each server, for the users or for one daemon.
+//! A proxy for each server, used by the users or by one daemon.
 
 use super::settings::Addresses;
 use super::stack::Server;
@@ -8,7 +8,7 @@ pub struct Lines {
     mysql: Proxy,
     redis: Proxy,
     rabbitmq: Proxy,
-    /// The addresses of the proxies, in place of the servers'.
+    /// Returns the addresses of the proxies, to be used instead of the servers' addresses.
     pub addresses: Addresses,
 }
 
@@ -21,7 +21,7 @@ impl Lines {
         Self { mysql, redis, rabbitmq, addresses }
     }
 
-    /// The proxy before a server of the stack.
+    /// Returns the proxy of a server.
     pub fn to(&self, server: Server) -> &Proxy {
         match server {
             Server::Mysql => &self.mysql,

@@ -1,33 +1,34 @@
-//! Finds lines in the daemons' logs that must not be there.
+//! Finds lines in the daemons' logs that show a bug.
 
 use std::time::{Duration, SystemTime};
 
 use super::daemon::Surprise;
 
-/// Errors that only say that a server was unreachable. A failed run stays due.
+/// Errors that only say that a server was unreachable. A run that fails because of it is retried.
 const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 
-/// How MySQL, Redis and RabbitMQ report missing rights of an account. No fault takes a right away. "Access to vhost ...
-/// refused" is not among them, because RabbitMQ reports it while it starts or stops.
+/// How MySQL, Redis and RabbitMQ report missing rights of an account. No fault removes a right, so such a line always
+/// shows a bug. "Access to vhost ... refused" is not in this list, because RabbitMQ reports it while it starts or
+/// stops.
 const MAY_NOT: [&str; 5] = ["command denied", "Access denied", "NOPERM", "access to queue", "access to exchange"];
 
-/// A time in which something was broken, and as long after it as an error can be logged.
+/// A time in which a server or connection was broken. Errors can be logged for some time after its end.
 #[derive(Clone, Debug)]
 pub struct Disturbance {
     pub what: &'static str,
     pub from: SystemTime,
-    /// `None` while it lasts.
+    /// `None` while the disturbance lasts.
     pub until: Option<SystemTime>,
 }
 
 impl Disturbance {
-    /// Whether the fault can have caused an error at that instant.
+    /// Returns whether this disturbance can have caused an error at that time.
     fn explains(&self, at: SystemTime, after: Duration) -> bool {
         self.from <= at && self.until.is_none_or(|until| at <= until + after)
     }
 }
 
-/// Panics, missing rights, and lines at level error that no disturbance explains.
+/// Returns panics, missing rights, and lines at level error that no disturbance explains.
 pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: Duration) -> Vec<Surprise> {
     let surprise = |line: &str| {
         let surprise = |at, what: &str| Surprise { at, daemon, what: what.to_owned() };
@@ -43,7 +44,8 @@ pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: 
             return None;
         }
         let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
-        // A slow backlog. If it never ends, the site doesn't settle.
+        // The queue was long when the run gave up. If it stays long, the site does not settle, and the run reports
+        // that.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
         let is_explained = is_backlog || disturbances.iter().any(|disturbance| disturbance.explains(at, after));
         (!(is_of_an_outage && is_explained)).then(|| surprise(at, line))

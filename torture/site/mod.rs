@@ -1,4 +1,4 @@
-//! The servers of a run, proxies before them, and the daemons that use them.
+//! The servers of a run, the proxies to these servers, and the daemons.
 
 mod clock;
 mod daemon;
@@ -33,36 +33,36 @@ use settings::{Addresses, Who, text};
 pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
-/// How long after a fault an error can still be its result. After many crashes messages are taken one by one, and a run
-/// waits in vain for all of them.
+/// For this time after a fault, an error can still be its result. After many crashes, daemons consume messages one by
+/// one, and a reconcile can time out while it waits for its fence.
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
 
-/// The configuration of one-shot commands.
+/// The name of the configuration of one-shot commands.
 const OPERATOR: &str = "operator.toml";
 
-/// The parts of a site.
+/// The options of a site.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub daemons: usize,
-    /// Whether daemons or API servers count likes in Redis.
+    /// Whether the daemons or the API servers count likes in Redis.
     pub likes_by: Writes,
-    /// For configurations and logs.
+    /// The folder for configurations and logs.
     pub folder: PathBuf,
     /// Path of tallyd.
     pub tallyd: PathBuf,
 }
 
 impl Default for Options {
-    /// The program that was built with this one.
+    /// Returns the path of the tallyd program that was built together with this program.
     fn default() -> Self {
         let folder = PathBuf::from("target/torture");
         Self { daemons: 3, likes_by: Writes::default(), folder, tallyd: tallyd_testkit::program() }
     }
 }
 
-/// Everything that a fault can harm.
+/// The servers, proxies and daemons that a fault can harm.
 pub struct Site {
-    /// The prefix of its keys, queues and database.
+    /// The prefix of the site's keys, queues and database.
     pub name: String,
     likes_by: Writes,
     pub stack: Stack,
@@ -78,7 +78,7 @@ pub struct Site {
     disturbances: Mutex<Vec<Disturbance>>,
     /// Records the calls of all users, and of faults that act as users.
     pub recorder: Arc<Recorder>,
-    /// If a fault restores MySQL, everything that MySQL got up to here is lost. 0 before that.
+    /// The time of the last restore of MySQL: data that MySQL got before can be lost. 0 if there was no restore.
     pub lost_at: AtomicI64,
 }
 
@@ -88,7 +88,7 @@ impl Site {
     /// # Errors
     /// Fails if a server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
-        // Tests begin their names in the same way, and the broker's accounts depend on it.
+        // The tests' names begin in the same way, and the rights of the broker's accounts depend on this prefix.
         let (name, likes_by) = (format!("t_torture_{}", std::process::id()), options.likes_by);
         let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;
@@ -107,7 +107,7 @@ impl Site {
         let direct_config = configuration("watchers.toml", &stack.addresses, Who::ApiServer)?;
         let admin_config = configuration("admin.toml", &stack.addresses, Who::Admin)?;
         configuration(OPERATOR, &stack.addresses, Who::Daemon)?;
-        // As root, because other accounts have no access to it.
+        // Runs as root, because other accounts have no access to this table.
         let pool = MySqlPoolOptions::new()
             .max_connections(8)
             .acquire_timeout(Duration::from_secs(20))
@@ -144,27 +144,27 @@ impl Site {
         Ok(Arc::new(site))
     }
 
-    /// The configuration of an API server, through the proxies that faults harm.
+    /// Returns the configuration of an API server whose connections go through the users' proxies.
     pub fn config(&self) -> Config {
         self.config.clone()
     }
 
-    /// The configuration of an API server that bypasses all proxies.
+    /// Returns the configuration of an API server that bypasses all proxies.
     pub fn direct_config(&self) -> Config {
         self.direct_config.clone()
     }
 
-    /// The administrator's configuration, which bypasses all proxies.
+    /// Returns the administrator's configuration, which bypasses all proxies.
     pub fn admin_config(&self) -> Config {
         self.admin_config.clone()
     }
 
-    /// A pool of the administrator that bypasses all proxies.
+    /// Returns the administrator's connections to MySQL, which bypass all proxies.
     pub fn pool(&self) -> &MySqlPool {
         &self.pool
     }
 
-    /// Runs a command of tallyd to its end. It bypasses all proxies and has the daemons' accounts.
+    /// Runs a command of tallyd to its end. The command bypasses all proxies and uses the daemons' accounts.
     pub async fn tallyd(&self, arguments: &[&str]) -> Result<Output> {
         Ok(self.command(arguments).output().await?)
     }
@@ -176,36 +176,36 @@ impl Site {
         command
     }
 
-    /// The proxies of a server: first the users', then the daemons'.
+    /// Returns the proxies of a server: first the users' proxy, then the daemons' proxies.
     pub fn all_lines(&self, server: Server) -> Vec<&Proxy> {
         let daemons = self.daemons.iter().map(|daemon| &daemon.lines);
         [&self.lines].into_iter().chain(daemons).map(|lines| lines.to(server)).collect()
     }
 
-    /// The processes of the running daemons.
+    /// Returns the process ids of the running daemons.
     pub fn pids(&self) -> Vec<u32> {
         self.daemons.iter().filter_map(|daemon| daemon.pid()).collect()
     }
 
-    /// Changes a daemon's configuration and writes it, for its next start or reload.
+    /// Changes a daemon's configuration file, for its next start or reload.
     pub fn configure(&self, daemon: &Daemon, change: impl FnOnce(String) -> String) -> Result<()> {
         let addresses = daemon.lines.addresses.of(Who::Daemon, &self.stack.accounts);
         let text = text(&self.name, self.likes_by, &addresses, &self.admin(daemon.number));
         Ok(std::fs::write(&daemon.config, change(text))?)
     }
 
-    /// The address of the daemon's admin port.
+    /// Returns the address of the daemon's admin port.
     pub fn admin(&self, daemon: usize) -> String {
         format!("127.0.0.1:{}", usize::from(self.stack.port_base) + 10 + daemon)
     }
 
-    /// Notes that something is broken until [`Site::mend`].
+    /// Notes that a server or connection is broken until [`Site::mend`].
     pub fn disturb(&self, what: &'static str) {
         let disturbance = Disturbance { what, from: SystemTime::now(), until: None };
         self.disturbances.lock().unwrap().push(disturbance);
     }
 
-    /// Notes that it is no longer broken.
+    /// Notes that the server or connection works again.
     pub fn mend(&self, what: &'static str) {
         let mut disturbances = self.disturbances.lock().unwrap();
         let open = disturbances.iter_mut().find(|disturbance| disturbance.what == what && disturbance.until.is_none());
@@ -214,7 +214,7 @@ impl Site {
         }
     }
 
-    /// Exits, panics and errors of daemons that no fault explains.
+    /// Returns exits, panics and errors of daemons that no fault explains.
     pub fn surprises(&self) -> Vec<Surprise> {
         let disturbances = self.disturbances.lock().unwrap().clone();
         let of = |daemon: &Arc<Daemon>| {

@@ -1,10 +1,10 @@
-//! The configuration of a run: everything that tallyd does, often and with short waits.
+//! The configuration of a run. All features of tallyd are on, with frequent schedules and short waits.
 
 use tallyd_core::rules::Writes;
 
 use crate::accounts::Accounts;
 
-/// Addresses of the three servers, or of the proxies before them.
+/// Addresses of the three servers, or of their proxies.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     pub mysql: String,
@@ -12,11 +12,11 @@ pub struct Addresses {
     pub amqp: String,
 }
 
-/// The events are spread over this many queues.
+/// Number of queues over which the events are spread.
 pub const PARTITIONS: u16 = 3;
 
-/// The configuration that all parts of a run share. `name` is unique on each server. `admin` is empty if no port is
-/// wanted.
+/// Returns the configuration that all parts of a run share. `name` is unique on each server. If `admin` is empty, there
+/// is no admin port.
 pub fn text(name: &str, likes_by: Writes, addresses: &Addresses, admin: &str) -> String {
     let Addresses { mysql, redis, amqp } = addresses;
     let servers = format!(
@@ -61,12 +61,12 @@ pub enum Who {
 }
 
 impl Addresses {
-    /// The run's database instead of all databases.
+    /// Returns addresses whose MySQL URL names this database.
     pub fn with_database(&self, name: &str) -> Self {
         Self { mysql: format!("{}{name}", self.mysql), ..self.clone() }
     }
 
-    /// With the accounts of `ops/`.
+    /// Returns addresses with this account. Daemons and API servers have the rights of `ops/`.
     pub fn of(&self, who: Who, accounts: &Accounts) -> Self {
         let of = |url: &str| match who {
             Who::Admin => url.to_owned(),
@@ -77,7 +77,7 @@ impl Addresses {
     }
 }
 
-/// Dead letters are kept for hours, because each is checked in the end.
+/// Dead letters are kept for hours, because the comparison at the end checks each of them.
 const WORK: &str = r#"[consumer]
 batch_events_max = 300
 database_away_max = "10s"
@@ -121,7 +121,7 @@ metric = "unread"
 settable = true
 "#;
 
-/// Periods of `past` are closed when something is added to them, because users name a day that is over.
+/// Periods of `past` are already closed when users add scores to them, because users name a past day.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"

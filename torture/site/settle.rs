@@ -11,21 +11,21 @@ use super::{PARTITIONS, Server, Site};
 /// Between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// MySQL's value, as `dev/up` sets it.
+/// MySQL's limit of connections, as `dev/up` sets it.
 pub const CONNECTIONS: u32 = 300;
 
-/// Until a connection is free again.
+/// Time limit until root gets a free connection.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
-/// The broker's number of unacknowledged messages is some seconds old.
+/// The broker reports the count of unacknowledged messages with a delay of some seconds.
 const CALM: Duration = Duration::from_secs(6);
 
 impl Site {
-    /// Undoes all faults. Then it waits until every server answers, daemons hold all partitions, the queues are empty,
-    /// and the daemons' additions are in Redis.
+    /// Undoes all faults. Then it waits for four conditions: every server answers, daemons hold all partitions, the
+    /// queues are empty, and Redis has all rows of the outbox.
     ///
     /// # Errors
-    /// Fails at the deadline and says what was still missing.
+    /// Fails at the deadline. The error names the condition that was still missing.
     pub async fn settle(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         let mut calm_since = None;
@@ -54,10 +54,10 @@ impl Site {
         bail!("not settled after {deadline:?}: {missing}");
     }
 
-    /// Undoes everything that can be undone more than once.
+    /// Undoes all faults. Undoing a fault again has no effect.
     async fn undo_all(&self) -> Result<()> {
         for server in Server::STACK {
-            // A dead process needs no SIGCONT.
+            // If the process has ended, the error is ignored.
             let _ = self.stack.signal(server, "CONT").await;
             self.mend_lines(server);
         }
@@ -77,7 +77,7 @@ impl Site {
         Ok(())
     }
 
-    /// All proxies lead to their servers again and let everything through.
+    /// Makes all proxies connect to their servers again, and transfer all data.
     pub fn mend_lines(&self, server: Server) {
         let address = self.stack.host_port(server);
         for proxy in self.all_lines(server) {
@@ -86,7 +86,7 @@ impl Site {
         }
     }
 
-    /// MySQL accepts writes again, and the usual number of connections.
+    /// Makes MySQL accept writes again, and the usual number of connections.
     ///
     /// # Errors
     /// Fails if MySQL doesn't answer, or if root gets no connection for long.
@@ -94,7 +94,7 @@ impl Site {
         let until = Instant::now() + ROOM_MAX;
         let mut mysql = loop {
             match self.stack.mysql().await {
-                // Other clients took the free connections first.
+                // Other clients have taken the free connections, so this must retry.
                 Err(_) if Instant::now() < until => tokio::time::sleep(PAUSE).await,
                 tried => break tried?,
             }
@@ -104,7 +104,7 @@ impl Site {
         Ok(())
     }
 
-    /// Redis is a master with free memory again.
+    /// Makes Redis a master with free memory again.
     pub async fn reset_redis(&self) -> Result<()> {
         let mut redis = self.stack.redis().await?;
         let () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).query_async(&mut redis).await?;
@@ -112,7 +112,7 @@ impl Site {
         Ok(())
     }
 
-    /// The reason why the site is not settled yet.
+    /// Returns the reason why the site is not settled yet.
     async fn missing(&self) -> Result<Option<String>> {
         let owners: Vec<(u16, Option<String>)> =
             sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
@@ -130,10 +130,10 @@ impl Site {
         let sql = "SELECT CAST(COUNT(*) AS SIGNED) FROM partition_owner o LEFT JOIN outbox_state s USING (`partition`) \
             WHERE o.outbox > COALESCE(s.applied, 0)";
         let behind: i64 = sqlx::query_scalar(sql).fetch_one(self.pool()).await?;
-        Ok((behind > 0).then(|| format!("{behind} outboxes are not in Redis")))
+        Ok((behind > 0).then(|| format!("the outboxes of {behind} partitions have rows that are not in Redis")))
     }
 
-    /// Messages that are in queues or unacknowledged.
+    /// Returns the number of messages that are in queues or unacknowledged.
     async fn unacknowledged(&self) -> Result<u64> {
         let list = self.stack.rabbitmqctl(&["-q", "list_queues", "name", "messages", "--no-table-headers"]).await?;
         let of_ours = |line: &str| -> Option<u64> {
@@ -143,7 +143,7 @@ impl Site {
         Ok(list.lines().filter_map(of_ours).sum())
     }
 
-    /// Messages that wait in queues.
+    /// Returns the number of messages that wait in queues.
     async fn on_the_way(&self) -> Result<Option<String>> {
         let broker = Broker::new(&self.admin_config().amqp)?;
         let link = broker.connect_publisher("torture").await?;

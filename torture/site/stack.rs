@@ -1,4 +1,4 @@
-//! The servers of `dev/up` for this run: it starts, kills and freezes them.
+//! Starts, kills and freezes the servers of `dev/up` for this run.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use super::clock::Clock;
 use super::settings::{Addresses, Who, text};
 use crate::accounts::Accounts;
 
-/// How long a server can take to answer a fault.
+/// Time limit for a server's answer to a command of a fault.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// The target of a fault.
@@ -30,7 +30,7 @@ impl Server {
     /// The servers of the stack.
     pub const STACK: [Self; 3] = [Self::Mysql, Self::Redis, Self::Rabbitmq];
 
-    /// The name in `dev/up`.
+    /// Returns the server's name for `dev/up`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Daemon => "daemon",
@@ -43,13 +43,13 @@ impl Server {
 
 pub struct Stack {
     folder: PathBuf,
-    /// The first of its ports. The ports from 10 on are free for other uses of the run.
+    /// The first port of the stack. Ports from this port + 10 on are free for other uses of the run.
     pub port_base: u16,
     /// The administrator's URL, with the run's database.
     pub addresses: Addresses,
-    /// Up to the database's name.
+    /// MySQL's URL up to the database's name.
     mysql: String,
-    /// The accounts of daemons and API servers.
+    /// The accounts of the daemons and the API servers.
     pub accounts: Accounts,
 }
 
@@ -75,7 +75,7 @@ impl Stack {
         Ok(Self { folder, port_base, addresses, mysql, accounts: Accounts::new(name, 0) })
     }
 
-    /// Makes a database, accounts, and a Redis that loses nothing when it is killed.
+    /// Creates a database and accounts, and configures Redis to lose no data when it is killed.
     pub async fn prepare(&self, name: &str) -> Result<()> {
         self.mysql().await?.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
         let admin = MySqlPool::connect(&self.addresses.mysql).await?;
@@ -100,12 +100,12 @@ impl Stack {
         self.script("dev/down", &[server.name()]).await.map(drop)
     }
 
-    /// The script that starts servers.
+    /// Returns the path of the script that starts servers.
     pub fn up(&self) -> PathBuf {
         script("dev/up")
     }
 
-    /// Starts servers that don't run, and waits until they answer.
+    /// Starts all servers that are not running, and waits until they answer.
     pub async fn start(&self, servers: &[Server]) -> Result<()> {
         let names: Vec<&str> = servers.iter().map(|server| server.name()).collect();
         self.script("dev/up", &names).await.map(drop)
@@ -121,7 +121,7 @@ impl Stack {
         Ok(pid.trim().parse()?)
     }
 
-    /// The server's address.
+    /// Returns the server's host and port.
     pub fn host_port(&self, server: Server) -> String {
         let url = match server {
             Server::Mysql => &self.addresses.mysql,
@@ -133,17 +133,17 @@ impl Stack {
         format!("{}:{}", url.host_str().unwrap(), url.port().unwrap())
     }
 
-    /// The folder with its data and logs.
+    /// Returns the folder with the server's data and logs.
     pub fn folder(&self, server: Server) -> PathBuf {
         self.folder.join(server.name())
     }
 
-    /// The clock that a server of the stack reads.
+    /// Returns the clock of a server.
     pub fn clock(&self, server: Server) -> Clock {
         Clock::new(self.folder(server).join("clock"))
     }
 
-    /// The server's time in seconds since 1970.
+    /// Returns the server's time in seconds since 1970.
     pub async fn clock_of(&self, server: Server) -> Result<i64> {
         if server == Server::Redis {
             let (seconds, _): (i64, i64) = redis::cmd("TIME").query_async(&mut self.redis().await?).await?;
@@ -158,19 +158,19 @@ impl Stack {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// As root, to the server without a database.
+    /// Connects as root, without selecting a database.
     pub async fn mysql(&self) -> Result<MySqlConnection> {
         let url = format!("{}mysql", self.mysql);
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// As a daemon, with the same rights.
+    /// Connects with a daemon's account and rights.
     pub async fn rival(&self) -> Result<MySqlConnection> {
         let url = self.addresses.of(Who::Daemon, &self.accounts).mysql;
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// Holds the rows that each batch writes first, until then.
+    /// Locks the rows that each batch writes first, until that time.
     pub async fn lock_partitions(&self, until: tokio::time::Instant) -> Result<()> {
         let mut connection = self.rival().await?;
         connection.execute("START TRANSACTION").await?;
@@ -191,7 +191,7 @@ impl Stack {
         let of = |entry: &HashMap<String, redis::Value>, name: &str| -> Option<String> {
             redis::FromRedisValue::from_redis_value(entry.get(name)?.clone()).ok()
         };
-        // Clients try these when they connect, and continue without them.
+        // Clients try these commands when they connect, and continue if Redis rejects them.
         log.retain(|entry| !["info", "client|setinfo"].map(Some).contains(&of(entry, "object").as_deref()));
         let refused: Vec<String> = log
             .iter()
@@ -199,7 +199,7 @@ impl Stack {
             .map(|said| said.join(" "))
             .collect();
         if !refused.is_empty() {
-            bail!("Redis rejected what an account has no right to: {}", refused.join("; "));
+            bail!("Redis rejected commands, because an account lacks a right: {}", refused.join("; "));
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ fn script(name: &str) -> PathBuf {
     tallyd_testkit::root().join(name)
 }
 
-/// A connection whose calls can take a while.
+/// Opens a connection whose calls have a long time limit.
 pub async fn redis_at(url: &str) -> Result<redis::aio::MultiplexedConnection> {
     let config = redis::AsyncConnectionConfig::new()
         .set_connection_timeout(Some(Duration::from_secs(5)))

@@ -1,6 +1,7 @@
 //! Users of the site. They use `tallyd-client`, choose at random from the seed, and record each call with its answer.
 //!
-//! Many users share few targets, and some share an account: two devices of one user click at the same time.
+//! Many users click on the same few targets. Some users share an account, like two devices of one user that click at
+//! the same time.
 
 mod others;
 mod seat;
@@ -20,7 +21,7 @@ use crate::dice::Dice;
 use crate::history::{Answer, Recorder, What, event_id};
 use seat::Seat;
 
-/// Targets, and users who click on them.
+/// Number of targets, and of users who click on them.
 const TARGETS: u64 = 60;
 const USERS: u64 = 400;
 
@@ -32,19 +33,19 @@ const VIEW: u8 = 2;
 const STOCK: u8 = 3;
 const UNREAD: u8 = 4;
 
-/// Tasks of each client.
+/// Number of tasks of each client.
 const TASKS: u32 = 4;
 
-/// Between two calls of a task, at most.
+/// Longest pause between two calls of a task.
 const PAUSE_MS_MAX: u64 = 60;
 
-/// A user waits at least this long after an error.
+/// Shortest pause of a user after an error.
 const AFTER_ERROR: Duration = Duration::from_millis(150);
 
-/// How often an unconfirmed count is sent again.
+/// Maximum number of times that an unconfirmed count is sent again.
 const SENT_AGAIN_MAX: usize = 8;
 
-/// Old events that a task keeps, to send one of them again now and then.
+/// Number of old events that a task keeps. Sometimes it sends one of them again.
 const KEPT: usize = 40;
 
 /// All users.
@@ -77,7 +78,7 @@ impl Crowd {
         Ok(Self { stop, tasks })
     }
 
-    /// Ends all users, and waits for their last answers. A call that is aborted could still have an effect.
+    /// Ends all users, and waits for their last answers. An aborted call could still have an effect.
     ///
     /// # Errors
     /// Fails if a user panicked or doesn't end.
@@ -98,7 +99,7 @@ impl Crowd {
     }
 }
 
-/// Something that was published once.
+/// An event that was published before.
 enum Old {
     Like(Counted),
     Change(Changed, u64),
@@ -108,7 +109,7 @@ struct User {
     seat: Arc<Seat>,
     who: u32,
     dice: Dice,
-    /// How many things it has numbered.
+    /// The last number that this task has used in an id.
     numbered: u64,
     old: Vec<Old>,
 }
@@ -133,13 +134,13 @@ impl User {
         }
     }
 
-    /// Lower numbers are liked more often.
+    /// Returns a random target. Targets with lower ids are chosen more often.
     fn target(&mut self) -> Target {
         let id = 1 + self.dice.below(TARGETS).min(self.dice.below(TARGETS));
         Target { kind: VIDEO, id: TargetId(id) }
     }
 
-    /// A different id for each.
+    /// Returns a new id.
     fn next_number(&mut self) -> u64 {
         self.numbered += 1;
         u64::from(self.who) << 40 | self.numbered
@@ -149,7 +150,7 @@ impl User {
         let (target, user, liked) = (self.target(), UserId(1 + self.dice.below(USERS)), self.dice.percent(60));
         let answer = self.click_once(target, user, liked).await;
         if matches!(answer, Answer::NotConfirmed { .. } | Answer::NotCounted) && self.dice.percent(50) {
-            // A user who sees an error clicks again, because the click was undone.
+            // The user sees an error, because the click was undone, and clicks again.
             tokio::time::sleep(AFTER_ERROR).await;
             self.click_once(target, user, liked).await;
         }
@@ -191,7 +192,7 @@ impl User {
     }
 
     async fn set(&mut self) -> bool {
-        // Few, so that each is set often.
+        // Few targets, so each of them is set often.
         let target = Target { kind: VIDEO, id: TargetId(1 + self.dice.below(20)) };
         let value = if self.dice.percent(60) { 0 } else { self.dice.below(50).cast_signed() };
         let (begin, client) = (crate::history::now(), &self.seat.client);
@@ -202,7 +203,8 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// Most users send an unconfirmed count again unchanged, as docs/clients-that-count.md says. Some give up.
+    /// Records the result of a count. Most users send an unconfirmed count again without changes, as
+    /// docs/clients-that-count.md recommends. Some users give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {
@@ -261,7 +263,7 @@ impl User {
         }
     }
 
-    /// An old event is sent again late. It must change nothing.
+    /// Sends an old event again. It must not change any data.
     async fn send_an_old_one(&mut self) -> bool {
         if self.old.is_empty() {
             return true;

@@ -10,8 +10,8 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// Users write to one past day for this long, then to the day before it. The archiver looks back 400 days, so this is
-/// enough for hours.
+/// Users add scores to one past day for this time, then to the day before. The archiver looks back 400 days, so a run
+/// of hours has enough days.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.
@@ -20,7 +20,7 @@ const DAY: i64 = 86_400_000_000;
 /// Targets of a page.
 const PAGE: u64 = 20;
 
-/// The reason why a message is invalid, and its body. `@` is replaced by its number.
+/// The reason why a message can't be applied, and the message's body. `@` is replaced by the message's number.
 const LETTERS: [(&str, &str); 8] = [
     ("malformed-json", r#"{"type": "like", "kind": "video", @"#),
     ("malformed-json", r#"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["@""#),
@@ -53,12 +53,12 @@ impl User {
         is_done
     }
 
-    /// To a board whose period is over, like a slow API server.
+    /// Adds a score to a board whose period has ended, as a slow API server can do.
     pub(super) async fn late(&mut self) -> bool {
         let begin = crate::history::now();
         let elapsed_s = (begin - self.seat.began) / 1_000_000;
         let today = self.seat.began.div_euclid(DAY);
-        // Sometimes to a day that the others no longer write to: it may be archived by then.
+        // Sometimes uses a day that other users no longer write to, because it may be archived already.
         let later = i64::from(self.dice.percent(15) && elapsed_s > DAY_LASTS_S);
         let day = i32::try_from(today - 2 - elapsed_s / DAY_LASTS_S + later).unwrap();
         let (member, delta) = (1 + self.dice.below(MEMBERS), 1 + self.dice.below(3).cast_signed());

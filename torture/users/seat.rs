@@ -15,20 +15,20 @@ use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};
 
-/// How long Redis can take to answer calls outside the client.
+/// Time limit for Redis's answers to calls that do not use the client.
 const REDIS_MAX: Duration = Duration::from_secs(2);
 
 pub struct Seat {
     pub client: Client,
     pub keys: Keys,
     pub broker: Broker,
-    /// For messages that can't be applied.
+    /// The channel for messages that can't be applied.
     publisher: Mutex<Option<Arc<Publisher>>>,
-    /// For boards of days that are over.
+    /// The connection for boards of past days.
     redis: Mutex<Option<MultiplexedConnection>>,
     redis_url: String,
     recorder: Arc<Recorder>,
-    /// When the users began.
+    /// The time when the users began.
     pub began: Micros,
 }
 
@@ -50,7 +50,7 @@ impl Seat {
         self.recorder.call(Call { begin, end: crate::history::now(), who, what, answer });
     }
 
-    /// Publishes any bytes, as producers in other languages can.
+    /// Publishes any bytes, as a faulty producer could.
     pub async fn publish(&self, routing_key: &str, body: &[u8]) -> Result<()> {
         let publisher = {
             let mut shared = self.publisher.lock().await;
@@ -66,7 +66,7 @@ impl Seat {
         Ok(published?)
     }
 
-    /// A connection. After an error, drop it with [`Seat::drop_redis`].
+    /// Returns the connection to Redis. After an error, drop this connection with [`Seat::drop_redis`].
     pub async fn redis(&self) -> Result<MultiplexedConnection> {
         let mut shared = self.redis.lock().await;
         if let Some(redis) = shared.as_ref() {

@@ -1,5 +1,5 @@
-//! The delay from a publish to the number in Redis, at 1,000 likes a second. One of ten likes is for one target, whose
-//! counter is read in a loop.
+//! Measures the delay from a publish to the count in Redis, at 1,000 likes a second. One in ten likes is for a sampled
+//! target, whose counter is read in a loop.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,32 +26,33 @@ const RATE: u64 = 1_000;
 const SECONDS: u64 = 12;
 const WARM_UP_S: u64 = 2;
 
-/// One of this many likes is for the sampled target.
+/// One like in this number of likes is for the sampled target.
 const SAMPLE_EVERY: u64 = 10;
 
-/// No other like has it.
+/// The sampled target. Other likes have other targets.
 const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_998) };
 
-/// Between two reads of its counter. The thread sleeps, because the runtime's timer rounds up to milliseconds.
+/// Pause between two reads of this target's counter. The thread sleeps, because the runtime's timer rounds up to
+/// milliseconds.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// How long to wait for the last samples.
+/// Time limit for the last samples.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// How long likes took, in milliseconds.
+/// The delays of likes, in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Delays {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// From one read of the counter to the next. A delay is too long by at most this.
+    /// Time from one read of the counter to the next. A delay can be this much too long.
     pub poll_p99: f64,
     /// How late likes were published, compared with the plan.
     pub late_p99: f64,
     pub samples: usize,
 }
 
-/// A target's likes, read with a separate connection.
+/// A separate connection that reads a target's like count.
 pub(super) struct Counter {
     connection: redis::Connection,
     key: String,
@@ -76,7 +77,7 @@ impl Counter {
     }
 }
 
-/// All published events, and the instants of the samples.
+/// All published events, and the times of the samples.
 #[derive(Default)]
 struct Published {
     events: Vec<LikeEvent>,
@@ -146,7 +147,7 @@ async fn publish(client: &Arc<Client>, count: u64, seed: u64) -> Result<Publishe
     Ok(published)
 }
 
-/// When each sample was counted, and the milliseconds between two reads.
+/// Returns the time when each sample was counted, and the milliseconds between two reads.
 fn poll(mut counter: Counter, samples: usize) -> Result<(Vec<Instant>, Vec<f64>)> {
     let (mut seen, mut gaps_ms) = (Vec::with_capacity(samples), Vec::new());
     let (mut before, mut progress) = (Instant::now(), Instant::now());

@@ -65,7 +65,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The boards of the order, and the boards that rules feed with targets of the kind.
+    /// Returns the boards that the order names. For a target, adds the boards to which rules add targets of its kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
         if let Subject::Target { target, .. } = &self.order.subject {

@@ -23,8 +23,8 @@ impl Run<'_> {
         self.erase_reports().await
     }
 
-    /// Rewriting is safe, because Redis has these rows already: the offsets in its buckets are above the ids of the
-    /// rows, so Redis adds none of them again.
+    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because Redis has these rows already: the
+    /// offsets in its buckets are above the ids of the rows, so Redis adds none of them again.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -85,8 +85,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A report can list the target because it had drifted. The checkpoint of an unfinished run can have the target as
-    /// its last position. The id before it is an equally good position.
+    /// Removes the target from reports and checkpoints of runs. A report can list the target because it had drifted.
+    /// The checkpoint of an unfinished run can have the target as its last position. The id before the target is an
+    /// equally good position.
     async fn erase_reports(&mut self) -> Result<()> {
         let Subject::Target { target, kind } = &self.order.subject else { return Ok(()) };
         let (store, id) = (&self.servers.store, target.id.0);

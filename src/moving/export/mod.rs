@@ -1,8 +1,8 @@
 //! `tallyd export`: writes the likes and unlikes since the cut-over to the site's old table, so that the site can return to that table.
 //!
-//! Steps of a pass: list the targets whose counter changed since the last pass -> read their rows of `like_record` that
-//! changed since then -> write each row's current state with the site's own statements, in key order, up to [`ROWS`]
-//! rows in a transaction. A repeated pass writes the same states again.
+//! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
+//! changed since then. It writes the current state of these rows with the site's own statements, in key order, up to
+//! 500 rows in a transaction. A repeated pass writes the same states again.
 //!
 //! Races:
 //!
