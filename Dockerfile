@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Builds tallyd's image: docker build -t tallyd . ; docs/operations/containers.md describes how to run it.
 
-# Debian 12, the same as below: a program needs a C library at least as new as the one that it was built with.
+# Debian 12, as in the final image below: a program needs a C library that is at least as new as the one it was built with.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -20,12 +20,12 @@ LABEL org.opencontainers.image.licenses="MIT OR Apache-2.0"
 # Certificates for TLS, and time zones for boards. The base image has the C library and libgcc.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates tzdata && rm -rf /var/lib/apt/lists/*
 COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
-# Readable by the user below, independent of the file mode in the sources.
+# With this mode, the user below can read the file, whichever mode it has in the sources.
 COPY --chmod=644 config.toml /etc/tallyd/config.toml
 # The folder for a relative password_file. Docker, Podman and Compose put secrets there.
 ENV CREDENTIALS_DIRECTORY=/run/secrets
-# The broker library parses a message's headers by recursion, so stacks need room for the deepest headers that fit into a frame. Only
-# address space is reserved.
+# The broker library parses a message's headers by recursion, so a thread's stack must be large enough for the deepest headers that fit into a frame.
+# This reserves only address space, not memory.
 ENV RUST_MIN_STACK=134217728
 # With glibc's default number of arenas, the process would keep memory that threads have freed.
 ENV MALLOC_ARENA_MAX=2
