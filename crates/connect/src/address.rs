@@ -24,17 +24,17 @@ impl ServerUrl {
     /// Splits the address into its parts.
     ///
     /// # Errors
-    /// Returns a sentence that does not quote the address.
+    /// Returns an error text that does not quote the address.
     pub fn parts(&self) -> Result<Url, String> {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
 
-    /// The same address on another server, given as `host:port`.
+    /// Returns the same address for another server, given as `host:port`.
     ///
     /// # Errors
-    /// Returns a sentence that says what is wrong with `server`.
+    /// Returns an error text if `server` is not `host:port`.
     pub fn at(&self, server: &str) -> Result<Self, String> {
-        let wrong = || "is no HOST:PORT".to_owned();
+        let wrong = || "is not HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
         // The library silently takes the text before these characters as the host.
         if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
@@ -47,7 +47,7 @@ impl ServerUrl {
         Ok(Self(url.to_string().into()))
     }
 
-    /// The address with its user, and `***` for what is secret.
+    /// Returns the address with its user, and with `***` in place of each secret.
     pub fn masked(&self) -> String {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
@@ -56,7 +56,7 @@ impl ServerUrl {
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A Redis user always has a password. Here the password was written in place of the user.
+            // A Redis user always has a password. So this text is a password in the place of the user.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
@@ -76,9 +76,9 @@ impl ServerUrl {
     /// Fails if the address has no host or cannot be parsed.
     pub fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
-        // The library does not escape `%`, and the reader of the address decodes it.
+        // The library does not escape `%`, but the client that reads the address decodes it.
         let escaped = password.expose().replace('%', "%25");
-        url.set_password(Some(&escaped)).map_err(|()| "can't hold a password".to_owned())?;
+        url.set_password(Some(&escaped)).map_err(|()| "cannot contain a password".to_owned())?;
         self.0 = url.to_string().into();
         Ok(())
     }

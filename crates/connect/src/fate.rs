@@ -1,6 +1,6 @@
 //! How to continue the work after an error from a server.
 
-/// The crate that knows the error decides this once. Callers match it.
+/// The way to continue after an error. The server's crate decides it, and callers match on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The cause is the server, the network or a competing writer: the same work can succeed later.
@@ -11,6 +11,6 @@ pub enum Fate {
     Untrusted,
     /// The configuration is wrong: a retry does not help.
     Misconfigured,
-    /// The cause is one row, key or message: this item fails again, but its neighbours can succeed.
+    /// The cause is one row, key or message: this item fails again, but other items can succeed.
     Item,
 }

@@ -1,11 +1,13 @@
-//! Named points where a test can stop the process. It can kill it as SIGKILL does, stop it as SIGSTOP does until the
-//! test continues it, or make the task hang. Only the feature `fault-points` compiles them, and no release has it.
+//! Named points where a test can stop the process. A point can kill the process like SIGKILL, stop it like SIGSTOP
+//! until the test continues it, or make the task hang. The points exist only with the feature `fault-points`. No
+//! release has this feature.
 
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Kills the process if `TALLYD_FAULT_POINT` names this point. Hangs forever if `TALLYD_HANG_POINT` names it.
-/// `TALLYD_PAUSE_POINT` is a list with commas: it stops the process if this point is the next one of the list.
+/// `TALLYD_PAUSE_POINT` is a comma-separated list of points. If this point is the next one in the list, the process
+/// stops.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
@@ -28,11 +30,11 @@ pub fn point(name: &str) {
     }
 }
 
-/// Returns when another process sends SIGCONT.
+/// Stops the process. Returns when another process sends SIGCONT.
 #[cfg(feature = "fault-points")]
 fn stop_here() {
     // The signal goes to this thread, but it stops the whole process. If it went to the process, another thread could
-    // receive it, and this one would run on for a moment.
+    // receive it, and this thread would continue for a moment.
     let thread = std::fs::read_link("/proc/thread-self").ok();
     let number = thread.as_ref().and_then(|link| link.file_name()).unwrap_or_default();
     if let Err(error) = std::process::Command::new("kill").arg("-STOP").arg(number).status() {

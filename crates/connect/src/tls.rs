@@ -1,5 +1,5 @@
-//! Which authorities TLS connections trust, and the message of a failed connection: which server, what is wrong, and
-//! what to do. The libraries wrap this error in their own errors.
+//! The authorities that TLS connections trust, and the error messages of failed TLS connections. A message says which
+//! server failed, why, and what to do. The client libraries wrap the TLS error in their own errors.
 
 use std::error::Error;
 use std::fmt::{self, Write};
@@ -39,7 +39,7 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The system's trusted authorities as PEM, without those that cannot be read.
+/// The system's trusted authorities as PEM, without unreadable certificates.
 static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
     let (mut text, mut store) = (String::new(), RootCertStore::empty());
     for certificate in rustls_native_certs::load_native_certs().certs {
@@ -60,20 +60,20 @@ pub struct TlsFault {
     is_nameless: bool,
 }
 
-/// A server as messages name it.
+/// The server's name and settings for error messages.
 #[derive(Clone, Copy)]
 pub struct Server<'a> {
-    /// For example `RabbitMQ`.
+    /// The product, for example `RabbitMQ`.
     pub name: &'a str,
     /// `host:port`.
     pub address: &'a str,
-    /// Its section of the configuration file.
+    /// The server's section in the configuration file.
     pub section: &'a str,
     /// Whether a client certificate is configured.
     pub has_certificate: bool,
 }
 
-/// The `own` authorities and the system's, as PEM.
+/// Returns the configured authorities (`own`) and the system's authorities, as PEM.
 pub fn authorities(own: Option<&str>) -> String {
     format!("{}\n{}", own.unwrap_or_default(), *SYSTEMS)
 }
@@ -88,8 +88,8 @@ impl TlsFault {
                 format!("{name} at {address} shows a certificate {}", of_certificate(wrong, server))
             }
             rustls::Error::AlertReceived(alert) if is_about_ours(*alert) && has_certificate => format!(
-                "{name} at {address} does not accept the certificate in [{section}] tls_cert_file ({alert:?}): see its log, and use a certificate \
-                 from an authority that it trusts"
+                "{name} at {address} does not accept the certificate in [{section}] tls_cert_file ({alert:?}): see the server's log, and use a certificate \
+                 from an authority that the server trusts"
             ),
             rustls::Error::AlertReceived(alert) if is_about_ours(*alert) => format!(
                 "{name} at {address} asks for a certificate ({alert:?}): set [{section}] tls_cert_file and tls_key_file"
@@ -107,7 +107,7 @@ impl TlsFault {
         self.is_nameless
     }
 
-    /// The server does not support TLS.
+    /// Reports a server without TLS support. `plain` says how to choose plain text.
     pub fn without_tls(server: Server<'_>, plain: &str) -> Self {
         let Server { name, address, section, .. } = server;
         let said = format!(
@@ -142,7 +142,7 @@ fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Ser
             "from an authority that is not trusted here: set [{section}] tls_ca_file to a file with that authority's certificate"
         ),
         CertificateError::NotValidForNameContext { expected, presented } => format!(
-            "for other names ({}), not for {}: write one of those in [{section}] url, or create a certificate for the name in url",
+            "for other names ({}), not for {}: write one of these names in [{section}] url, or create a certificate for the name in url",
             presented.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", "),
             expected.to_str()
         ),
@@ -160,7 +160,7 @@ fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Ser
     }
 }
 
-/// `db.example` from the library's `DnsName("db.example")`.
+/// Extracts `db.example` from the library's `DnsName("db.example")`.
 fn plain(name: &str) -> &str {
     name.split('"').nth(1).unwrap_or(name)
 }
@@ -170,7 +170,7 @@ fn date(time: UnixTime) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Whether the server rejects our certificate, or the lack of one.
+/// Whether the server rejects our certificate, or requires a certificate that we did not send.
 fn is_about_ours(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -195,7 +195,7 @@ fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
             return Some(found);
         }
         next = match (error.downcast_ref::<io::Error>(), error.downcast_ref::<Arc<dyn Error + Send + Sync>>()) {
-            // `source()` of an `io::Error` skips the error that it contains.
+            // `source()` of an `io::Error` skips the error inside the `io::Error`.
             (Some(error), _) => error.get_ref().map(|error| error as &(dyn Error + 'static)),
             (_, Some(error)) => Some(error.as_ref()),
             _ => error.source(),

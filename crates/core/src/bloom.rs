@@ -1,5 +1,5 @@
-//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so that Java servers can
-//! read the filters. tests/vectors/filters.json compares it with the results of Redisson's own code. Pure.
+//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so Java servers can read
+//! the filters. A test compares it with the results of Redisson's own code in tests/vectors/filters.json. Pure.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -11,7 +11,7 @@ const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_
 /// The largest filter, in bits: Redisson's limit, and the largest string in Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The most bits that a user sets. No allowed rate needs more.
+/// The maximum number of bits per user. No allowed rate needs more.
 const ITERATIONS_MAX: u32 = 64;
 
 /// The size of a filter, and how many bits each user sets in it.
@@ -19,13 +19,14 @@ const ITERATIONS_MAX: u32 = 64;
 pub struct Shape {
     /// The size in bits.
     pub size: u64,
-    /// The number of bits that one user sets. Some of them can be the same.
+    /// The number of bits that one user sets. Some of these can be the same bit.
     pub iterations: u32,
 }
 
 impl Shape {
-    /// The shape for `expected` users. `false_positive` is the part of all other users that the filter wrongly
-    /// contains. If the largest filter cannot hold that many users at this rate, returns the largest filter.
+    /// Returns the shape for `expected` users. `false_positive` is the share of other users for whom the filter wrongly
+    /// answers yes. If the largest filter cannot hold `expected` users at this rate, returns the shape of the largest
+    /// filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
@@ -35,14 +36,14 @@ impl Shape {
         Self { size, iterations: iterations as u32 }
     }
 
-    /// The shape with these numbers, or `None` if tallyd's filters cannot have it.
+    /// Returns the shape, or `None` if a filter of tallyd cannot have this size or this number of bits per user.
     pub fn checked(size: i64, iterations: i64) -> Option<Self> {
         let size = u64::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size))?;
         let iterations = u32::try_from(iterations).ok().filter(|count| (1..=ITERATIONS_MAX).contains(count))?;
         Some(Self { size, iterations })
     }
 
-    /// The most users that the largest filter can hold at this rate.
+    /// Returns how many users the largest filter can hold at this rate.
     pub fn capacity_max(false_positive: f64) -> u64 {
         let ln_2 = std::f64::consts::LN_2;
         (SIZE_MAX as f64 * ln_2 * ln_2 / -false_positive.ln()) as u64
@@ -53,8 +54,8 @@ impl Shape {
         self.size.div_ceil(8)
     }
 
-    /// The bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is the highest bit of the
-    /// first byte, as in Redis' SETBIT.
+    /// Returns the bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is the highest bit of
+    /// the first byte, as in Redis' SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;
@@ -70,20 +71,20 @@ fn hash(user: UserId) -> [u64; 2] {
     HighwayHasher::new(KEY).hash128(user.to_string().as_bytes())
 }
 
-/// A number for a text, from the same hash.
+/// Hashes a text with the same hash function.
 pub fn number_of(text: &str) -> u64 {
     HighwayHasher::new(KEY).hash64(text.as_bytes())
 }
 
 /// A part of a filter's bit string.
 pub struct Window {
-    /// The first bit, a multiple of eight.
+    /// The position of the first bit, a multiple of eight.
     from: u64,
     bytes: Vec<u8>,
 }
 
 impl Window {
-    /// An empty part: `bytes` bytes, starting at byte `from`.
+    /// Creates a part without set bits. It has `bytes` bytes and begins at byte `from`.
     pub fn new(from: u64, bytes: usize) -> Self {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }
@@ -98,13 +99,13 @@ impl Window {
         }
     }
 
-    /// The part in Redis' format.
+    /// Returns the bytes in Redis' format.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// A probability in the format of a Java `double`, which Redisson uses.
+/// Formats a probability as Java prints a `double`. Redisson uses this format.
 pub fn java_double(number: f64) -> String {
     if (1e-3..1e7).contains(&number) {
         return format!("{number:?}");

@@ -1,15 +1,14 @@
 //! Reduces a batch of events to the newest state per row and each counter's difference. Pure: no I/O, no clock.
 //!
 //! Keeps invariants 2 and 3. Invariant 2: the newest `at` wins per (target, user), in any order of arrival and with any
-//! number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows, and never
-//! added blindly.
+//! number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows.
 
 use std::collections::HashMap;
 
 use crate::event::{CountEvent, EventId, LikeEvent};
 use crate::model::{Difference, Metric, Micros, Target, UserId};
 
-/// A row's key (kind, target, user), ordered as the primary key.
+/// A row's key (kind, target, user). It sorts in the order of the primary key.
 pub type Pair = (Target, UserId);
 
 /// A row's state.
@@ -24,11 +23,11 @@ pub struct State {
 /// The state of a (target, user) before the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// There was no row.
+    /// No row existed.
     Absent,
-    /// There was an older row. It said whether the user liked the target.
+    /// An older row existed. Contains whether the user liked the target then.
     Older(bool),
-    /// There was a newer or equal row, which stays.
+    /// A newer or equal row existed. It stays.
     NotOlder,
 }
 
@@ -47,8 +46,8 @@ impl Entry {
     }
 }
 
-/// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the order of arrival does
-/// not matter.
+/// Returns the newest event per (target, user), sorted by key. At equal `at` an unlike wins, so the order of arrival
+/// does not matter.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
     let states =
         events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
@@ -58,7 +57,7 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// The state that each of `winners` finds in its row. `old` contains the existing rows only.
+/// Returns the former state of each winner's row. `old` contains the existing rows only.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -68,9 +67,9 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
     winners.iter().map(meets).collect()
 }
 
-/// The difference of each counter, sorted by key. `winners` is the result of [`coalesce`], and `before` has what each
-/// found in its row. A target whose rows changed is included even if its difference is zero, because its `update_at`
-/// must change.
+/// Returns each counter's difference, sorted by key. `winners` is the result of [`coalesce`]. `before` is the former
+/// state of each winner's row. A target whose rows changed is included even if its difference is zero, because its
+/// `update_at` must change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -91,7 +90,8 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// The `winners` (from [`coalesce`]) that are new likes, given the former state of each row.
+/// Returns the winners that are new likes. `winners` is the result of [`coalesce`]. `before` is the former state of
+/// each winner's row.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));
@@ -106,7 +106,7 @@ pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     distinct
 }
 
-/// The sum of `counts` for each counter, sorted by key.
+/// Adds up `counts` for each counter. The result is sorted by key.
 pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     let mut sums: Vec<Difference> = counts
         .iter()

@@ -1,4 +1,4 @@
-//! Orders of an operator to running daemons: pause a task, throttle reconciles. Pure.
+//! An operator's orders to running daemons: pause a task, throttle reconciles. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The longest time that an order can last, so that a forgotten order ends.
+/// The maximum duration of an order. It ends an order that the operator forgot.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// The maximum length of a reason, in characters.
@@ -55,7 +55,7 @@ pub enum Command {
     Pause,
     /// Compare at most this many targets each second.
     Throttle {
-        /// Rows of `counter`.
+        /// The limit, in rows of `counter`.
         targets_per_second: u32,
     },
 }
@@ -75,13 +75,13 @@ impl Command {
 pub struct Order {
     pub task: Task,
     pub command: Command,
-    /// When it was ordered, by MySQL's clock.
+    /// When the order was given, by MySQL's clock.
     pub since: Micros,
-    /// When it ends, by MySQL's clock.
+    /// When the order ends, by MySQL's clock.
     pub until: Micros,
     /// The user and host that gave the order.
     pub by: String,
-    /// Empty if the operator gave none.
+    /// The operator's reason. It can be empty.
     pub reason: String,
 }
 

@@ -1,8 +1,8 @@
 //! Distinguishes drift from events in flight. Pure.
 //!
-//! Redis is ahead of MySQL by the events in flight. So drift is the difference of two values *as of the same cut*. The
-//! first is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after every event up to the
-//! cut is committed.
+//! Redis is ahead of MySQL by the events in flight. So both values must be compared as of the same moment, the *cut*.
+//! The first value is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after every event
+//! up to the cut is committed. Drift is the difference of these two values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::layout::Loaded;
 use crate::model::{CounterKey, Metric, Micros, UserId};
 use crate::outbox::OutboxOffsets;
 
-/// A target's number in Redis at a cut.
+/// The value of a target's counter in Redis at a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub value: i64,
@@ -20,38 +20,38 @@ pub struct Sample {
     pub cut: Micros,
     /// The state of the target's bucket at the cut.
     pub loaded: Loaded,
-    /// How much of each partition's outbox the bucket contained at the cut.
+    /// The position in each partition's outbox that the bucket had reached at the cut.
     pub offsets: OutboxOffsets,
 }
 
-/// A target's number in MySQL.
+/// The value of a target's counter in MySQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Truth {
     /// `SUM(value)` over the slots of `counter`.
     pub counted: i64,
-    /// `COUNT(*) WHERE is_del = 0` over `like_record`. Only set if the caller asked for the rows.
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`. Set only if the caller asked to count the rows.
     pub rows: Option<i64>,
     /// The newest `at` that was applied, or `None` without a counter. Each event that changes a row changes its
     /// target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
 
-/// A logged event of one watched (target, user), or the row's state before it.
+/// A logged event of a watched target and a user, or the state of their row before an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
-    /// The event, or the row's state before the event.
+    /// The event, or the row's state before an event.
     pub event: LikeEvent,
-    /// Whether this is the state before the event.
+    /// Whether this is the state before an event.
     pub is_former: bool,
 }
 
-/// A change of a watched number other than likes, since the watch began.
+/// A change of a watched counter other than likes, since the watch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
-    /// The added amount. `None` if the event set the number.
+    /// The added amount. `None` if the event set the counter.
     pub delta: Option<i64>,
 }
 
@@ -60,7 +60,7 @@ pub struct WatchedCount {
 pub struct Watched {
     /// Logged events of likes, with the row states before them.
     pub likes: Vec<WatchedEvent>,
-    /// Logged changes of all other numbers.
+    /// Logged changes of all other counters.
     pub counts: Vec<WatchedCount>,
 }
 
@@ -69,7 +69,7 @@ pub struct Watched {
 pub enum Judgement {
     /// Redis minus MySQL, both as of the cut. Zero means no drift.
     Drift(i64),
-    /// MySQL's value already contains events after the cut: watch the target instead.
+    /// MySQL's value already contains events after the cut. The caller must watch the target instead.
     Busy,
 }
 
@@ -84,21 +84,21 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Compares a sample of a number that the daemon adds to Redis. `lacks` is what the bucket did not contain yet, or
-/// `None` if that is unknown.
+/// Compares a sample of a counter that the daemon writes to Redis. `lacks` is the amount that the bucket did not
+/// contain yet, or `None` if it is unknown.
 ///
-/// `counter` decides, and the rows do not. If they differ, a full run adds the difference to `counter` and to the
-/// outbox, so that Redis gets it, too.
+/// The sample is compared with the table `counter` and not with the rows. If `counter` and the rows differ, a full run
+/// adds the difference to `counter` and to the outbox. The outbox then brings it to Redis.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
 }
 
-/// The value of one target as of `cut`. It is computed from the value `now`, the events logged since before the cut,
-/// and the row states before them.
+/// Computes the value of one target as of `cut`, from the current value `now`, the logged events, and the row states
+/// before these events. The log must begin before the cut.
 ///
-/// Only users with an event after the cut make a difference. A user's state at the cut is the newest one logged up to
-/// the cut. Without one it is "not liked", because the row began after the cut.
+/// Only users with an event after the cut change the result. A user's state at the cut is the newest logged state up to
+/// the cut. If there is none, the state is "not liked", because the row was created after the cut.
 ///
 /// Returns `None` if an event is within `skew` of the cut, because then the order is unknown.
 pub fn value_at<'a>(
@@ -122,12 +122,12 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
-/// As [`value_at`], for a number other than likes. It is computed from the value `now` and the changes since before the
-/// cut.
+/// Computes the value of a counter other than likes as of `cut`, from the current value `now` and the logged changes.
+/// The log must begin before the cut.
 ///
-/// Returns `None` if the number was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. A set before the cut does no harm: the changes that it voided were also
-/// before the cut.
+/// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
+/// if an event is within `skew` of the cut. A set event before the cut is harmless: the changes that it made void were
+/// also before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -146,7 +146,7 @@ pub fn counted_at<'a>(
     Some(value)
 }
 
-/// The logged events and changes of watched numbers.
+/// The logged events and changes of watched counters.
 pub struct Logged {
     like: Metric,
     watched: Watched,
@@ -161,7 +161,8 @@ impl Logged {
         Self { like, watched }
     }
 
-    /// The number as of `cut`, computed from its value `now`. `None` if it is unknown.
+    /// Computes the counter's value as of `cut` from its current value `now`. Returns `None` if the value at the cut is
+    /// unknown.
     pub fn value_at(&self, number: CounterKey, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
         let Watched { likes, counts } = &self.watched;
         if number.1 == self.like {
@@ -172,7 +173,7 @@ impl Logged {
     }
 }
 
-/// The entries with this key. `logged` is sorted by key.
+/// Returns the entries with this key. `logged` is sorted by key.
 fn of<T, K: Ord>(logged: &[T], key: K, key_of: impl Fn(&T) -> K) -> &[T] {
     let from = logged.partition_point(|it| key_of(it) < key);
     let until = logged.partition_point(|it| key_of(it) <= key);
@@ -257,8 +258,8 @@ mod tests {
     }
 
     proptest! {
-        /// Rows exist before the watch. Then batches arrive in any order. For any cut after the watch began, the value
-        /// as of the cut must follow from the events up to the cut alone, once all of those have arrived.
+        /// Rows exist before the watch. Then batches arrive in any order. For any cut after the watch began, the
+        /// computed value must equal the value that the events up to the cut give.
         #[test]
         fn the_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec(event(), 0..20),
@@ -288,7 +289,8 @@ mod tests {
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
         }
 
-        /// The same for a number that is counted and set: exact, or unknown if it was set after the cut.
+        /// The same for a counter with count and set events. The value is exact, or unknown if the counter was set
+        /// after the cut.
         #[test]
         fn a_counted_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..20),
@@ -313,10 +315,10 @@ mod tests {
         }
     }
 
-    /// `at`, whether it sets the number, and the amount or value.
+    /// `at`, whether the change sets the counter, and the amount or value.
     type Change = (i64, bool, i64);
 
-    /// A number with the consumer's rules.
+    /// A counter that follows the consumer's rules.
     #[derive(Default)]
     struct Kept {
         value: i64,

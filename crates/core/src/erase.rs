@@ -11,9 +11,9 @@ const WITHOUT_USER: [&str; 4] = ["count", "set", "reset", "fence"];
 /// The user or target to erase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A user with all likes.
+    /// A user, with all likes of this user.
     User(UserId),
-    /// A target with all numbers.
+    /// A target, with all its counters.
     Target {
         target: Target,
         /// The name of its kind.
@@ -28,7 +28,7 @@ pub struct Cleared {
     pub removed: usize,
     /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
-    /// The rest contains the id in an unexpected place: only a person can decide what it means.
+    /// Whether the remaining body contains the subject's id in an unexpected place. A person must decide what it means.
     pub unclear: bool,
 }
 
@@ -41,7 +41,7 @@ enum Names {
 }
 
 impl Subject {
-    /// `user` or `target`: all that tallyd records about the subject.
+    /// Returns `user` or `target`. tallyd records nothing else about an erased subject.
     pub fn word(&self) -> &'static str {
         match self {
             Self::User(_) => "user",
@@ -126,7 +126,7 @@ impl Subject {
             {
                 Names::No
             }
-            // The event is a site's own JSON.
+            // The event is JSON in a site's own format.
             None if self.is_in(event) => Names::Unclear,
             None => Names::No,
         }
@@ -156,15 +156,16 @@ impl Subject {
     }
 }
 
-/// The name that replaces an erased member in an archive: `0`, then `0:1`, `0:2`. `taken` are the names already in use,
-/// because a zset contains each member once.
+/// Returns the name that replaces an erased member in an archive: `0`, then `0:1`, `0:2`. The name must not be in
+/// `taken`, because a zset contains each member once.
 pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
     // There are more names than `taken` can contain.
     names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
-/// Replaces every whole `name` in the text, for example the target `video:42`. `None` if the text does not contain it.
+/// Replaces the name of a target, for example `video:42`, everywhere in the text, but not inside longer names. Returns
+/// `None` if the text does not contain it.
 pub fn replaced(text: &str, name: &str, by: &str) -> Option<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
     let (mut new, mut from) = (String::new(), 0);

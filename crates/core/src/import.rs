@@ -1,16 +1,16 @@
-//! Rules for importing a site's like table: the versions of its rows, which rows an import wrote, and how two sides
-//! differ. Pure.
+//! Rules for importing a site's like table: the versions of the imported rows, how to recognise rows that an import
+//! wrote, and how the two sides differ. Pure.
 //!
 //! A table without deleted rows cannot show later that a row was deleted. So a second pass removes the rows that the
 //! import wrote and the table no longer has. It recognises the import's rows by their `update_at`, the signature:
 //!
 //! * If the table has no times, `update_at` is the import's start.
-//! * If it has times, `update_at` is that time without its fraction of a second, minus two seconds, plus the
-//!   microseconds of the import's start.
+//! * If the table has times, `update_at` is the row's time without its fraction of a second, minus two seconds, plus
+//!   the microseconds of the import's start.
 //!
-//! The two seconds are needed because the table can have rounded its time up to the next second. So the import's row is
-//! older than the event that made it, and each event wins over it. The start's microseconds are never whole
-//! milliseconds, so clocks with milliseconds never match the signature.
+//! The table can have rounded a time up to the next second. Because of the two seconds, the import's row is older than
+//! the event that made the site's row. So each event wins over the import's row. The start's microseconds are never
+//! whole milliseconds, so the time of a millisecond clock never matches the signature.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 use crate::event::ID_MAX;
 use crate::model::{Micros, TargetId, UserId};
 
-/// A row's place in the common order of both sides.
+/// A row's key. Both sides are sorted by this key.
 pub type Key = (TargetId, UserId);
 
-/// Before the first row.
+/// A key before the first row.
 pub const FIRST: Key = (TargetId(0), UserId(0));
 
-/// After the last row.
+/// The largest possible key.
 pub const LAST: Key = (TargetId(ID_MAX), UserId(ID_MAX));
 
 /// The earliest time that a row can have.
@@ -51,29 +51,30 @@ pub struct Sums {
     pub checksum: u64,
 }
 
-/// When an import began. A repeated import keeps it.
+/// The time when an import began. A repeated run of the import keeps this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start(Micros);
 
 impl Start {
     /// The start of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Many clocks have times of whole milliseconds.
+        // Many clocks only have whole milliseconds.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
-    /// The `update_at` of an imported row in `like_record`.
+    /// Returns the `update_at` of an imported row in `like_record`.
     pub fn version(self, at: Option<Micros>, keeps_deleted: bool) -> Micros {
         match at {
             None => self.0,
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
-            // A whole second can be rounded up. The row must not be newer than the event that made it.
+            // The table can have rounded the time up to this whole second. The imported row must not be newer than the
+            // event that made the site's row.
             Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
             Some(at) => at,
         }
     }
 
-    /// Whether this import wrote the row with that version, and no event has changed it since.
+    /// Whether this import wrote the row with this version, and no event has changed the row since.
     pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
         if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
     }
@@ -92,28 +93,28 @@ pub enum Side {
     Here,
 }
 
-/// The maximum number of rows between two differences in one range. If more rows are between them, the two are checked
-/// separately.
+/// The maximum number of rows between two differences in one range. If more rows are between two differences, each
+/// difference gets its own range.
 const TOGETHER: usize = 100;
 
 /// A range of rows in which the sides differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differing {
-    /// Before the first row.
+    /// The key before the range's first row.
     pub after: Key,
-    /// The last row.
+    /// The key of the range's last row.
     pub until: Key,
     pub rows: BTreeSet<(Key, Side)>,
-    /// The number of rows of both sides in the range.
+    /// The total number of rows of both sides in the range.
     pub size: usize,
 }
 
-/// The short ranges where two sorted sides differ.
+/// Returns the short ranges of rows where the two sorted sides differ.
 pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // The number of rows before it.
+        // The number of rows of both sides before this difference.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {
@@ -131,12 +132,12 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     found
 }
 
-/// The place directly before a row. Ids begin at 1.
+/// Returns the key directly before a row's key. Ids begin at 1.
 pub fn before((target, user): Key) -> Key {
     (target, UserId(user.0.saturating_sub(1)))
 }
 
-/// The rows that only one side has. Both sides are sorted.
+/// Returns the rows that only one side has. Both sides are sorted.
 pub fn differences(
     site: impl IntoIterator<Item = Key>,
     here: impl IntoIterator<Item = Key>,

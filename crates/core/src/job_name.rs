@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A job. Each job has one lock: over all daemons and shells, and over all its modes, one run at a time.
+/// A job. Each job has one lock, which all daemons, commands and modes share. So a job has at most one run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.
@@ -29,14 +29,14 @@ impl JobName {
     }
 }
 
-/// A run that only a command can start. Like a job, each has one lock.
+/// A kind of run that only a command can start. Like a job, each kind has one lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandName {
     /// Copies a site's like table.
     Import,
     /// Deletes all data about a user or a target.
     Erase,
-    /// Compares `counter` with an older site's numbers.
+    /// Compares `counter` with an older site's counters.
     Compare,
     /// Writes likes to an older site's table.
     Export,

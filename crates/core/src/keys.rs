@@ -7,22 +7,22 @@ use super::template::escaped;
 use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Target, UserId};
 
-/// The bucket field that says which run loaded the bucket. No id looks like it.
+/// The bucket field that says which run loaded the bucket. No target's id is equal to it.
 pub const LOADED: &str = "_";
 
-/// The bucket field with the time when a number of the bucket was last set (lua/count.lua).
+/// The bucket field with the time when a counter of the bucket was last set (lua/count.lua).
 pub const SET_AT: &str = "_s";
 
-/// The first character of bucket fields that hold no target.
+/// The first character of bucket fields that do not hold a target.
 pub const NO_TARGET: char = '_';
 
-/// The maximum number of bucket fields that hold no target. These are `_` and `_s`. For numbers that the daemon counts,
-/// also `_o`, `_m`, one per partition and one for corrections by reconciles.
+/// Returns the maximum number of bucket fields that do not hold a target. These are `_` and `_s`. If the daemon counts,
+/// a bucket also has `_o`, `_m`, one field per partition and one field for corrections by reconciles.
 pub fn fields_beside(partitions: u16) -> u64 {
     u64::from(partitions) + 5
 }
 
-/// How the configuration names keys.
+/// The names of all keys, as the configuration defines them.
 #[derive(Clone, Debug)]
 pub struct Keys {
     prefix: String,
@@ -30,35 +30,36 @@ pub struct Keys {
     metrics: BTreeMap<u8, String>,
 }
 
-/// Where a target's number is, in the form that the scripts take.
+/// The place of a target's counter, in the form that the Lua scripts expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
-    /// The part of the key: the place in a bucket's field, `entity:` and a field's name, or `string`.
+    /// The part of the key that holds the counter: the place in a bucket's field, `entity:` and a field's name, or
+    /// `string`.
     pub part: String,
     /// The target's bucket, if it is another key.
     pub bucket: Option<String>,
 }
 
 impl Keys {
-    /// The names in that layout.
+    /// Creates the names for a layout.
     pub fn new(prefix: &str, metrics: &Metrics, layout: Layout) -> Self {
         Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
-    /// The same names with other metrics.
+    /// Returns the same names with other metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
-    /// The same names with another prefix.
+    /// Returns the same names with another prefix.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         Self { prefix: prefix.to_owned(), ..self.clone() }
     }
 
-    /// The layout of the numbers.
+    /// Returns the layout of the counters.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -73,17 +74,17 @@ impl Keys {
         layout::bucket(target.id, self.layout.bucket_bits)
     }
 
-    /// `video:3a2f`: the bucket's name for readers. In keys it is between braces, as the Cluster's hash tag.
+    /// `video:3a2f`: the bucket's name. In keys it is between braces, because it is the hash tag in a Redis Cluster.
     pub fn bucket_name(&self, kind: &str, bucket: u32) -> String {
         format!("{kind}:{}", self.layout.bucket_name(bucket))
     }
 
-    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed it holds the numbers.
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed it holds the counters.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
         format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
 
-    /// Where the target's number is.
+    /// Returns the place of the target's counter.
     pub fn place(&self, kind: &str, target: Target, metric: Metric) -> Place {
         let bucket = self.counters(kind, self.bucket(target));
         let Some(template) = &self.layout.template else {
@@ -94,7 +95,8 @@ impl Keys {
         Place { key, part: self.part(metric), bucket: Some(bucket) }
     }
 
-    /// The names of counter keys for people: `like:count:{id}`, or `tally:c:{...}` if buckets hold the numbers.
+    /// Returns the pattern of the counters' keys for messages: `like:count:{id}`, or `tally:c:{...}` if buckets hold
+    /// the counters.
     pub fn counter_names(&self) -> String {
         match &self.layout.template {
             Some(template) => format!("{}{template}", self.prefix),
@@ -102,7 +104,7 @@ impl Keys {
         }
     }
 
-    /// The part of a key that holds the metric's number, in the form that the scripts take.
+    /// Returns the part of a key that holds the metric's counter, in the form that the Lua scripts expect.
     pub fn part(&self, metric: Metric) -> String {
         match self.layout.form {
             Form::Packed => metric.0.to_string(),
@@ -116,29 +118,29 @@ impl Keys {
         self.metrics.get(&metric.0).map_or("", String::as_str)
     }
 
-    /// A MATCH pattern for the keys of the kind's targets, if each target or number has its own key.
+    /// Returns a MATCH pattern for the keys of the kind's targets, if each target or counter has its own key.
     pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
         let template = self.layout.template.as_ref()?;
         Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
     }
 
-    /// The target whose number this key holds.
+    /// Returns the target whose counter this key holds.
     pub fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
         let name = key.strip_prefix(&self.prefix)?;
         self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
     }
 
-    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: recent clicks in a bucket. The two hashes alternate.
-    /// They are in the bucket's slot.
+    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: the recent clicks of a bucket's targets, in two hashes
+    /// that alternate. Both are in the bucket's slot.
     pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
         let key = format!("{}recent:{{{}}}", self.prefix, self.bucket_name(kind, bucket));
         let former = format!("{key}:former");
         [key, former]
     }
 
-    /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. They are a target's Bloom filter,
-    /// its shape, and the users who like the target and are not in the filter's bits yet. They are in the bucket's
-    /// slot.
+    /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. These keys hold a target's Bloom
+    /// filter, the filter's shape, and the users who like the target but are not in the filter's bits yet. They are in
+    /// the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -167,7 +169,7 @@ impl Keys {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
-    /// `gw:{7}`: the user's likes that gateways published within the last minute, by `video:42`.
+    /// `gw:{7}`: the user's likes that gateways published within the last minute, with fields such as `video:42`.
     pub fn published(&self, user: UserId) -> String {
         format!("{}gw:{{{}}}", self.prefix, user.0)
     }
@@ -177,13 +179,13 @@ impl Keys {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the numbers that API servers count. Daemons announce them to clients here.
+    /// `c:writers`: the counters that API servers write. Daemons announce this list to clients here.
     pub fn writers(&self) -> String {
         format!("{}c:writers", self.prefix)
     }
 
-    /// `c:compared:{7}:packed:13`: the instant up to which the layout is compared. In a Cluster each number is in
-    /// another slot.
+    /// `c:compared:{7}:packed:13`: the time up to which the layout is compared. In a Cluster such keys with different
+    /// numbers are in different slots.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -214,8 +216,8 @@ impl Keys {
         format!("{}:filling", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with that tag. It replaces the
-    /// period's zset next.
+    /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with this tag. It replaces the
+    /// period's zset in the next step.
     pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
         format!("{}:restored-{tag}", self.board(board, period))
     }
@@ -247,7 +249,7 @@ fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
 pub struct KindNames(BTreeMap<u8, String>);
 
 impl KindNames {
-    /// From `[kinds]`.
+    /// Creates the names from `[kinds]`.
     pub fn new(kinds: &Kinds) -> Self {
         Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
     }
@@ -262,7 +264,7 @@ impl KindNames {
         self.0.iter().find(|(_, known)| *known == name).map(|(code, _)| Kind(*code))
     }
 
-    /// All kinds, by code.
+    /// Iterates over all kinds, sorted by code.
     pub fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
         self.0.iter().map(|(code, name)| (Kind(*code), name.as_str()))
     }
@@ -316,7 +318,7 @@ mod tests {
         }
         let unique: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
-        // Names from `counter_key` have a number and no braces. Other names without braces have no number.
+        // Names from `counter_key` have digits and no braces. Other names without braces have no digits.
         let of_template = |name: &&String| !name.contains('{') && name.contains(|it: char| it.is_ascii_digit());
         assert_eq!(names.iter().find(of_template), None);
     }

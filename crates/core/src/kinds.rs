@@ -26,7 +26,7 @@ impl Kinds {
         self.0.get(name).map(|code| Kind(*code))
     }
 
-    /// The kind's name, or its number if it has no name.
+    /// Returns the kind's name, or its code if it has no name.
     pub fn name(&self, kind: Kind) -> String {
         let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| kind.to_string())
@@ -45,7 +45,7 @@ impl Default for Metrics {
     }
 }
 
-/// The metric of like records. `[metrics]` must contain it.
+/// The metric of likes. `[metrics]` must contain it.
 pub const LIKE: &str = "like";
 
 impl Metrics {
@@ -54,14 +54,14 @@ impl Metrics {
         self.0.get(name).map(|code| Metric(*code))
     }
 
-    /// All metrics, by code.
+    /// Returns all metrics, sorted by code.
     pub fn codes(&self) -> Vec<Metric> {
         let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
         codes.sort_unstable();
         codes
     }
 
-    /// The metric's name, or its number if it has no name.
+    /// Returns the metric's name, or its code if it has no name.
     pub fn name(&self, metric: Metric) -> String {
         let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
         name.unwrap_or_else(|| metric.0.to_string())
@@ -73,7 +73,7 @@ impl Metrics {
     }
 }
 
-/// The schema of names with codes.
+/// Completes the schema of a table of names with codes.
 fn codes(schema: &mut schemars::Schema) {
     if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         code.insert("minimum".to_owned(), json!(1));
@@ -81,7 +81,7 @@ fn codes(schema: &mut schemars::Schema) {
     schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
 }
 
-/// As [`codes`], and `like` is required.
+/// Does the same as [`codes`], and requires `like`.
 fn codes_with_like(schema: &mut schemars::Schema) {
     codes(schema);
     schema.insert("required".to_owned(), json!([LIKE]));

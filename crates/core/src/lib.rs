@@ -1,4 +1,4 @@
-//! tallyd's decisions that need no server: ids, events, drift, boards, periods, scores, names of keys, limits.
+//! The parts of tallyd's logic that need no server: ids, events, drift, boards, periods, scores, names of keys, limits.
 //!
 //! Pure: no I/O, no clock, no runtime. The time and the time zone database are arguments.
 

@@ -1,4 +1,4 @@
-//! The terms of the contract as types, so that two integers can't be swapped. Pure: no I/O, no clock.
+//! Types for the ids, codes and times of the contract, so the compiler finds swapped integers. Pure: no I/O, no clock.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kind(pub u8);
 
-/// The metric of a number (`like`, `comment`, ...), as its code from `[metrics]`: 1 to 255.
+/// The metric of a counter (`like`, `comment`, ...), as its code from `[metrics]`: 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Metric(pub u8);
 
@@ -29,13 +29,13 @@ impl Micros {
     /// 9999-12-31T23:59:59.999999Z: the last instant that MySQL's `DATETIME(6)` holds.
     pub const MAX: Self = Self(253_402_300_799_999_999);
 
-    /// This instant, `by` earlier.
+    /// Returns the instant that is `by` earlier.
     #[must_use]
     pub fn before(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// This instant, `by` later.
+    /// Returns the instant that is `by` later.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
@@ -57,7 +57,7 @@ pub struct Target {
     pub id: TargetId,
 }
 
-/// An amount to add to one of a target's numbers.
+/// An amount to add to one of a target's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Addition {
     pub target: Target,
@@ -82,7 +82,7 @@ impl Difference {
     }
 }
 
-/// One of a target's numbers.
+/// The key of a counter: its target and metric.
 pub type CounterKey = (Target, Metric);
 
 /// One period of a board.
@@ -98,21 +98,22 @@ pub struct BoardPeriod {
 pub struct BoardMember {
     /// Any bytes.
     pub member: Vec<u8>,
-    /// Never NaN: Redis has none.
+    /// Never NaN, because Redis does not allow it as a score.
     pub score: f64,
 }
 
-/// The freeze of a period in Redis. The greater one is newer, because run numbers grow.
+/// The freeze of a board's period in Redis. The greater of two freezes is newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The first run that claimed the board in this data set. It grows after each loss of all data.
+    /// The number of the first run that claimed the board in this data set. It is higher after each loss of all data.
     pub generation: u64,
-    /// The run that restored the frozen zset, or 0 if it was never restored. `None` if the period was never frozen.
+    /// The number of the run that restored the frozen zset, or 0 if no run restored it. `None` if the period was never
+    /// frozen.
     pub note: Option<u64>,
 }
 
 impl Freeze {
-    /// The data set has no claim by a run yet.
+    /// No run has claimed the board in this data set yet.
     pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
 }
 

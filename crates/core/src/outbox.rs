@@ -1,8 +1,8 @@
-//! Outboxes: their rows, how far each is applied, and which rows a sample of Redis lacks. Pure.
+//! Outboxes: their rows, up to which row each outbox is applied, and which rows a sample from Redis lacks. Pure.
 //!
-//! For a number with `writer = "daemon"`, Redis has the value of `counter` minus the outbox rows that were not added to
-//! its bucket yet. The bucket's offsets, which are read with the number, say which rows these are. So a reconcile does
-//! not have to wait, and a number that is written constantly is compared as exactly as a quiet one.
+//! For a counter with `writer = "daemon"`, Redis has the value of the table `counter` minus the outbox rows that were
+//! not added to the bucket yet. A sample contains the bucket's offsets, which say which rows these are. So a reconcile
+//! does not have to wait. It compares a busy counter as exactly as a quiet counter.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -12,18 +12,20 @@ use std::sync::Arc;
 use crate::coalesce::Pair;
 use crate::model::{Addition, CounterKey, Micros};
 
-/// The partition of corrections that reconciles make in `counter`. It has an outbox and no queue.
+/// The partition for corrections that reconciles make in `counter`. It has an outbox but no queue.
 pub const CORRECTIONS: u16 = u16::MAX;
 
-/// The slot of `counter` for imports. No partition has it, so an import never waits for a consumer's row.
+/// The slot of `counter` for imports. No partition uses this slot, so an import never waits for a row that a consumer
+/// has locked.
 pub const IMPORTS: u16 = u16::MAX - 1;
 
-/// For each partition, the number of a row in its outbox. Zero means none. As text `0:17,3:12`. Cheap to clone.
+/// One offset per partition: the number of a row in its outbox. Zero means no row. The text form is `0:17,3:12`. Cheap
+/// to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
 impl OutboxOffsets {
-    /// Parses the text. `None` if it is invalid.
+    /// Parses the text. Returns `None` if it is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let mut offsets = BTreeMap::new();
         for pair in text.split(',').filter(|_| !text.is_empty()) {
@@ -36,31 +38,31 @@ impl OutboxOffsets {
         Some(offsets.into_iter().collect())
     }
 
-    /// The partition's number.
+    /// Returns the partition's offset, or 0.
     pub fn of(&self, partition: u16) -> u64 {
         self.0.get(&partition).copied().unwrap_or(0)
     }
 
-    /// Raises the partition's number, if this one is higher.
+    /// Raises the partition's offset to `number` if `number` is higher.
     pub fn raise(&mut self, partition: u16, number: u64) {
         if number > self.of(partition) {
             Arc::make_mut(&mut self.0).insert(partition, number);
         }
     }
 
-    /// Raises each number that is higher in `other`.
+    /// Raises each offset that is higher in `other`.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);
         }
     }
 
-    /// The partitions with a number, in order.
+    /// Iterates over the partitions with an offset, sorted by partition.
     pub fn iter(&self) -> impl Iterator<Item = (u16, u64)> {
         self.0.iter().map(|(partition, number)| (*partition, *number))
     }
 
-    /// Whether no partition has a number.
+    /// Whether no partition has an offset.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -93,33 +95,34 @@ pub struct OutboxRow {
     pub is_old: bool,
     /// The amounts to add.
     pub additions: Vec<Addition>,
-    /// The users who began to like a target, for Bloom filters.
+    /// The new likes (target and user), for Bloom filters.
     pub likers: Vec<Pair>,
 }
 
-/// The rows of the outboxes as of one instant. A reconcile checks whether a sample had them.
+/// The rows of the outboxes as of one instant. A reconcile checks whether a sample contains them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Since {
-    /// In the order of their partitions and numbers.
+    /// The rows, sorted by partition and number.
     pub rows: Vec<OutboxRow>,
-    /// Rows up to these are missing: they were deleted, or there are too many to read.
+    /// Rows up to these offsets are missing: they were deleted, or there are too many to read.
     pub pruned: OutboxOffsets,
 }
 
-/// Rows that no sample of a page had, and some that the samples had.
+/// The outbox rows that a sample of a page can lack. Some samples already contain some of these rows.
 #[derive(Debug, Default)]
 pub struct OutboxLag {
-    /// By number: a row's partition, its place in the outbox, and the added amount.
+    /// The rows that change each counter: a row's partition, its number in the outbox, and the added amount.
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
-    /// Rows up to these are deleted.
+    /// Rows up to these offsets are deleted.
     pruned: OutboxOffsets,
-    /// Rows up to these were in Redis before the sample, even if the bucket's offsets are lower. A bucket has offsets
-    /// only for rows that changed it, and a bucket that was reset to an older state has lost newer offsets.
+    /// Rows up to these offsets were in Redis before the sample, even if the bucket's offsets are lower. A bucket has
+    /// offsets only for rows that changed the bucket. A bucket that was reset to an older state has also lost newer
+    /// offsets.
     applied: OutboxOffsets,
 }
 
 impl OutboxLag {
-    /// `since` are the rows after `applied`, which was read before the sample.
+    /// `since` contains the rows after `applied`. `applied` must be read before the sample.
     pub fn new(since: Since, applied: OutboxOffsets) -> Self {
         let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
         for row in since.rows {
@@ -130,8 +133,8 @@ impl OutboxLag {
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// The amount that a sample of the number lacks. `offsets` are those of its bucket. `None` if rows that are needed
-    /// for this are deleted.
+    /// Returns the amount that a sample of the counter lacks. `offsets` are the offsets of its bucket in the sample.
+    /// Returns `None` if needed rows are deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {

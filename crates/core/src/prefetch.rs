@@ -4,25 +4,25 @@
 //!
 //! A quorum queue counts each message's returns, and dead-letters it after twenty. If one message crashes the daemon,
 //! the queue returns all messages that the daemon holds, again and again. So after many redeliveries the prefetch
-//! becomes small, and at the end it is one message. Then the messages beside the one that crashes the daemon are
-//! applied.
+//! becomes small, and at the end it is one message. Then the daemon applies the other messages, and only the message
+//! that crashes it is returned.
 
 /// The prefetch before the size of messages is known.
 const FIRST_PREFETCH: u16 = 200;
 
-/// The smallest prefetch, for messages of any size. The next message can arrive while one is written.
+/// The smallest prefetch, for messages of any size. The second message can arrive while the daemon writes the first.
 pub const PREFETCH_MIN: u16 = 2;
 
-/// A session that fails before it acknowledges anything divides the next one's prefetch by sixteen. It may have failed
-/// at a message that the library cannot read, so its return count is unknown. From the largest prefetch, four such
-/// sessions lead to one message at a time. If four daemons get the queue in turn, they return the other messages
-/// sixteen times. The limit is twenty.
+/// A session that fails before it acknowledges a message divides the next session's prefetch by sixteen. Perhaps it
+/// failed at a message that the library cannot read. The return count of such a message is unknown. Four failed
+/// sessions reduce the largest prefetch to one message. If four daemons get the queue in turn, they return the other
+/// messages sixteen times. The queue's limit is twenty.
 const FAILED_LEAVES: u16 = 16;
 
 /// The size of a partition's messages.
 #[derive(Debug, Default)]
 pub struct MessageSizes {
-    /// In bytes. 0 before the first message.
+    /// The moving mean in bytes. 0 before the first message.
     mean: usize,
 }
 
@@ -32,8 +32,8 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Replaces the mean after an inbox has grown too large. Each message's weight is its size, so that a few large
-    /// messages count.
+    /// Replaces the mean after an inbox has grown too large. Each message's weight is its size, so a few large messages
+    /// raise the mean.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -42,8 +42,8 @@ impl MessageSizes {
         }
     }
 
-    /// The number of messages that can be in flight: at most `configured`, and at most `bytes_max` bytes by the mean
-    /// size.
+    /// Returns how many messages can be in flight: at most `configured`, and by the mean size at most `bytes_max`
+    /// bytes.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),
@@ -54,7 +54,7 @@ impl MessageSizes {
     }
 }
 
-/// A limit on the prefetch after redeliveries. By default there is none.
+/// A limit on the prefetch after redeliveries. By default there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchLimit(u16);
 
@@ -65,22 +65,22 @@ impl Default for PrefetchLimit {
 }
 
 impl PrefetchLimit {
-    /// The prefetch under this limit.
+    /// Returns the prefetch under this limit.
     pub fn of(self, prefetch: u16) -> u16 {
         self.0.min(prefetch)
     }
 
-    /// Notes how often a message was returned. The limit grows by one with each message that was not returned often.
+    /// Records how often a message was returned. Each message with few returns raises the limit by one.
     pub fn note(&mut self, returns: i64) {
         self.0 = match returns {
-            // Crashes of hosts and normal stops can cause this many.
+            // Crashes of hosts and normal stops can cause up to five returns.
             ..=5 => self.0.saturating_add(1),
             6..=10 => self.0.min(100),
             _ => 1,
         };
     }
 
-    /// Notes a session with this `prefetch` that ended before it acknowledged anything.
+    /// Records a session with this `prefetch` that ended before it acknowledged a message.
     pub fn failed(&mut self, prefetch: u16) {
         self.0 = (prefetch / FAILED_LEAVES).max(1);
     }

@@ -1,19 +1,19 @@
 //! Detects a writer that raises counters without events. A run lowers such counters, and the next run finds them too
 //! high again. The repairs would never end, and would remove the writer's likes each time. Pure.
 //!
-//! A counter is *raised again* if it is now higher than the last run left it. The last run must have found it too high.
-//! It left zero drift if it lowered the counter. The repairs of a metric stop if this run and the run before both
-//! found at least [`RAISED_MIN`] of its counters raised again. A run that holds repairs back leaves the drifts. So the
-//! next run also stops if they grow, and repairs them if they do not.
+//! A counter is *raised again* if it is now higher than the last run left it. The last run must have found the counter
+//! too high. If that run lowered the counter, it left zero drift. The repairs of a metric stop if this run and the
+//! previous run each found at least [`RAISED_MIN`] of the metric's counters raised again. A run that stops its repairs
+//! leaves the drifts. If these drifts grow, the next run also stops. If they do not grow, the next run repairs them.
 //!
-//! Chance does not cause this: a target's likes are sometimes lost or counted twice, but not for the same hundred
-//! targets three times.
+//! This does not happen by chance. Likes are sometimes lost or counted twice, but not for the same hundred targets in
+//! three runs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// Below this number of counters per metric, a run repairs them: a few hot targets can drift in each run.
+/// If fewer counters of a metric are raised again, a run repairs them, because a few hot targets can drift in each run.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
@@ -21,25 +21,25 @@ pub const RAISED_MIN: u64 = 100;
 pub struct TooHigh {
     /// The drift, without its sign.
     pub by: u64,
-    /// The drift after the run: zero if it lowered the counter, `by` if it held the repair back.
+    /// The drift after the run: zero if the run lowered the counter, `by` if the run stopped its repairs.
     pub left: u64,
 }
 
 /// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// The counters that this run and the one before it found raised again.
+/// Counts the counters that this run and the previous run found raised again.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
-    /// The number in the last run, by metric.
+    /// How many counters the last run found raised again, by metric.
     by_last: BTreeMap<Metric, u64>,
-    /// The number in this run, by metric.
+    /// How many counters this run found raised again, by metric.
     by_this: BTreeMap<Metric, u64>,
 }
 
 impl RaisedAgain {
-    /// Prepares a run. The run `last` was the previous one, and `before` was the one before it.
+    /// Prepares a run. `last` is the result of the previous run, and `before` is the result of the run before that.
     pub fn new(before: &AllTooHigh, last: AllTooHigh) -> Self {
         let mut by_last = BTreeMap::new();
         for (key, TooHigh { by, .. }) in &last {
@@ -48,12 +48,12 @@ impl RaisedAgain {
         Self { last, by_last, by_this: BTreeMap::new() }
     }
 
-    /// Notes that this run found the counter too high. Call it once for each counter.
+    /// Records that this run found the counter too high. Call this once for each counter.
     pub fn note(&mut self, key: CounterKey, by: u64) {
         note(&mut self.by_this, &self.last, key, by);
     }
 
-    /// The number of the metric's counters that are raised again, if the repairs must stop.
+    /// If the metric's repairs must stop, returns how many of its counters are raised again.
     pub fn stops(&self, metric: Metric) -> Option<u64> {
         let raised = |by: &BTreeMap<Metric, u64>| by.get(&metric).copied().filter(|raised| *raised >= RAISED_MIN);
         raised(&self.by_last).and_then(|_| raised(&self.by_this))
@@ -80,8 +80,8 @@ mod tests {
         (Target { kind: Kind(1), id: TargetId(id) }, metric)
     }
 
-    /// Simulates a run after two others that finds these counters too high. Returns the drifts that it leaves, and
-    /// whether it stops.
+    /// Simulates a run that finds the counters `high` too high, after the runs `before` and `last`. Returns the drifts
+    /// that the run leaves, and whether it stops.
     fn run(before: &AllTooHigh, last: &AllTooHigh, high: &[(CounterKey, u64)]) -> (AllTooHigh, bool) {
         let mut raised = RaisedAgain::new(before, last.clone());
         high.iter().for_each(|(key, by)| raised.note(*key, *by));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     proptest! {
-        /// Random drift: in each run about a hundred other targets of ten thousand.
+        /// Each run finds drift in fewer than 400 random targets of ten thousand.
         #[test]
         fn drift_by_chance_never_stops_repairs(seeds in prop::collection::vec(prop::collection::btree_set(1_u64..10_000, 0..400), 3..8)) {
             let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());
@@ -130,8 +130,8 @@ mod tests {
             }
         }
 
-        /// A writer without events raises some counters among others. The third run stops, and repairs them once the
-        /// writer has ended.
+        /// A writer without events raises some counters among others. The third run stops its repairs. After the writer
+        /// has ended, a run repairs the counters.
         #[test]
         fn a_writer_without_events_is_found_in_the_third_run(
             raised in 100_u64..300,

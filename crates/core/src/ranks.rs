@@ -10,16 +10,16 @@ pub enum Ranking {
     /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
     #[default]
     Ordinal,
-    /// 1, 2, 2, 4: equal members share a place, and the next one comes after all of them.
+    /// 1, 2, 2, 4: equal members share a place, and the next member's place counts all of them.
     Competition,
-    /// 1, 2, 2, 3: equal members share a place, and the next one gets the next place.
+    /// 1, 2, 2, 3: equal members share a place, and the next member gets the next place.
     Dense,
 }
 
 /// A member with its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// From 1.
+    /// The place, from 1.
     pub place: u64,
     /// Any bytes.
     pub member: Vec<u8>,
@@ -44,7 +44,7 @@ pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
     b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
 }
 
-/// Gives places to the members of a sorted page. `before` describes the members before it.
+/// Gives places to the members of a sorted page. `before` describes the members before the page.
 pub fn place(ranking: Ranking, before: Before, page: Vec<BoardMember>) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::with_capacity(page.len());
     let (mut shared, mut distinct) = (before.higher + 1, before.distinct + 1);

@@ -1,7 +1,8 @@
-//! The limits of a reconcile or a recount. It changes only what two measurements agree on. Above a safety limit it
-//! changes nothing until a person has checked. Pure.
+//! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements agree. Above a
+//! safety limit the run changes nothing until a person has checked the drifts. Pure.
 
-/// Up to this many targets can drift without a limit on the percentage: of ten targets, one is already ten percent.
+/// The percentage is checked only above this number of drifted targets. Otherwise one drifted target of ten would
+/// already be ten percent.
 const TARGETS_MIN: u64 = 100;
 
 /// The limits of one run.
@@ -13,7 +14,7 @@ pub struct RepairLimits<'a> {
     pub abs_max: i64,
     /// The command that repairs without these limits.
     pub command: &'a str,
-    /// The command that loads all numbers again, if there is one.
+    /// The command that loads all counters again, if such a command exists.
     pub reload: Option<&'a str>,
 }
 
@@ -37,7 +38,7 @@ impl RepairLimits<'_> {
         if drifted > TARGETS_MIN && drifted * 100 > checked * u64::from(self.targets_max_percent) {
             let reload = self.reload.filter(|_| drifted * 2 > checked).map(|reload| {
                 format!(
-                    ". Most targets have drifted: run {reload} instead, which loads all numbers from MySQL again and is \
+                    ". Most targets have drifted: run {reload} instead, which loads all counters from MySQL again and is \
                      faster"
                 )
             });
@@ -53,8 +54,9 @@ impl RepairLimits<'_> {
     }
 }
 
-/// The amount to add, from two drifts of one number at two instants: the smaller drift if both have the same direction,
-/// else zero. An event in flight looks like drift at one instant, but not at both.
+/// Returns the amount to add to a counter, from its drifts at two instants. If both drifts have the same direction, the
+/// amount reverts the smaller drift. Otherwise it is zero. An event in flight looks like drift at one instant, but not
+/// at both.
 pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),
@@ -89,7 +91,7 @@ mod tests {
         }
         for (drifted, offered) in [(500, false), (501, true)] {
             let LimitExceeded(reason) = limits.check(1_000, drifted, 1).unwrap_err();
-            assert_eq!(reason.contains("load loads all"), offered, "{reason}");
+            assert_eq!(reason.contains("run load instead"), offered, "{reason}");
         }
     }
 }

@@ -1,28 +1,30 @@
-//! Counters that events set: which events of a batch are valid, and how `counter` changes. Pure: no I/O, no clock.
+//! Counters with set events: which events of a batch are valid, and how the table `counter` changes. Pure: no I/O, no
+//! clock.
 //!
-//! A counter is the value of its newest set plus everything that was added after that set's `at`. Counts up to that
-//! instant are void, even if they arrive later. So the order of arrival does not matter. A count that arrives after a
-//! newer set adds nothing. A set that arrives after newer counts keeps those (`recent_delta`).
+//! A counter's value is the value of its newest set event, plus all counts with a later `at` than this set. Counts with
+//! an earlier or equal `at` are void, even if they arrive later. So the order of arrival does not matter. A count that
+//! arrives after a newer set adds nothing. A set that arrives after newer counts keeps these counts (table
+//! `recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
 use crate::model::{CounterKey, Difference, Micros};
 
-/// The last set of a number. The newer one is greater. At the same `at` the larger value is greater.
+/// The last set of a counter. The newer set is greater. At the same `at` the set with the larger value is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LastSet {
-    /// The event's `at`, or 0 if no event has set the number.
+    /// The event's `at`, or 0 if no event has set the counter.
     pub at: Micros,
     pub value: i64,
 }
 
-/// A number's state before an event sets it.
+/// A counter's state before an event sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// `SUM(value)` over the slots of `counter`. It can be larger than one slot's maximum.
     pub counted: i128,
-    /// The sum of the changes after the event's `at`.
+    /// The sum of the changes after the set event's `at`.
     pub since: i128,
     /// The newest `at` that was applied.
     pub update_at: Option<Micros>,
@@ -31,13 +33,13 @@ pub struct Standing {
 /// The valid events of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
-    /// The sets that are newer than the one before, sorted by key.
+    /// The sets that are newer than the counter's last set, sorted by key.
     pub won: Vec<(CounterKey, LastSet)>,
-    /// The counts that no set has voided, in the order of the ledger.
+    /// The counts that no set makes void, in the order of the ledger.
     pub live: Vec<CountEvent>,
 }
 
-/// The newest set of each counter. At the same `at` the larger value wins, so that the order of arrival does not
+/// Returns the newest set of each counter. At the same `at` the larger value wins, so the order of arrival does not
 /// matter.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
@@ -66,8 +68,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// The change of each row of `counter`, sorted by key. `standing` has the former state of the counters that are
-    /// set. Returns `None` if a difference does not fit into 64 bits.
+    /// Returns the change of each row of `counter`, sorted by key. `standing` has the former state of the counters that
+    /// are set. Returns `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {
@@ -143,7 +145,7 @@ mod tests {
         }
     }
 
-    /// The result of the events, independent of their order.
+    /// Computes the expected counters from all events, independent of their order.
     fn model(events: &[Message]) -> BTreeMap<CounterKey, i64> {
         let numbers: BTreeSet<CounterKey> = events.iter().map(number_of).collect();
         let value = |number: &CounterKey| {

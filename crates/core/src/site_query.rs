@@ -1,4 +1,5 @@
-//! Finds the placeholders in a site's own query, of a `[[recount]]` or an `[[import]]`. Pure.
+//! Finds the placeholders in a site's own SQL: the query of a `[[recount]]` or an `[[import]]`, or the statement of an
+//! `[[export]]`. Pure.
 //!
 //! The parser distinguishes only quotes, comments and the words outside of them. MySQL checks everything else.
 
@@ -8,7 +9,7 @@ pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 /// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the number of rows.
 pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 
-/// The placeholders of an `[[import]]` of numbers of another metric.
+/// The placeholders of an `[[import]]` of another metric's counters.
 pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 
 /// The placeholders of an `[[export]]`.
@@ -17,14 +18,14 @@ pub const OF_EXPORT: &[&str] = &["target", "user", "at", "deleted"];
 /// A query with known placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The text between the placeholders.
+    /// The text and the placeholders, in order.
     parts: Vec<Part>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Text(String),
-    /// The placeholder at this place in the list.
+    /// The placeholder with this index in the list.
     Value(usize),
 }
 
@@ -49,8 +50,8 @@ impl Query {
         query.check_has(placeholders, placeholders.len())
     }
 
-    /// As [`Self::parse`], for a statement that writes one row and begins with one of `verbs`. Only the first `needed`
-    /// placeholders are required.
+    /// Does the same as [`Self::parse`] for a statement that writes one row and begins with one of `verbs`. Only the
+    /// first `needed` placeholders are required.
     ///
     /// # Errors
     /// Returns a sentence that says why the statement cannot be used.
@@ -62,7 +63,7 @@ impl Query {
         query.check_has(placeholders, needed)
     }
 
-    /// Whether the query has the placeholder at this place in the list.
+    /// Whether the query has the placeholder with this index in the list.
     pub fn has(&self, place: usize) -> bool {
         self.parts.contains(&Part::Value(place))
     }
@@ -74,8 +75,8 @@ impl Query {
         }
     }
 
-    /// The statement with a value for each placeholder, in the order of the list for [`Self::parse`]. A value is a
-    /// number, or text that a server reads as one value.
+    /// Returns the statement with the values in place of the placeholders. `values` are in the order of the list for
+    /// [`Self::parse`]. A value is a number, or text that a server parses as one value.
     pub fn sql<V: ToString>(&self, values: &[V]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
@@ -118,7 +119,7 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
     Ok((Query { parts }, words))
 }
 
-/// `:after and :limit`.
+/// Formats the list as in `:after and :limit`.
 fn listed(placeholders: &[&str]) -> String {
     let names: Vec<String> = placeholders.iter().map(|name| format!(":{name}")).collect();
     match names.split_last() {
@@ -142,12 +143,14 @@ fn check_words(words: &[String]) -> Result<(), String> {
     for pair in words.windows(2) {
         let [first, second] = pair else { continue };
         if matches!((first.as_str(), second.as_str()), ("for", "update" | "share") | ("lock", "in")) {
-            return Err(format!("query locks the rows that it reads ({first} {second}): remove this"));
+            return Err(format!("query locks the rows that it reads ({first} {second}): remove these words"));
         }
     }
     let writes = ["into", "insert", "update", "delete"];
     match words.iter().find(|word| writes.contains(&word.as_str())) {
-        Some(word) => Err(format!("query has the word {word}: it must only read. If this is a name, write `{word}`")),
+        Some(word) => Err(format!(
+            "query has the word {word}, but it must only read. If {word} is a name, write it with backticks: `{word}`"
+        )),
         None => Ok(()),
     }
 }
@@ -171,7 +174,7 @@ fn next(text: &str) -> Result<Option<Token<'_>>, String> {
             Token::Other(taken(end + 2))
         }
         '#' => Token::Other(taken(text.find('\n').unwrap_or(text.len()))),
-        // As in the servers, `--` begins a comment only before white space: 5--1 is a difference.
+        // As in the servers, `--` begins a comment only before white space: 5--1 is a subtraction.
         '-' if text.starts_with("--") && text.chars().nth(2).is_none_or(char::is_whitespace) => {
             Token::Other(taken(text.find('\n').unwrap_or(text.len())))
         }
@@ -192,8 +195,8 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// The length of a quoted part with its quotes. A doubled quote does not end it. A quote after a backslash does not
-/// either, except in names.
+/// The length of a quoted part with its quotes. A doubled quote does not end the part. A quote after a backslash does
+/// not end it either, except in names.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {

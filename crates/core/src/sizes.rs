@@ -1,20 +1,20 @@
-//! The number of drifts by size. Pure.
+//! Counts drifts by size. Pure.
 
 use serde::Serialize;
 
 /// The number of drifts of each size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sizes {
-    /// By 1.
+    /// Drifts by 1.
     #[serde(rename = "1")]
     pub one: u64,
-    /// By 2 to 9.
+    /// Drifts by 2 to 9.
     #[serde(rename = "2-9")]
     pub some: u64,
-    /// By 10 to 99.
+    /// Drifts by 10 to 99.
     #[serde(rename = "10-99")]
     pub many: u64,
-    /// By more.
+    /// Drifts by 100 or more.
     #[serde(rename = "100+")]
     pub most: u64,
 }

@@ -1,10 +1,10 @@
-//! Detects a broker that has messages and does not deliver them. Pure: "now" is an argument.
+//! Detects a broker that has messages and does not deliver them. Pure: the current time is an argument.
 //!
 //! RabbitMQ can stop delivering without an error. For example, a queue that was deleted and recreated within moments
 //! keeps the consumers of the former queue (seen with 3.10). Then messages to consumers that had received something are
 //! lost in flight. So a session checks the queue's depth if it has received messages, holds none, and receives nothing
-//! for 5 s. If the queue has messages twice in a row, the session ends. A consumer that waits for its turn has received
-//! nothing, and does not check.
+//! for 5 s. If two checks in a row find messages in the queue, the session ends. A consumer that waits for its turn has
+//! received nothing, so it does not check.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 pub struct StallDetector {
     /// When a message arrived or the depth was last checked. `None` before the first message.
     since: Option<Instant>,
-    /// The queue had messages at the last check.
+    /// Whether the queue had messages at the last check.
     had_messages: bool,
 }
 
 impl StallDetector {
-    /// A message arrived.
+    /// Records that a message arrived.
     pub fn received(&mut self, now: Instant) {
         *self = Self { since: Some(now), had_messages: false };
     }
@@ -31,7 +31,7 @@ impl StallDetector {
         self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
     }
 
-    /// Notes how many messages the queue has. Returns whether the broker has stalled.
+    /// Records how many messages the queue has. Returns whether the broker has stalled.
     pub fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
         let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
         self.since = Some(now);

@@ -1,4 +1,4 @@
-//! Patterns of key names such as `counter:{kind}:{id}`, for layouts where each target or number has its own key. Pure.
+//! Patterns of key names such as `counter:{kind}:{id}`, for layouts where each target or counter has its own key. Pure.
 
 use std::fmt;
 
@@ -118,7 +118,7 @@ impl Template {
         pattern
     }
 
-    /// The target of a name, or `None` if it is not a name of that kind and metric.
+    /// Returns the target of a name, or `None` if the name is not for this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
         // Only the id varies, and the pattern has it once.

@@ -6,8 +6,8 @@ pub const HEADER: &str = "traceparent";
 /// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions can append to it.
 const LENGTH: usize = 55;
 
-/// The four fields of a valid header, without additions of later versions. `None` if it is invalid: the standard says
-/// to ignore it.
+/// Returns the four fields of a valid header, without additions of later versions. Returns `None` for an invalid
+/// header, which the standard says to ignore.
 pub fn parse(value: &str) -> Option<&str> {
     let (fields, rest) = value.split_at_checked(LENGTH)?;
     let mut parts = fields.split('-');

@@ -1,14 +1,16 @@
-//! Whether the differences between a site's old numbers and tallyd's grow from one comparison to the next. Pure.
+//! Detects whether the differences between a site's old counters and tallyd's counters grow from one comparison to the
+//! next. Pure.
 
 use serde::{Deserialize, Serialize};
 
-/// An increase up to this number is chance, for any number of targets: a few hot targets have events in flight.
+/// An increase up to this amount counts as chance, even if few targets are compared: a few hot targets have events in
+/// flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// An increase up to this part (one twentieth) is chance.
+/// An increase up to one twentieth also counts as chance.
 const TOLERATED_PART: u64 = 20;
 
-/// A short name for a set of compared numbers. Runs with the same name are comparable.
+/// Returns a short name for a set of compared counters. Runs with the same name are comparable.
 pub fn series(number: &str, of: &str, text: &str) -> String {
     format!("{number} {of} {:08x}", crc32fast::hash(text.as_bytes()))
 }
@@ -25,14 +27,14 @@ pub struct Found {
 }
 
 impl Found {
-    /// Says which value is larger than `before` by more than chance, or `None`.
+    /// Describes the value that has grown since `before` by more than chance. Returns `None` if no value has.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
-        let more = |what: &str, now: u64, then: u64| {
+        let more = |before: &str, after: &str, now: u64, then: u64| {
             let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);
-            (now > then.saturating_add(tolerated)).then(|| format!("{what}: {now}, {then} in the run before"))
+            (now > then.saturating_add(tolerated)).then(|| format!("{before}{now}{after} ({then} in the previous run)"))
         };
-        more("targets that differ", self.differ, before.differ)
-            .or_else(|| more("sum of the drifts", self.drift_sum, before.drift_sum))
+        more("", " targets differ", self.differ, before.differ)
+            .or_else(|| more("the sum of the drifts is ", "", self.drift_sum, before.drift_sum))
     }
 }
 
@@ -60,7 +62,7 @@ mod tests {
             assert_eq!(found(5, now).grows_from(&found(5, then)).is_some(), grows, "{then} to {now}");
         }
         let why = found(30, 9).grows_from(&found(10, 9)).unwrap();
-        assert_eq!(why, "targets that differ: 30, 10 in the run before");
+        assert_eq!(why, "30 targets differ (10 in the previous run)");
     }
 
     proptest! {

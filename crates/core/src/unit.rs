@@ -34,9 +34,9 @@ impl Unit {
         self != Self::Us
     }
 
-    /// The last microsecond of the unit that begins at `from`.
+    /// Returns the last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
-        // The largest time begins a unit, but may not be its end.
+        // The end of the last unit can be later than the largest allowed time.
         Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))
     }
 }

@@ -1,4 +1,4 @@
-//! The numbers that API servers count in Redis, as daemons announce them to clients. Pure.
+//! The counters that API servers write in Redis, as daemons announce them to clients. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Micros};
 use crate::rules::{Rules, Writes};
 
-/// The writer of each metric of each kind in Redis. The daemon counts all that are not listed.
+/// The writer of each metric of each kind in Redis. The daemon counts all metrics that are not listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writers {
     by_api: BTreeSet<(Kind, Metric)>,
@@ -23,31 +23,31 @@ struct Announced {
 }
 
 impl Writers {
-    /// The writers by the rules, for all kinds and metrics.
+    /// Finds the writer of each kind and metric by the rules.
     pub fn new(kinds: &Kinds, metrics: &Metrics, rules: &Rules) -> Self {
         let numbers = pairs(kinds, metrics).map(|(_, number)| number);
         Self { by_api: numbers.filter(|(kind, metric)| rules.of(*kind, *metric).writer == Writes::Api).collect() }
     }
 
-    /// The writer of this metric of that kind.
+    /// Returns the writer of this metric of this kind.
     pub fn of(&self, kind: Kind, metric: Metric) -> Writes {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Whether API servers now count one of these numbers that the daemon counted `before`.
+    /// Whether API servers now count a metric that the daemon counted `before`.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// Adds the numbers that API servers count in `other`.
+    /// Adds the counters that API servers write in `other`.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.by_api.extend(&other.by_api);
         self
     }
 
-    /// The text that daemons announce. `since` is the instant of this decision: the newest one is valid.
+    /// Returns the text that daemons announce. `since` is the time of this decision. The newest decision is valid.
     pub fn encode(&self, kinds: &Kinds, metrics: &Metrics, since: Micros) -> String {
         let by_api = pairs(kinds, metrics).filter(|(_, number)| self.by_api.contains(number));
         let announced = Announced { api: by_api.map(|(name, _)| name).collect(), since: since.0 };
@@ -55,7 +55,8 @@ impl Writers {
         serde_json::to_string(&announced).unwrap_or_default()
     }
 
-    /// Parses the announcement of a daemon. `None` if it is something else. Skips names that this configuration lacks.
+    /// Parses a daemon's announcement. Returns `None` if the text is no announcement. Skips names that this
+    /// configuration lacks.
     pub fn decode(text: &str, kinds: &Kinds, metrics: &Metrics) -> Option<Self> {
         let Announced { api, .. } = serde_json::from_str(text).ok()?;
         let known: BTreeMap<String, (Kind, Metric)> = pairs(kinds, metrics).collect();
@@ -63,13 +64,13 @@ impl Writers {
     }
 }
 
-/// The instant of the announced decision. `None` if the text is something else.
+/// Returns the time of the announced decision, or `None` if the text is no announcement.
 pub fn since(text: &str) -> Option<Micros> {
     let Announced { since, .. } = serde_json::from_str(text).ok()?;
     Some(Micros(since))
 }
 
-/// All numbers with their names, such as `video:like`.
+/// Returns all pairs of a kind and a metric, with names such as `video:like`.
 fn pairs(kinds: &Kinds, metrics: &Metrics) -> impl Iterator<Item = (String, (Kind, Metric))> {
     kinds.0.iter().flat_map(move |(kind, kind_code)| {
         let pair =

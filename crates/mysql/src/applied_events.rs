@@ -1,7 +1,7 @@
-//! The ledger of applied `count` events, so that each counts once even if it is delivered several times.
+//! The ledger of applied `count` events. With it, each event counts once even if it is delivered several times.
 //!
-//! An entry is the second of the event's `at` and 16 bytes of its id's hash, so that entries of similar times are
-//! together. The table has a partition for each of 32 days and reuses them. An expired partition is emptied in one step
+//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So entries of similar times are
+//! together. The table has 32 partitions, one per day, and reuses them. An expired partition is emptied in one step
 //! (TRUNCATE PARTITION), and not row by row.
 
 use std::collections::HashSet;
@@ -15,10 +15,10 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store};
 
-/// Entries in one statement: about 200 KiB.
+/// The maximum number of entries in one statement: about 200 KiB.
 const STATEMENT_ENTRIES: usize = 5_000;
 
-/// Entries in one SELECT. MariaDB turns longer lists into a join.
+/// The maximum number of entries in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_ENTRIES: usize = 256;
 
 /// The number of partitions of `applied_event` and of `recent_delta`, as in their migrations.
@@ -26,15 +26,18 @@ pub(super) const DAYS: i64 = 32;
 
 const DAY_S: i64 = 86_400;
 
-/// Notes that these events, sorted by key, were applied.
+/// Records that these events, sorted by key, were applied.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if one of them was applied before. Then roll the transaction back, and check the
-/// ledger first in the next one.
+/// Fails with MySQL's error 1062 if an event was applied before. Then roll the transaction back. The next transaction
+/// must check the ledger first.
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("note which events were applied")?;
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&mut *connection)
+            .await
+            .context("record which events were applied")?;
     }
     Ok(())
 }
@@ -70,12 +73,12 @@ fn listed(entries: &[Entry]) -> String {
 }
 
 impl Store {
-    /// Deletes expired days from the ledger, and their additions to numbers that can be set. A day expires `keep` after
-    /// its end. Returns the number of deleted days of a table.
+    /// Deletes expired days from the ledger, and from the log of additions to settable counters. A day expires `keep`
+    /// after its end. Returns how many partitions were emptied.
     ///
-    /// First raises the ledger's floor, so that every batch refuses such events, with any configuration of its daemon.
-    /// A batch that still uses the former floor has locked its partition's row, and this call waits for it. It waits
-    /// only seconds for a transaction: the next call deletes the rest.
+    /// First raises the ledger's floor. From then on every batch refuses events of the expired days, even if its daemon
+    /// has another configuration. A batch that still uses the former floor has locked its partition's row. This call
+    /// waits for such a batch, but only for seconds. The next call deletes the rest.
     ///
     /// # Errors
     /// Fails if MySQL fails, for example because the account has no right to ALTER and DROP the tables.
@@ -97,8 +100,8 @@ impl Store {
                 if held.is_none() {
                     continue;
                 }
-                // The statement waits for users of the table, and later statements wait behind it. If it fails, the
-                // connection is closed, so its setting does not matter.
+                // The statement waits for transactions that use the table, and later statements wait behind it. If the
+                // statement fails, the connection is closed, so the session's setting does not matter.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -112,24 +115,24 @@ impl Store {
     }
 }
 
-/// The partitions whose days are all expired. Days from the first kept one, minus one day for clock differences, to the
-/// day after tomorrow are not expired.
+/// Returns the partitions whose days are all expired. These days are not expired: the days from one day before the
+/// first kept day (for clock differences) to the day after tomorrow.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
 }
 
-/// The beginning of the first day that [`over`] keeps.
+/// Returns the beginning of the first day that [`over`] keeps.
 fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }
 
-/// Days since the epoch.
+/// Returns the number of days since the epoch.
 pub(super) fn day(at: Micros) -> i64 {
     at.0.div_euclid(1_000_000 * DAY_S)
 }
 
-/// The partition with the events of that day.
+/// Returns the partition with the events of this day.
 pub(super) fn partition_of(day: i64) -> i64 {
     day.rem_euclid(DAYS)
 }

@@ -1,4 +1,4 @@
-//! The rows of archived boards: written by place, read back, and deleted in pieces.
+//! Writes, reads and deletes the rows of archived boards.
 
 use std::fmt::Write;
 
@@ -10,24 +10,24 @@ use tallyd_core::ranks::{Before, Placed, Ranking, place};
 use super::boards::{PeriodRow, PeriodState, begin};
 use super::{Context, Result, Store};
 
-/// Rows that one statement deletes at most, so that its transaction is short.
+/// The maximum number of rows that one statement deletes. It keeps the transaction short.
 const TRIM_ROWS_MAX: u64 = 1_000;
 
-/// Rows that one statement writes.
+/// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// Members with their places, as statements. They can be built while others are written.
+/// SQL statements that write members to their places. They can be built while other statements run.
 pub struct Places(Vec<String>);
 
 impl Places {
-    /// Statements for `members`, starting at `first_place` (1 is the best), of that copy.
+    /// Builds the statements that write `members` to `copy`, starting at `first_place` (1 is the best).
     pub fn new(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> Self {
         let pieces = (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS));
         Self(pieces.map(|(first, piece)| insert_places(at, copy, first, piece)).collect())
     }
 }
 
-/// A period in MySQL, as readers see it.
+/// The state of a period in MySQL, for readers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
     /// The archive is verified. Contains a page of it.
@@ -40,13 +40,13 @@ pub enum Archived {
     Pruned,
     /// The zset is frozen, and no copy of it is verified.
     Frozen,
-    /// MySQL does not know that it was frozen.
+    /// MySQL has no record that the zset was frozen.
     Absent,
 }
 
 impl Store {
-    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, even while
-    /// late writes are copied to another one.
+    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, even while a
+    /// run copies late writes to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let (copy, members) = match self.board_period(at).await? {
             None => return Ok(Archived::Absent),
@@ -80,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// The last place of one copy of the period, or zero if it has none.
+    /// Returns the last place of one copy of the period, or zero if the copy is empty.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut conn = self.acquire().await?;
@@ -98,7 +98,8 @@ impl Store {
         .await
     }
 
-    /// Deletes places after `after` up to `last`, at most a limited number. Returns the last place that was checked.
+    /// Deletes the places after `after` up to `last`, but only a limited number per call. Returns the last place of the
+    /// deleted range.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -125,7 +126,7 @@ impl Store {
         .await
     }
 
-    /// The number of places up to `after` with a score above `score`, and the number of different scores among them.
+    /// Counts the places up to `after` with a score above `score`, and the different scores of these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
@@ -147,7 +148,7 @@ impl Store {
         .await
     }
 
-    /// The places of one copy after `after` (0 for all), in order, with their members.
+    /// Returns the places of one copy after `after` (0 for all), in order, with their members.
     pub async fn archived_page(
         &self,
         at: &BoardPeriod,
@@ -171,7 +172,7 @@ impl Store {
             .await
             .context(ACTION)?;
             let read = |row: &MySqlRow| {
-                // Unchecked for speed: this reads a million rows.
+                // Unchecked reads are faster. This can read a million rows.
                 let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
                 Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
             };
@@ -181,8 +182,8 @@ impl Store {
     }
 }
 
-/// One statement as text, which the server does not prepare. Texts are hexadecimal, so nothing needs quoting. A score
-/// has the fewest digits that give exactly the same number.
+/// Returns one statement as text, which the server does not prepare. Strings are hexadecimal, so nothing needs quoting.
+/// A score has the fewest digits that represent it exactly.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();
@@ -197,14 +198,14 @@ fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardM
     sql
 }
 
-/// `x'6d31'`.
+/// Formats bytes as an SQL literal such as `x'6d31'`.
 pub(super) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     push_hex(&mut text, bytes);
     text
 }
 
-/// The formatter takes three times as long, and this writes millions of members.
+/// Rust's formatter would take three times as long, and this function writes millions of members.
 fn push_hex(text: &mut String, bytes: &[u8]) {
     const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     text.push_str("x'");

@@ -18,7 +18,7 @@ pub const JOB: &str = "archive";
 pub enum PeriodState {
     /// The zset is frozen. Rows can be missing, or belong to an earlier copy.
     Frozen,
-    /// The rows are the whole board, and are verified.
+    /// The rows contain the whole board, and are verified.
     Done,
     /// Done, and deleted from Redis.
     Ended,
@@ -42,7 +42,7 @@ pub struct PeriodRow {
     pub copy: Option<u8>,
     /// The freeze in Redis when the rows were verified.
     pub frozen: Freeze,
-    /// How many late members Redis had moved into the frozen zset by then.
+    /// How many late members Redis had moved into the frozen zset when the rows were verified.
     pub late_members: u64,
 }
 
@@ -79,7 +79,8 @@ impl PeriodState {
 }
 
 impl Store {
-    /// The closed periods that are begun and not ended. Their number is limited by the boards' `expire_after`.
+    /// Lists the closed periods whose archiving has begun and has not ended. The boards' `expire_after` limits their
+    /// number.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
         let mut conn = self.acquire().await?;
@@ -97,7 +98,7 @@ impl Store {
         .await
     }
 
-    /// All frozen periods of the board whose archive is not deleted, each with [`Freeze::generation`] and
+    /// Lists all frozen periods of the board whose archive is not deleted, each with [`Freeze::generation`] and
     /// [`Freeze::note`].
     pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
         const ACTION: &str = "list a board's frozen periods";
@@ -110,13 +111,13 @@ impl Store {
         .await
     }
 
-    /// The period's state, or `None` if it was never frozen.
+    /// Returns the period's state, or `None` if the period was never frozen.
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read a board's state", |connection| read_period(connection, at)).await
     }
 
-    /// The latest frozen periods of the board with names `like` the pattern, newest first, at most `limit`.
+    /// Returns the board's latest frozen periods whose names match the pattern `like`, newest first, at most `limit`.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -140,7 +141,7 @@ impl Store {
         .await
     }
 
-    /// As [`Store::board_period`], for a run that will change the period.
+    /// Does the same as [`Store::board_period`], for a run that will change the period.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -170,12 +171,12 @@ impl Store {
         .await
     }
 
-    /// Notes that the period is frozen, for the first time or again after late writes.
+    /// Records that the period is frozen, for the first time or again after late writes.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
-        const ACTION: &str = "note that a board is frozen";
+        const ACTION: &str = "record that a board is frozen";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
@@ -196,7 +197,7 @@ impl Store {
         .await
     }
 
-    /// Notes that the rows of a copy are verified. From now on they are the archive.
+    /// Records that the rows of a copy are verified. From now on they are the archive.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -207,40 +208,40 @@ impl Store {
         let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out);
         let query = query.bind(copy).bind(frozen.generation).bind(frozen.note.unwrap_or(0));
         let query = query.bind(late_members).bind(datetime(now));
-        self.note("note that a board is archived", run, at, query).await
+        self.note("record that a board is archived", run, at, query).await
     }
 
-    /// Notes that the board is deleted from Redis.
+    /// Records that the board is deleted from Redis.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'ended', ended_at = ? WHERE board = ? AND period = ?";
-        self.note("note that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
+        self.note("record that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that an archived board is now in Redis again.
+    /// Records that an archived board is now in Redis again.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL \
                            WHERE board = ? AND period = ?";
-        self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
+        self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that the board's rows are no longer reliable, because they will be deleted.
+    /// Records that the board's rows are no longer reliable, because they will be deleted.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_pruned(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'pruned', pruned_at = COALESCE(pruned_at, ?) \
                            WHERE board = ? AND period = ?";
-        self.note("note that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
+        self.note("record that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// The board's periods that can be pruned, with names `like` the pattern. They were deleted from Redis and archived
-    /// before `until`, or are already being pruned. Oldest first, at most `limit`.
+    /// Returns the board's periods that can be pruned and whose names match the pattern `like`. They were deleted from
+    /// Redis and archived before `until`, or are already being pruned. Oldest first, at most `limit`.
     pub async fn prunable_periods(
         &self,
         board: &str,
@@ -270,7 +271,8 @@ impl Store {
         .await
     }
 
-    /// Runs `query` in a transaction of `run`. The query lacks the board and the period.
+    /// Runs `query` in a transaction of `run`. This function binds the board and the period, as the query's last
+    /// parameters.
     pub(super) async fn note(
         &self,
         action: &'static str,
@@ -288,7 +290,7 @@ impl Store {
     }
 }
 
-/// Begins a transaction that locks the job's row until its end, so that no other run can take the job over before the
+/// Begins a transaction that locks the job's row until its end. So another run cannot take the job over before the
 /// commit.
 pub(super) async fn begin<'c>(
     connection: &'c mut MySqlConnection,

@@ -1,5 +1,5 @@
-//! Selects the counters that the next `changed` reconcile compares. First come hints: drifts that were seen, and late
-//! events. Then come the counters that changed recently.
+//! Selects the counters that the next `changed` reconcile compares. The first are hints: drifts that were seen, and
+//! late events. The counters that changed recently follow.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
@@ -8,12 +8,12 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders, target};
 
-/// The maximum number of hints. A run first compares half as many.
+/// The maximum number of hints in the table. A run first compares at most half of this number.
 const HINTS_MAX: usize = 10_000;
 
-const KEEP: &str = "note hints of drifts";
+const KEEP: &str = "record hints of drifts";
 
-/// The end of the last page.
+/// A position in the list of changed counters. The next page begins after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedBefore {
     pub span: Span,
@@ -21,30 +21,30 @@ pub struct ChangedBefore {
 }
 
 impl ChangedBefore {
-    /// The place before the first page.
+    /// The position before the first page.
     pub const NEWEST: Self = Self {
         span: Span(u32::MAX as u64),
         number: (Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) }, Metric(u8::MAX)),
     };
 }
 
-/// Five minutes, numbered since the epoch: the column `update_span`. The index of recent changes uses it. An index on
-/// `update_at` would move an entry with every change of a counter, and would find the same rows.
+/// The number of a five-minute span since the epoch: the column `update_span`. The index of recent changes uses this
+/// column. An index on `update_at` would find the same rows, but would move an entry with every change of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub u64);
 
 impl Span {
     const MICROS: u64 = 5 * 60 * 1_000_000;
 
-    /// The span of the instant, as the column's expression computes it. Instants before the epoch are in the first
-    /// span.
+    /// Returns the span of the instant, as the column's expression computes it. Instants before the epoch are in the
+    /// first span.
     pub fn of(at: Micros) -> Self {
         Self(u64::try_from(at.0).unwrap_or(0) / Self::MICROS)
     }
 }
 
 impl Store {
-    /// Roughly the number of counter rows that changed since `since`. The whole span of `since` counts.
+    /// Returns roughly how many counter rows changed since `since`. All rows in the span of `since` are included.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut conn = self.acquire().await?;
@@ -59,11 +59,11 @@ impl Store {
         .await
     }
 
-    /// The next page of counter rows that changed since `since`, newest first. A number with several slots can appear
-    /// twice. Fewer than `limit` rows mean the end.
+    /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots can
+    /// appear twice. A page with fewer than `limit` rows is the last page.
     ///
-    /// The order is newest first because a row that changes meanwhile moves to a page that was already read. So the
-    /// list ends even if much changes, and begins with the counters that change constantly.
+    /// The order is newest first, because a row that changes meanwhile then moves to a page that was already read. So
+    /// the list ends even if many rows change. It begins with the counters that change constantly.
     pub async fn changed_numbers(
         &self,
         since: Micros,
@@ -73,7 +73,7 @@ impl Store {
         const ACTION: &str = "list changed counters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // The span is in each branch, so that the server continues in the index where the last page ended.
+            // Each branch contains the span, so the server continues in the index where the last page ended.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
                  WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \
@@ -96,14 +96,14 @@ impl Store {
         .await
     }
 
-    /// Notes hints, each with the drift of Redis if it is known, up to the maximum number. Returns how many were not
-    /// noted.
+    /// Records hints, each with the drift of Redis if it is known, up to the maximum number. Returns how many hints
+    /// were not recorded.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Up to `limit` hints, the oldest first, sorted by key. Each has the time when it was last noted.
+    /// Returns the oldest hints, at most `limit`, sorted by key. Each hint has the time when it was last recorded.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
@@ -122,7 +122,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the hints in `seen` that were not noted again since.
+    /// Deletes the hints in `seen`, except those that were recorded again later.
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "delete hints of drifts";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
@@ -145,7 +145,7 @@ impl Store {
     }
 }
 
-/// When the last reconcile began, or `None` if none ever did.
+/// Returns when the last reconcile began, or `None` if no reconcile ever began.
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
@@ -153,7 +153,7 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
     Ok(began.map(micros))
 }
 
-/// Notes hints, sorted by key, in the caller's transaction. Returns how many did not fit.
+/// Records hints, sorted by key, in the caller's transaction. Returns how many hints did not fit.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
     // Existing hints need no space. A new time prevents their deletion by a run that has just checked them.
     for piece in in_shapes(seen) {
@@ -170,7 +170,7 @@ pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i
     let kept: i64 =
         sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.context(KEEP)?;
     let room = HINTS_MAX.saturating_sub(usize::try_from(kept).unwrap_or(HINTS_MAX));
-    // Callers sort the hints, so that two of them do not deadlock.
+    // Callers sort the hints, so two transactions do not deadlock.
     let (new, beyond) = seen.split_at(room.min(seen.len()));
     for piece in in_shapes(new) {
         let sql = format!(

@@ -39,7 +39,7 @@ impl Of {
 pub struct Registered {
     pub code: u8,
     pub name: String,
-    /// A configuration no longer had the code, and no row used it.
+    /// Whether the code is removed: a configuration no longer had it, and no row used it.
     pub removed: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Registered {
 pub enum Noted {
     /// The code is new.
     New,
-    /// The code was removed with this name, and is now in use again, with any name.
+    /// The code was removed. Contains its former name. The code is now in use again, with any name.
     Was(String),
     /// The code is removed. Contains its name.
     Removed,
@@ -75,9 +75,10 @@ impl Store {
         .await
     }
 
-    /// Notes a change of a code. Returns false if another process was faster: check the code again.
+    /// Records a change of a code. Returns false if another process has changed the code first. Then check the code
+    /// again.
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
-        const ACTION: &str = "note the name of a code";
+        const ACTION: &str = "record the name of a code";
         let (table, column) = of.table();
         let mut conn = self.acquire().await?;
         let done = conn.limit(ACTION, |connection| async move {
@@ -102,7 +103,7 @@ impl Store {
                 Noted::Was(former) => query.bind(former),
                 Noted::Removed => query.bind(name),
             };
-            // The number of matching rows, because the library requests that.
+            // The server counts matching rows, changed or not, because the library requests that.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected() > 0)
         });
         match done.await {
@@ -124,7 +125,7 @@ impl Store {
         .await
     }
 
-    /// Whether a like or a number of this kind exists.
+    /// Whether a like or a counter of this kind exists.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "check whether a kind is in use";
         let mut conn = self.acquire().await?;
@@ -142,8 +143,8 @@ impl Store {
         .await
     }
 
-    /// Whether a number of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
-    /// metric. So the narrowest index with the metric is read, the latest changes first, until one is found.
+    /// Whether a counter of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
+    /// metric. So this reads the narrowest index that contains the metric, latest changes first, until it finds a row.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;

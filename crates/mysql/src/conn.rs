@@ -1,5 +1,5 @@
-//! One connection of the pool. It is closed instead of released if its work has not ended, or if its server may no
-//! longer be the primary.
+//! A connection from the pool. It is closed instead of released if its work has not ended, or if its server is perhaps
+//! no longer the primary.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,23 +11,23 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// The time after a server's last "not the primary" error until the address surely leads to the new primary.
+/// How long after a server's last "not the primary" error the address can still lead to the former primary.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// How often a transaction is tried while others block it.
+/// How often a transaction is tried if other transactions block it.
 pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
-    /// Work has begun and has not ended, so a statement can still be running.
+    /// Whether work has begun and has not ended, so a statement can still be running.
     pub(super) broken: bool,
 }
 
 impl Conn {
-    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. If it does not end, because of the
-    /// timeout or a dropped caller, the connection is closed instead of released.
+    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. If the work does not end, because of
+    /// the timeout or because the caller is dropped, the connection is closed instead of released.
     ///
     /// # Errors
     /// Returns the error of `work`, or the timeout.
@@ -48,8 +48,8 @@ impl Conn {
         ended
     }
 
-    /// Runs `work` without a time limit, for the long reads of a job. The job ends if its lease, which is renewed on
-    /// another connection, is lost.
+    /// Runs `work` without a time limit, for the long reads of a job. The job's lease is renewed on another connection.
+    /// If the lease is lost, the job ends.
     pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + 'c,
@@ -63,10 +63,10 @@ impl Conn {
 }
 
 impl Store {
-    /// Runs a transaction and repeats it if another one blocks it: after a deadlock or a lock timeout.
+    /// Runs a transaction, and repeats it after a deadlock or a lock timeout.
     ///
     /// # Errors
-    /// Returns any other error of `write`, or the tenth of these errors.
+    /// Returns any other error of `write`, or the tenth deadlock or lock timeout.
     pub(crate) async fn tried<T>(
         &self,
         action: &'static str,
@@ -91,14 +91,14 @@ impl Drop for Conn {
     }
 }
 
-/// Whether the connection must not be used again. After most errors it must not, because the server may be read-only
-/// now, or another one may use its address.
+/// Whether the connection must not be used again. This is true after most errors, because the server can be read-only
+/// now, or another server can have its address.
 fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// The time when a server last said that it is not the primary. Older connections are closed in every pool instead of
-/// being used. Otherwise read-only connections would stay on a demoted server and read old data for as long as it
+/// The time when a server last said that it is not the primary. Every pool closes connections that are older than this
+/// time. Otherwise read-only clients would stay connected to the former primary, and read old data as long as it
 /// allows.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -116,7 +116,7 @@ pub(super) fn note_no_primary() {
 
 pub(super) fn is_from_before_a_failover(age: Duration) -> bool {
     let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
-    // The address may have moved a little later, so connections that were opened within this time are closed, too. The
-    // limit prevents closing them again and again.
+    // The address can move a little later than the error. So connections that were opened within this time are closed,
+    // too. The time limit prevents that new connections are closed again and again.
     age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }

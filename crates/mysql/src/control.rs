@@ -1,4 +1,4 @@
-//! Orders of operators that last for a while. All daemons obey them.
+//! Operators' orders to all daemons. Each order lasts for a limited time.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
 
-/// A daemon reads its orders once a second, so one of its connections was used within this time.
+/// A running daemon reads its orders once a second, so it has used a connection within this time.
 const USED_WITHIN_S: u32 = 3;
 
-/// After a daemon or a command ends, its connections no longer count after five seconds.
+/// How often to check for other connections: for five seconds. After that, the connections of a daemon or command that
+/// has just ended no longer count.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -20,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 pub type InForce = (Order, Duration);
 
 impl Store {
-    /// The current orders. Orders of a newer version that this one does not know are skipped.
+    /// Returns the current orders. Skips orders that only a newer version knows.
     pub async fn orders(&self) -> Result<Vec<InForce>> {
         const ACTION: &str = "read the orders";
         let mut conn = self.acquire().await?;
@@ -39,7 +40,7 @@ impl Store {
         .await
     }
 
-    /// Gives an order that lasts from now. It replaces an order with the same command for the same task.
+    /// Gives an order that begins now. It replaces an order with the same command for the same task.
     pub async fn give_order(
         &self,
         task: Task,
@@ -48,7 +49,7 @@ impl Store {
         by: &str,
         reason: &str,
     ) -> Result<()> {
-        const ACTION: &str = "note an order";
+        const ACTION: &str = "record an order";
         let targets_per_second = match command {
             Command::Pause => None,
             Command::Throttle { targets_per_second } => Some(targets_per_second),
@@ -98,13 +99,14 @@ impl Store {
     /// another node of a cluster, can be missed.
     pub async fn is_used_alone(&self) -> Result<bool> {
         const ACTION: &str = "check for connections of daemons";
-        // This statement excludes itself by its text, because a proxy changes connection numbers.
+        // This statement excludes itself by its text, because a proxy changes connection ids.
         const SQL: &str = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() \
                            AND user = SUBSTRING_INDEX(USER(), '@', 1) AND time < ? \
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
         for _ in 0..LOOKS {
-            // This process' other connections would count. An error means that one is already closed.
+            // Closes this process' idle connections, because they would count. An error means that a connection is
+            // already closed.
             while let Some(idle) = self.pool.try_acquire() {
                 let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
             }

@@ -1,4 +1,4 @@
-//! The reads of a reconcile: which targets exist, and their true values as of one instant.
+//! Reads for a reconcile: which targets exist, and their counters as of one instant.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use super::outbox;
 use super::{Conn, Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
-    /// Roughly the number of rows of `counter`, by the server's statistics.
+    /// Returns roughly how many rows `counter` has, by the server's statistics.
     pub async fn estimate_counters(&self) -> Result<u64> {
         const ACTION: &str = "estimate the number of counters";
         let mut conn = self.acquire().await?;
@@ -28,13 +28,13 @@ impl Store {
         .await
     }
 
-    /// Roughly the number of the kind's targets with a counter. `None` if MySQL has no statistics.
+    /// Returns roughly how many targets of the kind have a counter. Returns `None` if MySQL has no statistics.
     pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
         const ACTION: &str = "estimate the number of targets";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // The key's first two columns identify targets and all columns identify rows. So their numbers of different
-            // values are the numbers of targets and rows.
+            // The key's first two columns identify a target, and all columns identify a row. So the cardinality of two
+            // columns is the number of targets, and the largest cardinality is the number of rows.
             let sql = "SELECT CAST(MIN(IF(SEQ_IN_INDEX = 2, CARDINALITY, NULL)) AS UNSIGNED), \
                        CAST(MAX(CARDINALITY) AS UNSIGNED) FROM information_schema.STATISTICS \
                        WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counter' AND INDEX_NAME = 'PRIMARY'";
@@ -55,8 +55,8 @@ impl Store {
         .await
     }
 
-    /// MySQL's values for `numbers`, which are sorted by key, as of one instant. Also counts like records for the
-    /// metric `recounted`, and reads the outbox rows after `applied`.
+    /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. Also counts
+    /// like records for the metric `recounted`, and reads the outbox rows after `applied`.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
@@ -80,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// The highest committed fence of the job in each partition that has passed one.
+    /// Returns the job's highest committed fence in each partition that has committed a fence of the job.
     pub async fn fences(&self, job: &'static str) -> Result<HashMap<u16, u64>> {
         const ACTION: &str = "read the fences";
         let mut conn: Conn = self.acquire().await?;
@@ -95,9 +95,9 @@ impl Store {
     }
 }
 
-/// Fails on a server that is not the primary. A replica that lags could have the fence but an older state.
+/// Fails on a server that is not the primary. A replica with lag could have the fence but an older state.
 async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
-    // Some versions of MariaDB return a word, all others a number.
+    // Some versions of MariaDB return a word. All other servers return a number.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
     let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.context(action)?;
     if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }
@@ -112,7 +112,7 @@ pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<s
     Ok(tx)
 }
 
-/// The counters of `numbers`, which are sorted by key. Skips numbers without a counter.
+/// Reads the counters `numbers`, which must be sorted by key. Skips counters without a row.
 pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
     numbers: &[CounterKey],
@@ -171,7 +171,7 @@ async fn recount(
     Ok(())
 }
 
-/// The ids of each kind, without duplicates. `targets` are sorted.
+/// Returns the ids of each kind, without duplicates. `targets` must be sorted.
 fn by_kind(targets: impl Iterator<Item = Target>) -> Vec<(Kind, Vec<u64>)> {
     let mut kinds: Vec<(Kind, Vec<u64>)> = Vec::new();
     for Target { kind, id } in targets {

@@ -1,4 +1,4 @@
-//! Errors of MySQL, and how to continue after each.
+//! The errors of MySQL, and how the work continues after each error.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ pub enum StoreError {
         #[source]
         source: Whole<sqlx::Error>,
     },
-    /// It took longer than `[mysql] transaction_timeout_ms`. The connection was closed, and the outcome is unknown.
+    /// The action took longer than `[mysql] transaction_timeout_ms`. The connection was closed, and the outcome is
+    /// unknown.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
     Timeout {
         /// The action that timed out.
@@ -28,11 +29,11 @@ pub enum StoreError {
         /// The time limit.
         limit: Duration,
     },
-    /// The server does not support the faster way. There is a slower one.
+    /// The server does not support the faster statement. A slower statement works.
     #[error("the server does not support the required {0}")]
     Unsupported(&'static str),
-    /// An event would change a number to a value that does not fit into 64 bits.
-    #[error("{0}: a number would be out of range")]
+    /// An event would change a counter to a value that does not fit into 64 bits.
+    #[error("{0}: a counter would be out of range")]
     OutOfRange(&'static str),
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
@@ -40,10 +41,10 @@ pub enum StoreError {
     /// The difference between this machine's clock and MySQL's, in seconds. Positive if this machine's clock is ahead.
     #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
     ClocksApart(i64),
-    /// An event is older than the beginning of the ledger, which this contains.
+    /// An event is older than the ledger. Contains the time at which the ledger begins.
     #[error("an event is older than the ledger of applied events")]
     Forgotten(Micros),
-    /// Another daemon has taken the partition over, or another run the job. The write is void.
+    /// Another daemon has taken over the partition, or another run has taken over the job. The write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
     /// The server is read-only, so it can be a replica behind a proxy. Its data is not valid for a comparison.
@@ -66,7 +67,8 @@ impl StoreError {
         }
     }
 
-    /// The server does not support the statement or a feature that it needs. A slower statement works.
+    /// Whether the server does not support the statement, or a feature that the statement needs. A slower statement
+    /// works.
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Unsupported(_) => true,
@@ -74,15 +76,15 @@ impl StoreError {
         }
     }
 
-    /// Another transaction was faster: a deadlock, or a row that it has just inserted. Retry the same transaction
-    /// immediately.
+    /// Whether another transaction was faster: after a deadlock, or because it has just inserted the row. Retry the
+    /// same transaction immediately.
     pub fn is_contention(&self) -> bool {
         // 3101 is from MySQL's group replication. Galera reports 1213, at the COMMIT or at another statement.
         self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
     }
 
-    /// The server accepts no writes: after a failover another one is the primary, or it has lost the rest of its
-    /// cluster.
+    /// Whether the server accepts no writes. After a failover another server is the primary, or this server has lost
+    /// the connection to its cluster.
     pub fn is_of_no_primary(&self) -> bool {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
@@ -91,27 +93,27 @@ impl StoreError {
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
-    /// Another transaction has locked a row for longer than the timeout. Retry the same transaction after that one has
-    /// ended.
+    /// Whether another transaction has locked a row for longer than the timeout. Retry the same transaction after the
+    /// other transaction has ended.
     pub fn is_lock_timeout(&self) -> bool {
         self.number() == Some(1205)
     }
 
-    /// The request may have been too large for the server or the network: too long, or too much packet, memory or
-    /// locks. This excludes errors of the connection, of competing transactions and of a server that is not the
-    /// primary.
+    /// Whether the request was perhaps too large for the server or the network: it took too long, or needed too large a
+    /// packet, too much memory or too many locks. This excludes errors of the connection, of competing transactions and
+    /// of a server that is not the primary.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
     }
 
-    /// The server ended a statement that exceeded its time limit.
+    /// Whether the server ended a statement that exceeded its time limit.
     pub fn is_out_of_time(&self) -> bool {
-        // MariaDB, MySQL
+        // MariaDB's number and MySQL's number.
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }
 
-    /// The type of the failure, in one word for metrics.
+    /// Returns the type of the failure, in one word for metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -134,8 +136,8 @@ impl StoreError {
     }
 }
 
-/// Decides by MySQL's error number. A missing table is temporary: it can be created while the daemon waits, and
-/// dead-lettering events for it would be wrong.
+/// Decides by MySQL's error number. A missing table is a temporary error. It can be created while the daemon waits, so
+/// its events must not be dead-lettered.
 fn fate_of(number: u16) -> Fate {
     match number {
         1048 // a column is null

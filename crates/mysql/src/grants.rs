@@ -1,7 +1,7 @@
 //! Parses SHOW GRANTS: which rights an account lacks on a table.
 
-/// The rights of `needed` that no grant gives on `database`.`table`, in their order. Empty if the account has roles,
-/// because their rights are not listed.
+/// Returns the rights of `needed` that no grant gives on `database`.`table`, in the order of `needed`. Returns nothing
+/// if the account has roles, because SHOW GRANTS does not list the rights of roles.
 pub(super) fn lacking<'a>(grants: &[String], database: &str, table: &str, needed: &[&'a str]) -> Vec<&'a str> {
     let mut lacking = needed.to_vec();
     for grant in grants {
@@ -19,8 +19,8 @@ pub(super) fn lacking<'a>(grants: &[String], database: &str, table: &str, needed
     lacking
 }
 
-/// Whether the text after ON covers everything, that database or that table. A database name is a pattern, unless a
-/// table is named.
+/// Whether the text after ON covers all databases, this database or this table. The database name is a pattern, unless
+/// the grant names a table.
 fn is_on(on: &str, database: &str, table: &str) -> bool {
     let Some((first, rest)) = name(on) else { return false };
     let Some((second, rest)) = rest.strip_prefix('.').and_then(name) else { return false };
@@ -34,7 +34,7 @@ fn is_on(on: &str, database: &str, table: &str) -> bool {
     }
 }
 
-/// A name, quoted or not, and the text after it.
+/// Splits a name, quoted or not, from the text after it.
 fn name(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('`') else {
         return text.find(['.', ' ']).map(|end| (text[..end].to_owned(), &text[end..]));
@@ -50,14 +50,14 @@ fn name(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// The text before and after `at`, if `at` is not within a name.
+/// Returns the text before and after `at`, if `at` is not within a name.
 fn split<'a>(text: &'a str, at: &str) -> Option<(&'a str, &'a str)> {
     let is_outside = |place: &usize| text[..*place].matches('`').count().is_multiple_of(2);
     let (place, _) = text.match_indices(at).find(|(place, _)| is_outside(place))?;
     Some((&text[..place], &text[place + at.len()..]))
 }
 
-/// Matches a LIKE pattern: `%` is any text, `_` is any character. After a backslash both stand for themselves.
+/// Matches a LIKE pattern: `%` is any text, `_` is any character. After a backslash both are ordinary characters.
 fn fits(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern, text) {
         ([], _) => text.is_empty(),

@@ -1,7 +1,8 @@
-//! Which run holds a job, since when, and how earlier runs ended. A job runs once over all daemons and shells.
+//! The lock of each job, and its runs: which run holds the lock, since when, and how earlier runs ended. A job has at
+//! most one run at a time, in all daemons and commands together.
 //!
-//! The lease is only a hint, because a frozen holder can resume after it. Writes are protected by a fence: each checks
-//! in its own transaction that `job_lock` still names its run.
+//! The lease alone does not protect writes, because a frozen holder can resume after its lease has ended. A fence
+//! protects them: each transaction checks that `job_lock` still names its run.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -16,23 +17,24 @@ use super::{Context, Result, Store, StoreError, datetime, micros};
 /// How long a lease lasts unless it is renewed.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// A lease that ends later than this is void, because the clock was set back since. It is longer than a lease because
-/// the clocks of servers differ.
+/// A lease that has more than this time left is void, because the clock was set back. The limit is longer than a lease
+/// because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. After a failover that lost commits, two processes can have the same run number.
+/// A random number of this process. It distinguishes two processes with the same run number, which is possible after a
+/// failover that lost commits.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n, so that numbers grow from run
-/// to run and contain their run.
+/// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n. So numbers grow from run to
+/// run, and each number contains its run.
 const NUMBERS_BITS: u32 = 24;
 
-/// The `n`th number of a run.
+/// Returns the `n`th number of a run.
 pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
-/// The run of a number.
+/// Returns the run of a number.
 pub fn run_of(number: u64) -> u64 {
     number >> NUMBERS_BITS
 }
@@ -46,7 +48,7 @@ pub enum Lock {
     Held {
         /// The holder: host and process.
         owner: String,
-        /// The remaining seconds of its lease, unless it is renewed.
+        /// The remaining seconds of the holder's lease, unless it is renewed.
         lease_s: i64,
     },
 }
@@ -54,7 +56,7 @@ pub enum Lock {
 /// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Everything is done.
+    /// The run completed its work.
     Done,
     /// The run failed and stays due.
     Failed,
@@ -82,7 +84,7 @@ impl Outcome {
 }
 
 impl Store {
-    /// Acquires the job's lock for [`LEASE`] and notes the run's start.
+    /// Acquires the job's lock for [`LEASE`] and records the run's start.
     pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
         let mut conn = self.acquire().await?;
         conn.limit("acquire the job's lock", |connection| take(connection, job, mode, owner)).await
@@ -100,13 +102,13 @@ impl Store {
                 .bind(run)
                 .execute(connection)
                 .await
-                .context("note that the run is alive")?;
+                .context("record that the run is alive")?;
             Ok(())
         })
         .await
     }
 
-    /// Notes the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared.
+    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -116,7 +118,7 @@ impl Store {
         report: &str,
     ) -> Result<()> {
         let mut conn = self.acquire().await?;
-        conn.limit("note the run's end", |connection| async move {
+        conn.limit("record the run's end", |connection| async move {
             sqlx::query("UPDATE job_run SET finished_at = NOW(6), outcome = ?, cut = ?, report = ? WHERE run = ?")
                 .bind(outcome.name())
                 .bind(cut.map(datetime))
@@ -124,8 +126,8 @@ impl Store {
                 .bind(run)
                 .execute(&mut *connection)
                 .await
-                .context("note the run's end")?;
-            // Long ago by any clock, even if this one is set back.
+                .context("record the run's end")?;
+            // This time is in the past even if the clock is set back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
@@ -138,9 +140,9 @@ impl Store {
         .await
     }
 
-    /// Notes that the run is alive, and returns the noted time.
+    /// Records that the run is alive, and returns the recorded time.
     pub async fn stamp(&self, run: u64) -> Result<Micros> {
-        const ACTION: &str = "note that the run is alive";
+        const ACTION: &str = "record that the run is alive";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
@@ -153,14 +155,14 @@ impl Store {
         .await
     }
 
-    /// The newest noted time of the run on this server. A replica can be behind.
+    /// Returns when the run was last recorded as alive, by this server's data. A replica can have an older time.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// The instant, by Redis' clock, up to which a run of the job has compared everything in that layout. `None` if no
-    /// run has. An instant after `now` is void, because the clock was ahead.
+    /// Returns the instant, by Redis' clock, up to which a run of the job has compared everything in this layout.
+    /// Returns `None` if no run has compared everything. An instant after `now` is void, because the clock was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -173,15 +175,15 @@ impl Store {
         .await
     }
 
-    /// When the last run of this mode began that was completed, or that must not be retried before its scheduled time.
-    /// A run that began in the future does not count, because the clock was ahead.
+    /// Returns when the last run of this mode began. Only completed runs count, and runs that must not be retried
+    /// before the next scheduled time. A run that began in the future does not count, because the clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
         self.time_of_run(SQL, job, mode).await
     }
 
-    /// When the last successful run of this mode ended. `None` if there was none.
+    /// Returns when the last successful run of this mode ended, or `None` if no run was successful.
     pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";
@@ -199,8 +201,8 @@ impl Store {
         .await
     }
 
-    /// Deletes runs of one mode that ended longer than `keep` ago, at most some thousand. The last one of each outcome
-    /// stays: it says what is due and where to continue.
+    /// Deletes runs of one mode that ended longer than `keep` ago, at most a thousand. The last run of each outcome
+    /// stays, because it says when the job is due and where to continue.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
@@ -216,8 +218,8 @@ impl Store {
 }
 
 /// Locks the job's row until the transaction ends, if it still names `run`, and renews the lease from now. Every
-/// transaction of a job whose writes must not happen twice begins with this. It locks by writing to the row, as
-/// explained in `partitions`.
+/// transaction of a job whose writes must not happen twice begins with this. It locks the row by writing to it, for the
+/// reason that the header of `partitions` explains.
 ///
 /// # Errors
 /// Returns [`StoreError::TakenOver`] if another run has begun.
@@ -249,7 +251,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     const GIVE: &str =
         "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
     let mut tx = connection.begin().await.context(ACTION)?;
-    // Inserts the row first. So two simultaneous runs wait for each other, and do not both find no row.
+    // Inserts the row first if it is missing. So of two simultaneous runs, the second waits for the first.
     sqlx::query(
         "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
          ON DUPLICATE KEY UPDATE job = VALUES(job)",
@@ -277,7 +279,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
         .bind(owner)
         .execute(&mut *tx)
         .await
-        .context("note the run's start")?;
+        .context("record the run's start")?;
     let run = started.last_insert_id();
     sqlx::query(GIVE)
         .bind(run)
@@ -292,8 +294,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     Ok(Lock::Taken(run))
 }
 
-/// Closes the run that held the lock before, if it never noted its outcome. Its process crashed or hangs. If it
-/// resumes, its writes are void.
+/// Closes the run that held the lock before, if it never recorded its outcome. The run's process crashed or hangs. If
+/// it resumes, its writes are void.
 async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     sqlx::query(
         "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \
@@ -303,7 +305,7 @@ async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     .bind(run)
     .execute(connection)
     .await
-    .context("note that a run has crashed")
+    .context("record that a run has crashed")
     .map(drop)
 }
 

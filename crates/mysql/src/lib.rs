@@ -1,10 +1,10 @@
 //! MySQL, the source of truth. This crate contains every SQL statement of the daemon, one per function.
 //!
-//! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). For each
-//! error it says whether it can pass ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or concerns one row
-//! ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB 10.11
-//! and later: `VALUES(col)`, no row alias. Only `likes::upsert` needs user variables, which MySQL deprecates, and there
-//! is an alternative to it.
+//! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). Each error
+//! says whether a retry can succeed ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or whether one row is the
+//! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB
+//! 10.11 and later, so they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, which MySQL
+//! deprecates. There is an alternative to it.
 
 #![warn(unreachable_pub)]
 
@@ -71,8 +71,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// The time limit for asking the server why there was no connection.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
-/// The maximum age of a connection, after which an idle one is closed. Read-only clients, such as API servers, notice a
-/// failover only by this if their connections stay open.
+/// The maximum age of a connection. The pool closes an older connection when it is idle. If connections stay open
+/// during a failover, read-only clients such as API servers notice the failover only by this.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -82,7 +82,7 @@ pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A pool of connections. It connects at the first use, so that a daemon can start while MySQL is unreachable.
+/// A pool of connections. It connects at the first use, so a daemon can start while MySQL is unreachable.
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
@@ -94,7 +94,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store with at most `connections_max` connections.
+    /// Creates a store with at most `connections_max` connections.
     ///
     /// # Errors
     /// Fails if the address has an option that the library does not know.
@@ -102,8 +102,8 @@ impl Store {
         Self::with_session(config, connections_max, "")
     }
 
-    /// A store with at most `connections_max` connections. The server ends each read after `read_max`, so that a read
-    /// does not continue after its caller has stopped waiting.
+    /// Creates a store with at most `connections_max` connections. The server ends each read after `read_max`, so a
+    /// read does not continue after its caller has stopped waiting.
     ///
     /// # Errors
     /// Fails if the address has an option that the library does not know.
@@ -114,15 +114,15 @@ impl Store {
         Self::with_session(config, connections_max, &limit)
     }
 
-    /// A store whose sessions begin with one more statement.
+    /// Creates a store whose sessions begin with the statement `begin`.
     fn with_session(config: &Mysql, connections_max: u32, begin: &str) -> Result<Self> {
         let begin: Arc<str> = begin.into();
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max)
-            // Before the server closes them (`wait_timeout` in `set_session`).
+            // The pool closes idle connections before the server does (`wait_timeout` in `set_session`).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
-            // The address may lead to another server now, and connections to the former one may still be open.
+            // The address can lead to another server now, while connections to the former server are still open.
             .max_lifetime(CONNECTION_LIFE_MAX)
             .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
@@ -156,7 +156,7 @@ impl Store {
         servers.iter().map(replica).collect()
     }
 
-    /// Acquires a connection. Dropping it releases it, or closes it if its work has not ended.
+    /// Acquires a connection. Dropping the connection releases it, or closes it if its work has not ended.
     ///
     /// # Errors
     /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
@@ -178,7 +178,7 @@ impl Store {
         }
     }
 
-    /// Replaces the library's error with one that explains the problem with the certificate.
+    /// Replaces the library's error with an explanation if TLS is the cause.
     fn explain(&self, source: sqlx::Error) -> StoreError {
         let has_certificate = self.has_certificate;
         let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
@@ -191,12 +191,12 @@ impl Store {
         }
     }
 
-    /// MySQL's clock, and whether it can be written to.
+    /// Reads MySQL's clock, and whether the server is writable.
     pub async fn clock(&self) -> Result<(Micros, bool)> {
         const ACTION: &str = "read MySQL's clock";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Some versions of MariaDB return a word, all others a number.
+            // Some versions of MariaDB return a word. All other servers return a number.
             let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
             let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
             let is_writable = row.try_get::<i64, _>(1).context(ACTION)? != 0;
@@ -232,7 +232,7 @@ impl Store {
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
     // Strict mode: the library does not set it, and values would be cut silently. `wait_timeout`: a daemon that freezes
     // within a transaction locks its partition's row, and by default the server would wait eight hours. `autocommit`: a
-    // server can have it off, and then writes outside of a transaction would be rolled back.
+    // server can have it off. Then writes outside of a transaction would be rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -248,7 +248,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let Mysql { url, tls, .. } = config;
     let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
-    // The caller logs slow and failed statements once.
+    // The library must not log slow and failed statements, because the caller logs them.
     let mut options = options.disable_statement_logging();
     if let Some(Identity { certificate, key }) = &tls.identity {
         options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
@@ -256,14 +256,14 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
     let mode = match said {
         true => options.get_ssl_mode(),
-        // Uses TLS if the server has it, without checking its identity. Otherwise MySQL accepts the password only if it
-        // has just seen it.
+        // Uses TLS if the server supports it, without checking the server's identity. Without TLS, MySQL accepts the
+        // password only if the server has it in its cache.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
         // The library's default verifies nothing and falls back to plain text.
         false => MySqlSslMode::VerifyIdentity,
     };
     let authorities = match (mode, &tls.authorities) {
-        // The name is not checked: any certificate from these authorities passes.
+        // The server's name is not checked, so any certificate from these authorities is accepted.
         (MySqlSslMode::VerifyCa, Some(own)) if webpki_roots::TLS_SERVER_ROOTS.is_empty() => own.clone(),
         (MySqlSslMode::VerifyCa, _) => {
             let text =

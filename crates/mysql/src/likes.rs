@@ -1,9 +1,9 @@
 //! The statements of a batch. `src/consumer/transaction.rs` runs them in one transaction.
 //!
-//! The result is exact even if two writers share a (target, user) pair, with both ways of writing rows. [`upsert`]
-//! learns each row's old state from the statement that writes it, under the row's lock. It is half as fast again, and
-//! needs user variables, which MySQL deprecates. [`old_states`] reads first and locks the existing rows. Missing rows
-//! are inserted without an "or update", so that the second of two writers fails (1062) and runs again.
+//! There are two ways of writing rows. Both are exact even if two writers write the same (target, user) pair.
+//! [`upsert`] gets each row's old state from the statement that writes the row, under the row's lock. It is 1.5 times
+//! as fast, but needs user variables, which MySQL deprecates. [`old_states`] first reads and locks the existing rows.
+//! Then missing rows are inserted without an "or update". So the second of two writers fails (1062) and runs again.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use tallyd_core::model::{Difference, Kind, Micros, Target, TargetId, UserId};
 use super::text::Text;
 use super::{Context, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
 
-/// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are missing in the result.
+/// Reads and locks the states of `pairs`, which must be sorted by key. Pairs without a row are missing in the result.
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
     const ACTION: &str = "read the old states";
     let mut states = HashMap::with_capacity(pairs.len());
@@ -47,7 +47,7 @@ fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State),
 /// Inserts rows that [`old_states`] did not find, sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if another writer was faster: run the whole transaction again.
+/// Fails with MySQL's error 1062 if another writer was faster. Then run the whole transaction again.
 pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(connection, piece, "").await?;
@@ -68,7 +68,7 @@ pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
     Ok(())
 }
 
-/// The newer row wins. At equal `at` an unlike wins, as in `tallyd_core::coalesce`.
+/// The condition that the new row is newer. At equal `at` an unlike wins, as in `tallyd_core::coalesce`.
 macro_rules! newer {
     () => {
         "(VALUES(update_at) > update_at OR (VALUES(update_at) = update_at AND VALUES(is_del) > is_del))"
@@ -78,11 +78,11 @@ macro_rules! newer {
 /// Rows in one statement: less than 400 KB.
 const STATEMENT_ROWS: usize = 4_000;
 
-/// Rows in one statement that takes notes. Each note copies the ones before it.
+/// Rows in one statement that appends to `@former`. Each append copies the text before it.
 const NOTED_ROWS: usize = 500;
 
-/// Notes each existing row in `@former` as `kind:target:user:was_del`, or with 2 if the row stays. Then the newer state
-/// wins. MySQL assigns from left to right, so the version comes last.
+/// Appends each existing row to `@former` as `kind:target:user:was_del`, with 2 instead of `was_del` if the row stays.
+/// Then the newer state wins. MySQL assigns columns from left to right, so the version is assigned last.
 const UPSERT: &str = concat!(
     "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
     newer!(),
@@ -91,8 +91,8 @@ const UPSERT: &str = concat!(
     ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
 );
 
-/// Writes `rows`, sorted by key, where they are newer, and returns the former state of each row. Returns `None` if the
-/// server's user variables do not work as needed: then roll back.
+/// Writes those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows` must
+/// be sorted by key. Returns `None` if the server's user variables do not work as needed. Then roll back.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
@@ -118,11 +118,11 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     Ok(Some(before))
 }
 
-/// Whether [`upsert`] is exact on this server. It is tested on a row of kind 0 that is never committed. With another
-/// order of assignments, the server would silently keep the old state with the new version.
+/// Tests whether [`upsert`] is exact on this server, with a row of kind 0 that is never committed. A server with
+/// another order of assignments would silently keep the old state with the new version.
 ///
 /// # Errors
-/// Fails if MySQL fails. An unsupported statement or a trigger that refuses it gives `false`.
+/// Fails if MySQL fails. Returns `false` if the server does not support the statement, or if a trigger refuses it.
 pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
     const ACTION: &str = "test the upsert of rows";
     let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
@@ -141,7 +141,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
-/// Parses the notes that [`UPSERT`] left about `piece`. `None` if they are invalid.
+/// Parses the text that [`UPSERT`] wrote about `piece`, one note per existing row. Returns `None` if it is invalid.
 fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();
@@ -161,7 +161,7 @@ fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
             next = notes.next();
         }
     }
-    // The note belongs to no row of the piece.
+    // A note is left that belongs to no row of the piece.
     if next.is_some() { None } else { Some(before) }
 }
 
@@ -176,7 +176,7 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
     if parts.next().is_none() { Some(note) } else { None }
 }
 
-/// Writes as many rows as one of the shapes has.
+/// Writes a piece of rows. Its length is one of the shapes.
 async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
@@ -198,8 +198,8 @@ pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
             let id = target.id.0.cast_signed();
             text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
         }
-        // MySQL assigns from left to right. With the version last, other assignments can still compare with the old
-        // one.
+        // MySQL assigns columns from left to right. The version is last, so other assignments can compare with the old
+        // version.
         text.push(
             "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );

@@ -1,4 +1,4 @@
-//! Which maps are in use, and the queue of each.
+//! The maps in use, and the queue of each map.
 
 use std::collections::BTreeSet;
 
@@ -15,47 +15,47 @@ pub struct NotedMap {
     pub queue: String,
     /// All exchanges and keys with which the queue was ever bound.
     pub bindings: BTreeSet<(String, String)>,
-    /// The daemon that noted it: host and process.
+    /// The daemon that recorded the map: host and process.
     pub noted_by: String,
 }
 
 impl NotedMap {
-    /// The number of its partition.
+    /// Returns the number of the map's partition.
     pub fn partition(&self) -> u16 {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// A sentence that says why this map cannot be used beside those in use, or `None`.
+    /// Returns a sentence if this map conflicts with a map in use, or `None`.
     pub fn conflict(&self, in_use: &[Self]) -> Option<String> {
         let Self { number, name, queue, .. } = self;
         let other = in_use.iter().find(|it| {
             (it.number == *number || it.name == *name) && (it.number, &it.name, &it.queue) != (*number, name, queue)
         })?;
         let in_use = format!(
-            "{} has the map {} with the number {} and the queue {}",
+            "{} uses the map {} with the number {} and the queue {}",
             other.noted_by, other.name, other.number, other.queue
         );
         Some(format!(
-            "[[map]] {name}: its number is {number} and its queue {queue}, but {in_use}: the name, number and queue of a map are fixed until `tallyd map remove {}`",
+            "[[map]] {name} has the number {number} and the queue {queue}, but {in_use}: to change a map's name, number or queue, first run `tallyd map remove {}`",
             other.name
         ))
     }
 }
 
 impl Store {
-    /// The maps in use, by their numbers.
+    /// Returns the maps in use, sorted by number.
     pub async fn noted_maps(&self) -> Result<Vec<NotedMap>> {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
 
-    /// Notes that a map is in use, unless its number or name is already in use. Returns the maps in use after that.
-    /// Call it before the queue is bound.
+    /// Records that a map is in use, unless its number or name is already in use. Then returns the maps in use. Call
+    /// this before the queue is bound.
     pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
-        const ACTION: &str = "note that a map is in use";
+        const ACTION: &str = "record that a map is in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            // IGNORE: another daemon may have noted it already.
+            // IGNORE, because another daemon can have recorded the map already.
             let insert = "INSERT IGNORE INTO map_in_use (number, name, queue, bindings, noted_at, noted_by) \
                           VALUES (?, ?, ?, '[]', NOW(6), ?)";
             let insert = sqlx::query(insert).bind(map.number).bind(&map.name).bind(&map.queue).bind(&map.noted_by);
@@ -77,9 +77,9 @@ impl Store {
         .await
     }
 
-    /// Notes that the map `name` is no longer in use. Returns `false` if it was not in use.
+    /// Records that the map `name` is no longer in use. Returns `false` if it was not in use.
     pub async fn forget_map(&self, name: &str) -> Result<bool> {
-        const ACTION: &str = "note that a map is no longer in use";
+        const ACTION: &str = "record that a map is no longer in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let delete = sqlx::query("DELETE FROM map_in_use WHERE name = ?").bind(name);
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// The maps in use, as of the connection's transaction.
+/// Returns the maps in use, as of the connection's transaction.
 pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
     const ACTION: &str = "read which maps are in use";
     let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");

@@ -1,8 +1,8 @@
 //! Creates the schema in steps, while daemons write.
 //!
-//! A statement that changes a table waits for every transaction that has read it, and later statements wait behind it.
-//! So it waits only for seconds, lets the waiting statements pass, and tries again. Each step can run again as a whole.
-//! MySQL never rolls DDL back, so an interrupted step stays partly done, and the next run repeats it.
+//! A statement that changes a table waits for every transaction that has read the table. Later statements wait behind
+//! it. So a step waits only for seconds, lets the waiting statements run, and tries again. Each step can run again as a
+//! whole. MySQL never rolls DDL back, so an interrupted step stays partly done, and the next run repeats it.
 
 use std::time::Duration;
 
@@ -18,29 +18,31 @@ use super::{Context, Result, Store, StoreError};
 /// Seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
 
-/// The seconds that a step can wait for a table and block others from it.
+/// How many seconds a step can wait for a table, and block other statements from the table.
 const TABLE_WAIT_S: u64 = 2;
 
-/// The pause for statements that waited behind a step, before it is retried.
+/// The pause before a step is retried. Statements that waited behind the step run in this time.
 const TABLE_REST: Duration = Duration::from_secs(3);
 
-/// How often a step is tried: five minutes in total.
+/// How often a step is tried. This takes five minutes in total.
 const TABLE_TRIES: u32 = 60;
 
-/// A lock was not acquired in time.
+/// MySQL's error number for a lock that was not acquired in time.
 const LOCK_TIMEOUT: u16 = 1205;
 
-/// The account has no right to the database.
+/// MySQL's error number for an account without a right to the database.
 const NO_DATABASE_RIGHT: u16 = 1044;
 
-/// The account has no right to the table.
+/// MySQL's error number for an account without a right to the table.
 const NO_TABLE_RIGHT: u16 = 1142;
 
 /// The reason why the schema was not created.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
     /// Another `tallyd migrate` is running.
-    #[error("another `tallyd migrate` has held the lock for {LOCK_WAIT_S} s")]
+    #[error(
+        "another `tallyd migrate` has held the lock for {LOCK_WAIT_S} s: wait until it ends, then run `tallyd migrate` again"
+    )]
     Locked,
     /// A newer version created the schema.
     #[error("{}", Schema::TooNew.problem().unwrap_or_default())]
@@ -50,7 +52,7 @@ pub enum MigrateError {
     Store(#[from] StoreError),
     /// Another session has locked a table for minutes.
     #[error(
-        "another session has locked one of tallyd's tables for minutes: end it (see information_schema.innodb_trx), then run `tallyd migrate` again"
+        "another session has locked one of tallyd's tables for minutes: end that session (see information_schema.innodb_trx), then run `tallyd migrate` again"
     )]
     TableBusy(#[source] Whole<Sqlx>),
     /// The account has no right to change tables.
@@ -64,8 +66,8 @@ pub enum MigrateError {
 }
 
 impl Store {
-    /// Brings the schema up to this version, under a lock of tallyd's own (sqlx's lock does nothing on MariaDB).
-    /// Returns the number of steps made. A newer schema that works with this version is left unchanged.
+    /// Upgrades the schema to this version, under tallyd's own lock, because sqlx's lock does nothing on MariaDB.
+    /// Returns how many steps it made. If this version works with a newer schema, the schema stays unchanged.
     ///
     /// # Errors
     /// Fails if the lock is held, a newer version has created the schema, MySQL is unreachable, or a step failed.
@@ -76,8 +78,8 @@ impl Store {
             Schema::TooNew => return Err(MigrateError::TooNew),
             Schema::Current | Schema::Behind(_) => {}
         }
-        // No time limit: a step takes as long as the table is large. The session is not released to the pool, because
-        // its settings differ.
+        // There is no time limit, because a step on a large table takes long. The session is not released to the pool,
+        // because its settings differ.
         let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();
         lock(connection).await?;
         let before = applied(connection).await?.len();
@@ -130,7 +132,8 @@ async fn make(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
     Ok(())
 }
 
-/// The lock ensures that no other run is active, and each step can run again.
+/// Deletes the record of an interrupted step, so the step runs again. The lock ensures that no other `tallyd migrate`
+/// is running.
 async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     if !has_table(connection, HISTORY).await? {
         return Ok(());
@@ -142,7 +145,7 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     Ok(())
 }
 
-/// MySQL's number of the error that stopped a step.
+/// Returns MySQL's number of the error that stopped a step.
 fn number(error: &Sqlx) -> Option<u16> {
     let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return None };
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

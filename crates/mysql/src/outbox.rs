@@ -1,12 +1,12 @@
-//! The outbox: what the daemon must add to Redis. The transaction that adds to `counter` writes it, and src/outbox adds
-//! it to Redis.
+//! The outbox: changes that the daemon must add to Redis. The transaction that changes `counter` also writes the
+//! outbox, and src/outbox adds its rows to Redis.
 //!
 //! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader who sees a row
-//! also sees all earlier rows of its partition. The number is the last one plus one, and at least MySQL's clock in
-//! microseconds. So no number repeats if MySQL goes back (a restore, or a failover that loses commits), and no new row
-//! is below Redis' offsets. The number of items in a row is limited, so that a batch takes only a few rows.
+//! also sees all earlier rows of its partition. The number is the last number plus one, and at least MySQL's clock in
+//! microseconds. So numbers do not repeat if MySQL loses commits (after a restore or a failover), and new rows are
+//! always above Redis' offsets. A row has up to a thousand items, so a batch needs only a few rows.
 //!
-//! A row's body has additions as `kind:target:metric:delta`. After these it has each user who began to like a target as
+//! A row's body has additions as `kind:target:metric:delta`. After the additions it has the new likes as
 //! `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
@@ -24,7 +24,8 @@ use super::{Context, Result, Store, micros};
 /// Items in one row: about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// Additions from the outboxes that a reconcile reads for a page at most. They take seconds and some dozen megabytes.
+/// The maximum number of additions that a reconcile reads from the outboxes for a page. Reading them takes seconds and
+/// some dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
 /// Rows in one read: some megabytes.
@@ -43,7 +44,8 @@ pub struct End {
     pub owner: Option<String>,
 }
 
-/// Appends to an outbox, in any transaction. Locks the partition's row until the transaction ends.
+/// Appends additions to a partition's outbox, in the caller's transaction. Locks the partition's row until the
+/// transaction ends.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
     let bodies = encode(additions, &[]);
@@ -73,7 +75,7 @@ pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Ad
     }
 }
 
-/// Returns the number of the last row.
+/// Adds the statements for the rows. Returns the number of the last row.
 fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> u64 {
     let mut number = after;
     for body in bodies {
@@ -85,7 +87,7 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     number
 }
 
-/// The bodies of the rows. There are as many as needed.
+/// Returns the bodies of the rows, as many as needed.
 fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     let mut bodies: Vec<String> = Vec::new();
     let mut items = 0;
@@ -106,7 +108,7 @@ fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     bodies
 }
 
-/// `None` if the text is invalid.
+/// Parses a row's body. Returns `None` if it is invalid.
 fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     let (mut additions, mut likers) = (Vec::new(), Vec::new());
     for item in std::str::from_utf8(body).ok()?.split(' ') {
@@ -125,14 +127,16 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// The rows after these numbers, and how far older rows were deleted. The transaction must read one instant.
+/// Returns the rows after these offsets, and the offsets up to which older rows were deleted. The transaction must be a
+/// consistent snapshot.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for long. Handle the rest as deleted, so that what Redis lacks is unknown.
+                // Redis has been behind for a long time. Treats the remaining rows as deleted, so the amounts that
+                // Redis lacks are unknown.
                 unread.raise(partition, last);
                 break;
             }
@@ -152,7 +156,7 @@ const APPLIED: &str = "SELECT `partition`, applied FROM outbox_state";
 const PRUNED: &str = "SELECT `partition`, pruned FROM outbox_state";
 
 async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<OutboxOffsets> {
-    const ACTION: &str = "read how far the outbox is";
+    const ACTION: &str = "read the outbox's progress";
     let rows = sqlx::query(sql).fetch_all(connection).await.context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
     rows.iter().map(read).collect::<std::result::Result<OutboxOffsets, sqlx::Error>>().context(ACTION)
@@ -179,7 +183,7 @@ async fn read_rows(
     let read = |row: &sqlx::mysql::MySqlRow| {
         let number = row.try_get(0)?;
         let (additions, likers) = decode(row.try_get(2)?)
-            .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} holds no additions").into()))?;
+            .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} has an invalid body").into()))?;
         let written_at = micros(row.try_get(3)?);
         let is_old = row.try_get_unchecked::<i64, _>(1)? != 0;
         Ok(OutboxRow { partition, number, written_at, is_old, additions, likers })
@@ -188,9 +192,9 @@ async fn read_rows(
 }
 
 impl Store {
-    /// The end of each partition's outbox that has ever had a row, even if the partition is no longer configured.
+    /// Returns the end of each outbox that has ever had a row, even if its partition is no longer configured.
     pub async fn outbox_ends(&self) -> Result<Vec<End>> {
-        const ACTION: &str = "read how far the outbox is";
+        const ACTION: &str = "read the outbox's progress";
         let mut conn = self.acquire().await?;
         let rows = conn
             .limit(ACTION, |connection| async move {
@@ -204,20 +208,20 @@ impl Store {
         rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
     }
 
-    /// The number of each partition's last row.
+    /// Returns the number of each outbox's last row.
     pub async fn outbox_numbers(&self) -> Result<OutboxOffsets> {
-        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
+        self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, ENDS)).await
     }
 
-    /// The row up to which each partition's outbox is in Redis, at least.
+    /// Returns the row up to which each outbox is in Redis. Later rows can be in Redis, too.
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
-        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
+        self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, APPLIED)).await
     }
 
-    /// The number of rows that are not in Redis yet.
+    /// Counts the rows that are not in Redis yet.
     pub async fn outbox_rows(&self) -> Result<u64> {
-        const ACTION: &str = "count the outbox";
-        // Read this first, so that it is never larger than the other.
+        const ACTION: &str = "count the rows of the outbox";
+        // Reads the applied offsets first, so they are never larger than the numbers of the last rows.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -239,7 +243,8 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// The rows of a partition after that number, in order, at most `limit`. Each says whether it is older than `old`.
+    /// Returns a partition's outbox rows after the number `after`, in order, at most `limit`. Each row says whether it
+    /// is older than `old`.
     ///
     /// # Errors
     /// Fails if MySQL fails, or if a row was changed by hand.
@@ -248,9 +253,9 @@ impl Store {
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
     }
 
-    /// Notes the rows up to which partitions are in Redis.
+    /// Records up to which row each outbox is in Redis.
     pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
-        const ACTION: &str = "note how far the outbox is";
+        const ACTION: &str = "record the outbox's progress";
         if applied.is_empty() {
             return Ok(());
         }
@@ -268,7 +273,8 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of the partition up to this one. They must be in Redis. Returns whether more may remain.
+    /// Deletes some of a partition's outbox rows, up to the number `until`. Keeps rows that are not in Redis. Returns
+    /// whether more rows to delete can remain.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;

@@ -1,9 +1,9 @@
-//! Which daemon writes a partition, how far it is, and what a reconcile captures there.
+//! The owner of each partition, its fences and the number of its outbox rows, and the events that a reconcile watches.
 //!
 //! Each batch first writes its partition's row. A daemon that was paused and resumes after a takeover finds another
 //! epoch there and writes nothing. On one server a lock would be enough. In clusters with several writable servers
 //! (Galera, group replication), servers do not see each other's locks. There, if two transactions write one row, the
-//! second commit fails. If one of them had only locked the row, it would not fail.
+//! second commit fails. If one of the transactions only locks the row, no commit fails.
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -15,26 +15,26 @@ use super::jobs::run_of;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 
-/// The number that precedes the partition's next outbox rows.
+/// The number before the number of the partition's next outbox row.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// The partition's row, as the batch that has written it reads it.
+/// The contents of a partition's row. A batch reads them after it has written the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
-    /// It grows with each takeover.
+    /// The epoch, which grows with each takeover.
     pub epoch: u64,
-    /// The watch that a reconcile currently keeps on some targets.
+    /// The number of the watch, if a reconcile currently watches some targets.
     pub watch: Option<u64>,
-    /// The number that precedes the partition's next outbox rows.
+    /// The number before the number of the partition's next outbox row.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
-    /// Entries of the ledger before this may be deleted.
+    /// The ledger's floor: older entries can be deleted already.
     pub ledger_floor: Micros,
 }
 
-/// Locks the partition's row until the transaction ends, by writing to it, and reads it. `None` if no daemon ever held
-/// the partition.
+/// Locks the partition's row until the transaction ends, by writing to it, and reads it. Returns `None` if no daemon
+/// ever held the partition.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
     let mut text = Text::default();
@@ -66,7 +66,7 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     Ok(())
 }
 
-/// Makes `owner` the partition's holder, which voids the epochs of earlier holders.
+/// Makes `owner` the partition's holder. This makes the epochs of earlier holders void.
 pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
@@ -81,7 +81,7 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
     Ok(())
 }
 
-/// Notes that the holder of `epoch` has written all its events and released the partition.
+/// Records that the holder of `epoch` has written all its events and released the partition.
 pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
     sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
         .bind(partition)
@@ -92,8 +92,8 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Notes, for the fence's job, that this transaction commits every event before the fence. Ignores a fence that no
-/// current run has sent.
+/// Records, for the fence's job, that this transaction commits every event before the fence. Ignores the fence unless a
+/// current run has sent it.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
@@ -108,7 +108,7 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
     Ok(())
 }
 
-/// The watched numbers.
+/// Returns the watched counters.
 pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<CounterKey>> {
     const ACTION: &str = "read the watched targets";
     let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
@@ -154,9 +154,9 @@ pub struct Owner {
     pub partition: u16,
     /// Host and process. `None` after a normal release.
     pub owner: Option<String>,
-    /// It grows with each takeover.
+    /// The epoch, which grows with each takeover.
     pub epoch: u64,
-    /// When the last owner acquired it.
+    /// When the last owner acquired the partition.
     pub taken_at: Micros,
 }
 
@@ -164,14 +164,14 @@ pub struct Owner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
     pub partitions: u16,
-    /// The daemon that raised it: host and process.
+    /// The daemon that raised the number: host and process.
     pub raised_by: String,
 }
 
 impl super::Store {
-    /// The owner of each partition, by number. Partitions that were never written are missing.
+    /// Returns the owner of each partition, sorted by number. Partitions that no daemon has written are missing.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
-        const ACTION: &str = "read who writes the partitions";
+        const ACTION: &str = "read the partitions' owners";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let rows =
@@ -188,16 +188,16 @@ impl super::Store {
         .await
     }
 
-    /// The number of partitions in use, or `None` if no daemon has ever run.
+    /// Returns the number of partitions in use, or `None` if no daemon has ever run.
     pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
         let mut conn = self.acquire().await?;
         conn.limit("read how many partitions are in use", read_noted).await
     }
 
-    /// Notes that `partitions` are in use, unless more already are. Returns the number in use. Call it before an event
-    /// can reach a new partition.
+    /// Records that this number of partitions is in use, unless more partitions are already in use. Returns the number
+    /// of partitions in use. Call this before an event can reach a new partition.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
-        const ACTION: &str = "note how many partitions are in use";
+        const ACTION: &str = "record how many partitions are in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
@@ -223,9 +223,9 @@ impl super::Store {
 }
 
 impl super::Store {
-    /// Notes that `to` partitions are in use instead of `from`. Returns `false` if another number is noted.
+    /// Records that `to` partitions are in use instead of `from`. Returns `false` if another number is recorded.
     pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
-        const ACTION: &str = "note that fewer partitions are in use";
+        const ACTION: &str = "record that fewer partitions are in use";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let update = sqlx::query("UPDATE partition_count SET partitions = ? WHERE one = 1 AND partitions = ?");
@@ -235,7 +235,7 @@ impl super::Store {
     }
 }
 
-/// The number of partitions in use, as of the connection's transaction.
+/// Returns the number of partitions in use, as of the connection's transaction.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

@@ -1,4 +1,4 @@
-//! Checks of MySQL that change nothing: the account's rights and the server's settings.
+//! Checks MySQL without changing it: the account's rights and the server's settings.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -9,13 +9,13 @@ use super::{Context, Result, Store, StoreError};
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
 
-/// The rights for that.
+/// The rights that changing partitions needs.
 const TO_PARTITION: [&str; 3] = ["CREATE", "ALTER", "DROP"];
 
 /// The server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The server's own name for its version.
+    /// The version, as the server reports it.
     pub version: String,
     /// The maximum size of a statement, in bytes.
     pub packet_max: u64,
@@ -51,9 +51,10 @@ impl Store {
         .await
     }
 
-    /// The rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each is tested with a
-    /// statement that finds no row. If one waits behind a change of its table, it locks no other table. The rights to
-    /// change partitions are read from the grants. If the account has roles, these are not reported.
+    /// Returns the rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each right is
+    /// tested with a statement that matches no row. If a statement waits behind a change of its table, it does not lock
+    /// other tables. The rights to change partitions are read from the grants. If the account has roles, missing rights
+    /// to change partitions are not reported.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
         conn.limit("test the account's rights", |connection| async move {
@@ -79,7 +80,7 @@ impl Store {
     }
 }
 
-/// All tables that the steps create.
+/// Returns all tables that the migrations create.
 fn tables() -> impl Iterator<Item = &'static str> {
     let text = MIGRATIONS.iter().map(|step| step.sql.as_str());
     text.flat_map(|sql| sql.split("CREATE TABLE IF NOT EXISTS ").skip(1))

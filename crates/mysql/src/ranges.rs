@@ -1,7 +1,7 @@
-//! Counters in the order of their keys, page by page, and the values of a page's targets at one instant.
+//! Reads counters in the order of their keys, page by page, and the values of a page's targets at one instant.
 //!
 //! A page is limited by the rows that the server reads, and not by the rows that match. So a metric that is rare for a
-//! kind costs no more than any other.
+//! kind costs no more than other metrics.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -13,7 +13,7 @@ use super::counters::begin_snapshot;
 use super::outbox;
 use super::{Context, Result, Store, micros};
 
-/// A number in `counter`: the sum of its slots.
+/// A counter: the sum of its slots in the table `counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub number: CounterKey,
@@ -21,12 +21,12 @@ pub struct Counted {
     pub value: i64,
     /// The newest `at` that was applied.
     pub update_at: Micros,
-    /// The number of its rows: one for each partition that wrote it.
+    /// The number of the counter's rows: one for each partition that has changed it.
     pub rows: u32,
 }
 
-/// All numbers of one kind's targets with a counter in a range of ids. Like records of other targets can also be in the
-/// range.
+/// All counters of one kind's targets in a range of ids. The range can also contain like records of targets without a
+/// counter.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub kind: Kind,
@@ -34,7 +34,7 @@ pub struct Range {
     pub after: TargetId,
     /// The range ends with this id.
     pub until: TargetId,
-    /// The numbers when the range was listed, sorted by key.
+    /// The counters when the range was listed, sorted by key.
     pub counters: Vec<Counted>,
 }
 
@@ -43,9 +43,9 @@ pub struct Range {
 pub struct Recount {
     /// The values in `counter`, sorted by key.
     pub counters: Vec<Counted>,
-    /// The number of users who like each target with like records, sorted by id.
+    /// How many users like each target that has like records, sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// The outbox rows after those that existed before the samples. Only if the caller asked for them.
+    /// The outbox rows that were not applied before the samples. Empty unless the caller asked for them.
     pub since: Since,
 }
 
@@ -56,13 +56,13 @@ const UNCOUNTED_MAX: usize = 10_000;
 pub const LAST: TargetId = TargetId(i64::MAX as u64);
 
 impl Range {
-    /// The number of rows of these numbers.
+    /// Returns the number of rows of these counters.
     pub fn rows(&self) -> u64 {
         self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
     }
 
-    /// Ends the range before the target that brings the likes above `max`, but after its first target. Each like is a
-    /// row to recount.
+    /// Ends the range before the target that brings the number of likes above `max`, but keeps at least the first
+    /// target. Each like is a row to recount.
     pub fn limit_likes(&mut self, like: Metric, max: i64) {
         let mut likes = 0_i64;
         let beyond = self.counters.iter().position(|counted| {
@@ -72,7 +72,7 @@ impl Range {
         let beyond = beyond.and_then(|place| self.counters.get(place)).map(|counted| counted.number.0);
         let Some(beyond) = beyond else { return };
         let first = self.counters.first().map(|counted| counted.number.0);
-        // A target with more likes is recounted alone.
+        // A first target with more likes than `max` is recounted alone.
         let keep = self.counters.partition_point(|counted| {
             if first == Some(beyond) { counted.number.0 <= beyond } else { counted.number.0 < beyond }
         });
@@ -84,14 +84,14 @@ impl Range {
 }
 
 impl Store {
-    /// The numbers of the kind's next targets after that id, from about `limit` rows. A range that ends with [`LAST`]
-    /// is the last one, and can contain like records without a counter.
+    /// Returns the counters of the kind's next targets after the id `after`, from about `limit` rows. A range that ends
+    /// with [`LAST`] is the last range, and can contain like records without a counter.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// As [`Store::list_range`], with the outbox rows after `offsets` as of the same instant.
+    /// Does the same as [`Store::list_range`], and returns the outbox rows after `offsets` as of the same instant.
     pub async fn list_range_since(
         &self,
         kind: Kind,
@@ -110,8 +110,8 @@ impl Store {
         .await
     }
 
-    /// Recounts a range as of one instant, and reads the outbox rows after `applied`. `None` if the range has too many
-    /// targets without a counter.
+    /// Recounts a range as of one instant, and reads the outbox rows after `applied`. Returns `None` if the range has
+    /// too many targets without a counter.
     pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
@@ -130,7 +130,8 @@ impl Store {
         .await
     }
 
-    /// The next targets of `kind` with like records, in the order of their ids, after `after` and up to `until`.
+    /// Returns the next targets of `kind` with like records, in the order of their ids, after `after` and up to
+    /// `until`.
     pub async fn liked_targets(
         &self,
         kind: Kind,
@@ -142,7 +143,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             // The server groups by the key's first columns and jumps from target to target ("Using index for
-            // group-by"). So the cost depends on the number of targets, and not of rows.
+            // group-by"). So the cost depends on the number of targets, and not on the number of rows.
             let ids: Vec<u64> = sqlx::query_scalar(
                 "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? AND target_id <= ? \
                  GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
@@ -160,7 +161,7 @@ impl Store {
     }
 }
 
-/// The numbers of the next targets of `kind` in a range of ids, from about `limit` rows.
+/// Returns the counters of the next targets of `kind` in a range of ids, from about `limit` rows.
 pub(super) async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -173,8 +174,8 @@ pub(super) async fn list_range(
     if let Some((first, last)) = ids
         && counters.iter().map(|counted| counted.rows as usize).sum::<usize>() > limit
     {
-        // The last target may be incomplete, so the next page reads all of it. A target with more rows than a page is
-        // read as a whole.
+        // The last target can be incomplete, so the next page reads it again as a whole. A target with more rows than a
+        // page is read as a whole.
         if first == last {
             counters = read_counters(connection, kind, (TargetId(last.0 - 1), last), usize::MAX >> 1).await?;
         } else {
@@ -186,7 +187,7 @@ pub(super) async fn list_range(
     Ok(range)
 }
 
-/// The numbers above the first id and up to the second one, from `limit` rows.
+/// Reads the counters above the first id and up to the second id, from at most `limit` rows.
 async fn read_counters(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -227,7 +228,7 @@ async fn read_likes(
     limit: usize,
 ) -> Result<Option<Vec<(TargetId, i64)>>> {
     const ACTION: &str = "recount like records";
-    // A sum of decimals or a comparison would each cost a tenth of the whole scan.
+    // COUNT is the fastest way: a sum of decimals or a comparison would each cost a tenth of the whole scan.
     let mut rows = sqlx::query(
         "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
          WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",

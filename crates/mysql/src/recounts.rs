@@ -1,4 +1,4 @@
-//! Numbers whose truth is in another table: reads the operator's query and `counter` in one snapshot.
+//! Counters whose correct values are in another table. Runs the operator's query and reads `counter` in one snapshot.
 //!
 //! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. Only the requested rows of its answer
 //! are read.
@@ -16,14 +16,14 @@ use super::{Context, Result, Store};
 /// Rows of `counter` that one statement reads.
 const STATEMENT_ROWS: usize = 20_000;
 
-/// Rows of `counter` that are read for one page at most. They take seconds.
+/// The maximum number of rows of `counter` that are read for one page. Reading them takes seconds.
 const ROWS_MAX: u64 = 1_000_000;
 
 /// A query for one page.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub statement: Statement,
-    /// Ids are above this one.
+    /// The page's ids are above this id.
     pub after: TargetId,
     /// The maximum number of rows.
     pub limit: usize,
@@ -34,14 +34,14 @@ pub struct Question {
 pub struct Answer {
     /// The query's results, in the order of the ids.
     pub truths: Vec<(TargetId, i64)>,
-    /// The counters of the range, in the order of the ids: the number, and the newest `at` that was applied to it.
+    /// The counters of the range, in the order of the ids: the target's id, the value, and the newest applied `at`.
     pub counters: Vec<(TargetId, i64, Micros)>,
     /// The range's last id.
     pub until: TargetId,
 }
 
 impl Store {
-    /// The columns of the query, without running it, and how the server would run it.
+    /// Checks the query's columns without running the query, and returns how the server would run it.
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<Plan>> {
         let mut conn = self.acquire().await?;
         let told = conn.unlimited(|connection| async move {
@@ -54,8 +54,9 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// Runs the query and reads the counters of the same page. The page ends with the last id of a full answer, or else
-    /// with `until`. If there are more counters than the page's limit, it ends with the last counter within the limit.
+    /// Runs the query and reads the counters of the same page. If the answer is full, the page ends with the answer's
+    /// last id. Otherwise the page ends with `until`. If there are more counters than the page's limit, the page ends
+    /// with the last counter within the limit.
     pub async fn ask_recount(
         &self,
         (kind, metric): (Kind, Metric),
@@ -73,7 +74,7 @@ async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told
     let columns = site_query::columns(connection, &question.statement).await?;
     let [id, value] = columns.as_slice() else {
         return Err(wrong(format!(
-            "the query returns {} columns: it must return two, target id and number",
+            "the query returns {} columns: it must return two, the target's id and the number",
             columns.len()
         )));
     };
@@ -101,7 +102,7 @@ async fn ask(
 ) -> Told<Answer> {
     let mut tx = begin_snapshot(connection).await?;
     if question.after.0 == 0 {
-        // An answer without rows does not show the columns.
+        // If the answer has no rows, its columns are unknown.
         describe(&mut tx, question).await?;
     }
     site_query::limit_time(&mut tx, Some(question.statement.query_max)).await?;
@@ -131,7 +132,7 @@ async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<
         }
         if found.len() == question.limit {
             let limit = question.limit;
-            return Err(wrong(format!("the query returns more than the {limit} rows that :limit says")));
+            return Err(wrong(format!("the query returns more rows than :limit = {limit}")));
         }
         last = id;
         found.push((id, value));
@@ -154,8 +155,8 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     ))
 }
 
-/// The metric's counters up to the last id, at most `limit`, and where they end. They end earlier if the kind's other
-/// metrics have many rows.
+/// Returns the metric's counters up to the id `until`, at most `limit`, and the id up to which they were read. This id
+/// is lower than `until` if the kind's other metrics have many rows.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

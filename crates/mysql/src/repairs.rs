@@ -1,4 +1,4 @@
-//! The log of every number that a reconcile or a recount changed, and the corrections of `counter`.
+//! The log of every counter that a reconcile or a recount changed, and the corrections of the table `counter`.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tallyd_core::raised_again::{AllTooHigh, RaisedAgain, TooHigh};
 use super::conn::TRIES;
 use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders, target};
 
-/// A planned change of a number.
+/// A planned change of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     pub number: CounterKey,
-    /// The number as of the cut.
+    /// The counter's value as of the cut.
     pub before: i64,
     pub added: i64,
 }
@@ -22,7 +22,7 @@ pub struct Intent {
 /// How a correction of `counter` reaches Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedisFollows {
-    /// The daemon adds it from the outbox of corrections.
+    /// The daemon adds the correction from the outbox of corrections.
     Outbox,
     /// The next `changed` reconcile measures these counters first.
     NextReconcile,
@@ -30,25 +30,27 @@ pub enum RedisFollows {
     SameRun,
 }
 
-/// Corrections in one transaction, because consumers wait for its locks.
+/// The maximum number of corrections in one transaction. It is small because consumers wait for the transaction's
+/// locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
-/// The outcome of a repair that a run noted but did not make, because a writer counts without events.
+/// The outcome of a repair that a run recorded but did not make, because a writer counts without events.
 pub const HELD: &str = "held";
 
-/// The number of a run's counters that are compared with the next run's: some MiB. The rule needs a hundred.
+/// How many of a run's counters are compared with the counters of the next run: some MiB. The rule needs only a
+/// hundred.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// Rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Notes planned changes in `Redis` as repair `pass` of `run`. Only while `run` holds the job.
+    /// Records planned changes in Redis as the repair `pass` of `run`, if `run` still holds the job.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, intents: &[Intent]) -> Result<()> {
-        const ACTION: &str = "note repairs";
+        const ACTION: &str = "record repairs";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
@@ -59,9 +61,9 @@ impl Store {
         .await
     }
 
-    /// Notes the outcomes of the repairs of `pass`.
+    /// Records the outcomes of the repairs of `pass`.
     pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
-        const ACTION: &str = "note the outcomes of repairs";
+        const ACTION: &str = "record the outcomes of repairs";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
@@ -85,8 +87,8 @@ impl Store {
         .await
     }
 
-    /// The counters in Redis that the last two reconciles before `run` found too high. Only completed runs count that
-    /// compared all counters or all changed ones.
+    /// Returns the counters in Redis that the last two reconciles before `run` found too high. Only completed runs
+    /// count, and only if they compared all counters or all changed counters.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read which counters the last runs lowered";
         let mut conn = self.acquire().await?;
@@ -110,9 +112,9 @@ impl Store {
         .await
     }
 
-    /// Corrects counters, notes each correction as repair `pass`, and lets Redis follow: all of it or nothing. Only
-    /// while `run` holds the job. The intents are sorted by key, at most [`CORRECTIONS_MAX`]. Returns how many counters
-    /// the next reconcile will not check first, because there are too many hints.
+    /// Corrects counters, records each correction as the repair `pass`, and lets Redis follow, all in one transaction.
+    /// `run` must still hold the job. The intents must be sorted by key. There are at most [`CORRECTIONS_MAX`]. Returns
+    /// how many counters the next reconcile will not check first, because there are too many hints.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -123,8 +125,8 @@ impl Store {
         intents: &[Intent],
     ) -> Result<u64> {
         const ACTION: &str = "correct counters";
-        // `tried` does not work here: its future cannot be sent to another thread for every lifetime, and the
-        // schedule's jobs are.
+        // `tried` does not work here. The schedule's jobs can move to another thread, but the future of `tried` is not
+        // `Send` for every lifetime.
         let mut tries = 1;
         loop {
             let mut conn = self.acquire().await?;
@@ -164,7 +166,7 @@ impl Store {
 
 async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
     const ACTION: &str = "read which counters the last runs lowered";
-    // Reads by the key: the number of a pass contains its run.
+    // This reads by the key, because the number of a pass contains its run.
     let rows = sqlx::query(
         "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \
          AND store = 'redis' AND added < 0 AND outcome IN ('done', ?) ORDER BY pass LIMIT ?",
@@ -197,8 +199,8 @@ async fn correct(
     let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
-        // Adds and does not set, so that additions by consumers meanwhile stay. A new row gets a time before every
-        // event.
+        // This adds to the value and does not set it, so concurrent additions by consumers stay. A new row gets a time
+        // before every event.
         let sql = format!(
             "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
@@ -258,7 +260,7 @@ async fn insert(
             query = query.bind(pass).bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(store).bind(run);
             query = query.bind(*before).bind(*added).bind(outcome);
         }
-        query.execute(&mut *connection).await.context("note repairs")?;
+        query.execute(&mut *connection).await.context("record repairs")?;
     }
     Ok(())
 }

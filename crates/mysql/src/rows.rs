@@ -1,4 +1,4 @@
-//! Shared code for statements about many rows: their lengths, and how values are written and read.
+//! Shared code for statements with many rows: the number of rows per statement, and how values are written and read.
 
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::Row;
@@ -9,7 +9,7 @@ pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Erro
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
-/// `DATETIME(6)`, UTC. The decoder ensures that every `at` fits.
+/// Converts to `DATETIME(6)` in UTC. The decoder ensures that every `at` fits.
 pub(super) fn datetime(at: Micros) -> NaiveDateTime {
     DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
 }
@@ -18,8 +18,8 @@ pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
     Micros(datetime.and_utc().timestamp_micros())
 }
 
-/// Rows per statement, the largest first. So there are only a few different statements, and the server's
-/// prepared-statement cache has all of them.
+/// The allowed numbers of rows per statement, the largest first. So there are only a few different statements, and the
+/// server's prepared-statement cache has all of them.
 const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
 /// The same for IN lists of (kind, target, user). MariaDB rewrites a list of 1,000 values or more into a join.

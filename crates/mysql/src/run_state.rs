@@ -1,4 +1,5 @@
-//! Notes of a run for later runs: its progress, the layouts that it found, and what it trusts.
+//! Data that a run records for later runs: its checkpoint, and the layouts that it found. Also lists ended and active
+//! runs.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::{Context, Result, Store, datetime, micros};
 /// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest one, with any outcome.
+    /// The newest checkpoint, of a run with any outcome.
     pub newest: Option<String>,
     /// How long ago that run was last alive.
     pub newest_age: Duration,
@@ -23,7 +24,7 @@ pub struct LastMarks {
     pub done_age: Option<Duration>,
 }
 
-/// A run's row.
+/// A row of `job_run`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
     pub run: u64,
@@ -38,7 +39,7 @@ pub struct RunRow {
     pub report: String,
 }
 
-/// The run that holds a job.
+/// A run that holds its job's lock now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
     /// The run's number, which is the fencing token.
@@ -51,7 +52,7 @@ pub struct RunningRow {
 }
 
 impl Store {
-    /// The last `limit` runs of one mode that ended at `since` or later, newest first, without dry runs.
+    /// Returns the last `limit` runs of one mode that ended at `since` or later, newest first, without dry runs.
     pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
         const ACTION: &str = "read how the last runs ended";
         let mut conn = self.acquire().await?;
@@ -84,7 +85,7 @@ impl Store {
         .await
     }
 
-    /// All active runs.
+    /// Returns all active runs.
     pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
         const ACTION: &str = "read which jobs run";
         let mut conn = self.acquire().await?;
@@ -112,7 +113,7 @@ impl Store {
         .await
     }
 
-    /// The number of reconciles in the last hour that loaded buckets, by their reports.
+    /// Counts the reconciles in the last hour that loaded buckets, by their reports.
     pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
         const ACTION: &str = "count how often Redis was loaded";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
@@ -125,14 +126,14 @@ impl Store {
         .await
     }
 
-    /// Notes the run's progress.
+    /// Records the run's progress.
     pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
-        self.note_of_run("note the run's progress", sql.bind(run)).await
+        self.note_of_run("record the run's progress", sql.bind(run)).await
     }
 
-    /// The progress of the last run of this mode. With `unless_done` only a run counts that was not completed and has
-    /// no completed run after it.
+    /// Returns the checkpoint of the last run of this mode. With `unless_done`, only runs after the last completed run
+    /// count.
     pub async fn last_checkpoint(
         &self,
         job: &str,
@@ -163,7 +164,7 @@ impl Store {
         .await
     }
 
-    /// The checkpoints of this mode's runs before `run`.
+    /// Returns the checkpoints of this mode's runs before `run`.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
         const ACTION: &str = "read the last runs' checkpoints";
         // Renewing a run's lease also updates the time when it was last alive.
@@ -195,15 +196,15 @@ impl Store {
         .await
     }
 
-    /// Deletes the checkpoints of one mode's runs. The next run begins as the first one did.
+    /// Deletes the checkpoints of one mode's runs. The next run then begins without a checkpoint, like the first run.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());
         self.note_of_run("delete the runs' checkpoints", sql).await
     }
 
-    /// The layouts that API servers counted in at the job's last run before `run` that noted them. `None` if there was
-    /// none.
+    /// Returns the layouts in which API servers counted, from the job's last run before `run` that recorded them.
+    /// Returns `None` if no run has recorded them.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;
@@ -221,17 +222,17 @@ impl Store {
         .await
     }
 
-    /// Notes the layouts of a starting daemon.
+    /// Records the layouts of a starting daemon.
     pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query(
             "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
              ON DUPLICATE KEY UPDATE layout = VALUES(layout), also = VALUES(also)",
         );
         let sql = sql.bind(layout.to_owned()).bind(also.map(str::to_owned));
-        self.note_of_run("note the daemon's layouts", sql).await
+        self.note_of_run("record the daemon's layouts", sql).await
     }
 
-    /// The layouts of the daemon that started last. Empty if none has.
+    /// Returns the layouts of the daemon that started last. Empty if no daemon has started.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
         let mut conn = self.acquire().await?;
@@ -244,10 +245,10 @@ impl Store {
         .await
     }
 
-    /// Notes the layouts that API servers count in.
+    /// Records the layouts in which API servers count.
     pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?").bind(layout.to_owned());
-        self.note_of_run("note the run's layouts", sql.bind(also.map(str::to_owned)).bind(run)).await
+        self.note_of_run("record the run's layouts", sql.bind(also.map(str::to_owned)).bind(run)).await
     }
 
     async fn note_of_run(&self, action: &'static str, sql: Query<'_, MySql, MySqlArguments>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The schema. `tallyd migrate` (migrate.rs) creates it, and every other start checks it. The daemon's own account
-//! needs no DDL rights.
+//! The schema. `tallyd migrate` (migrate.rs) creates it, and every other start of tallyd checks it. The daemon's own
+//! account needs no DDL rights.
 
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
@@ -14,7 +14,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 /// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// As this version needs it.
+    /// The schema is as this version needs it.
     Current,
     /// This number of steps is missing: `tallyd migrate` makes them.
     Behind(usize),
@@ -25,7 +25,7 @@ pub enum Schema {
 }
 
 impl Schema {
-    /// Why this version does not work with the schema, and what to run. `None` if it works.
+    /// Returns why this version does not work with the schema, and what to run. Returns `None` if it works.
     pub fn problem(self) -> Option<String> {
         match self {
             Self::Current | Self::Newer(_) => None,
@@ -39,7 +39,7 @@ impl Schema {
 }
 
 impl Store {
-    /// Compares the schema with the one that this version needs.
+    /// Compares the schema with the schema that this version needs.
     pub async fn schema(&self) -> Result<Schema> {
         let mut conn = self.acquire().await?;
         let (applied, floor) = conn
@@ -50,7 +50,7 @@ impl Store {
         Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
     }
 
-    /// The server's version, and a warning for each setting that can lose acknowledged data.
+    /// Returns the server's version, and a warning for each setting that can lose acknowledged data.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
         let mut conn: Conn = self.acquire().await?;
         let row = conn
@@ -73,12 +73,12 @@ impl Store {
     }
 }
 
-/// Compares the `known` steps of a version with the `applied` ones.
+/// Compares the `known` steps of a version with the `applied` steps.
 fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
     if floor.is_some_and(|floor| !known.contains(&floor)) {
-        // Also while the step that requires this is running, or after it was interrupted.
+        // This is also the result while the step that raises the floor is running, and after that step was interrupted.
         return Schema::TooNew;
     }
     match (missing, newer) {
@@ -89,7 +89,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     }
 }
 
-/// The completed steps. Empty if `tallyd migrate` never ran.
+/// Returns the completed steps. Empty if `tallyd migrate` never ran.
 pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
     if !has_table(connection, HISTORY).await? {
         return Ok(Vec::new());
@@ -100,7 +100,7 @@ pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>
         .context("read the schema's version")
 }
 
-/// The step that a version must know.
+/// Returns the step that a version must know to work with the schema.
 async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
     if !has_table(connection, "schema_floor").await? {
         return Ok(None);

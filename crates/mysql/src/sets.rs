@@ -1,8 +1,8 @@
-//! Numbers that events set: the newest set of each, and the recent additions to it.
+//! Counters with set events: the newest set of each counter, and the recent additions to it.
 //!
-//! A number's row of `number_set` is locked first, in the order of the keys, before anything of the number is read or
-//! written. The other reads take no locks and see only committed data (READ COMMITTED). So what they read stays true
-//! until the commit.
+//! First, the counters' rows in `number_set` are locked, in the order of the keys. Other data of these counters is read
+//! and written only after that. These reads take no locks and see only committed data (READ COMMITTED). Because of the
+//! first lock, the data does not change until the commit.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -21,19 +21,19 @@ use super::{Context, Result, micros, target};
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// Numbers in one SELECT. MariaDB turns longer lists into a join.
+/// The maximum number of counters in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_NUMBERS: usize = 256;
 
-/// Locks numbers, sorted by key, until the transaction ends, and returns the last set of each.
+/// Locks counters, sorted by key, until the transaction ends, and returns the last set of each counter.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
-    const ACTION: &str = "lock numbers that are set";
+    const ACTION: &str = "lock counters with set events";
     let mut known = HashMap::with_capacity(numbers.len());
     for piece in numbers.chunks(STATEMENT_ROWS) {
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // An existing row is locked and written, as explained in `partitions`. INSERT IGNORE would only lock it for
-        // reading. Two writers can do that at the same time, and then they deadlock.
+        // This locks an existing row by writing to it, for the reason that the header of `partitions` explains. INSERT
+        // IGNORE would only take a read lock. Two writers can take it at the same time, and then they deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -54,12 +54,12 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// The current state of numbers that [`lock`] has locked, for a set at that `at`.
+/// Returns the current state of counters that [`lock`] has locked, for the new sets `sets`.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
 ) -> Result<HashMap<CounterKey, Standing>> {
-    const ACTION: &str = "read numbers that are set";
+    const ACTION: &str = "read counters with set events";
     let mut standing: HashMap<CounterKey, Standing> =
         sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
     for piece in sets.chunks(ASKED_NUMBERS) {
@@ -75,7 +75,7 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // Only needed if something newer than the event was applied. Most events arrive in time.
+    // The recent additions are only needed if an event newer than the set was applied. Most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -91,8 +91,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Reads the additions to each number after the `at` of its set. All of them are in the days from there to the last
-/// applied event.
+/// Returns the query for the additions to each counter after the `at` of its set. All these additions are in the
+/// partitions from the day of that `at` to the day of the last applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -115,13 +115,13 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
     )
 }
 
-/// Notes the values that were set, and the additions to numbers that can be set, both sorted by key.
+/// Records the new sets, and the additions to settable counters. Both must be sorted by key.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
     counts: &[CountEvent],
 ) -> Result<()> {
-    const ACTION: &str = "note what was set and added";
+    const ACTION: &str = "record sets and additions";
     for piece in sets.chunks(STATEMENT_ROWS) {
         let rows = list(piece.iter(), |sql, ((target, metric), set)| {
             let _ = write!(sql, "({},{},{},{},{})", target.kind, target.id, metric.0, set.at, set.value);
@@ -138,7 +138,8 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // Adds the same amount as to `counter`, even if the ledger was emptied by hand and it is added twice.
+        // If the ledger was emptied by hand, an event can be added to `counter` twice. Then this statement also adds it
+        // twice.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"

@@ -1,7 +1,8 @@
 //! A site's own query, of a `[[recount]]` or an `[[import]]`: its columns, how the server would run it, and its errors.
 //!
-//! The operator writes the query. So its errors are sentences ([`QueryError::Query`]), and differ from those of an
-//! unreachable server. The query runs with a time limit, and only the requested rows of its answer are read.
+//! The operator writes the query, so its errors are sentences for the operator ([`QueryError::Query`]). Errors of an
+//! unreachable server are separate. The query runs with a time limit, and only the requested rows of its answer are
+//! read.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::{Conn, Context, Result, StoreError};
 /// The extra time for an answer after the server's own limit. Then the connection is closed.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
-/// Why a query has no answer.
+/// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The query is wrong or not permitted. Contains a sentence for its author.
@@ -52,7 +53,7 @@ impl Statement {
             // MySQL and MariaDB.
             3024 | 1969 => self.too_long(),
             1044 | 1142 | 1143 | 1227 | 1370 => wrong(format!(
-                "the account of {} may not run the query ({said}): grant it the right to SELECT from that table",
+                "the account of {} may not run the query ({said}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
             // Temporary errors: a server that stops, has too many connections or a broken one, competing transactions,
@@ -77,7 +78,7 @@ impl Statement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     pub name: String,
-    /// The name of its type in MySQL.
+    /// The name of the column's type in MySQL.
     pub kind: String,
 }
 
@@ -94,13 +95,13 @@ pub struct Plan {
     table: String,
     access: String,
     key: String,
-    /// By the server's statistics.
+    /// The number of rows, by the server's statistics.
     pub rows: u64,
     extra: String,
 }
 
 impl Plan {
-    /// The problem that makes each page slower than the last one, if there is one.
+    /// Returns the problem that makes each page slower than the page before, or `None`.
     pub fn fault(&self) -> Option<String> {
         let Self { table, access, key, extra, .. } = self;
         if table == "-" || table.starts_with('<') {
@@ -133,8 +134,8 @@ pub(super) fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
-/// Reads an integer as the server writes it. Returns the text if it is not an integer. A DECIMAL can be written as
-/// 12.00.
+/// Parses an integer in the server's format. Returns the text if it is not an integer. The server can write a DECIMAL
+/// as 12.00.
 pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
@@ -161,12 +162,12 @@ pub(super) async fn within_its_time<T>(
         Err(StoreError::Timeout { .. }) => Err(statement.too_long()),
         read => read?.map_err(QueryError::Query),
     };
-    // The rest of the answer may be endless.
+    // The rest of the answer can be very long, so the connection is not used again.
     conn.broken |= read.is_err();
     read
 }
 
-/// The columns of the query's answer, without running it.
+/// Returns the columns of the query's answer without running the query.
 pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Column>> {
     let told = connection.describe(sqlx::SqlSafeStr::into_sql_str(AssertSqlSafe(statement.sql.clone()))).await;
     let told = told.map_err(|error| statement.error(error))?;
@@ -203,7 +204,7 @@ pub(super) async fn limit_time(connection: &mut MySqlConnection, limit: Option<D
     let of_mariadb = format!("SET SESSION max_statement_time = {seconds}");
     let set = connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mariadb))).await.context(ACTION);
     match set {
-        // MySQL has another name for it, and only for SELECT.
+        // In MySQL the setting has another name and applies only to SELECT.
         Err(error) if error.number() == Some(1193) => {
             let of_mysql = format!("SET SESSION max_execution_time = {millis}");
             connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mysql))).await.context(ACTION).map(drop)

@@ -1,5 +1,5 @@
-//! Snapshots of boards that are not archived yet: their rows, of which only changed ones are written, and their state.
-//! Every write is fenced like those of the archive.
+//! Snapshots of boards that are not archived yet: their rows and their state. Only changed rows are written. Every
+//! write is fenced like the writes of the archive.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub number: u64,
     /// The generation of the data in Redis, as in [`tallyd_core::model::Freeze`].
     pub generation: u64,
-    /// The number of rows when it was last complete.
+    /// The number of rows when the snapshot was last complete.
     pub members: u64,
     /// When the last snapshot began.
     pub began_at: Micros,
@@ -32,8 +32,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a mark in Redis shows that the board is the one of this snapshot, or newer. Redis has the mark before
-    /// MySQL has the number.
+    /// Whether the mark in Redis shows that the board is as new as this snapshot, or newer. A run writes the mark to
+    /// Redis before it writes the number to MySQL.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
@@ -56,7 +56,7 @@ pub struct Saved {
 }
 
 impl Store {
-    /// All snapshots: of boards that are open or not archived yet.
+    /// Returns all snapshots. Their boards are open or not archived yet.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -77,7 +77,7 @@ impl Store {
         .await
     }
 
-    /// The period's snapshot, or `None` if none was begun.
+    /// Returns the period's snapshot, or `None` if no snapshot was begun.
     pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
         const ACTION: &str = "read a snapshot's state";
         let mut conn = self.acquire().await?;
@@ -96,7 +96,7 @@ impl Store {
         .await
     }
 
-    /// Notes that `run` begins a snapshot of a board that has its mark.
+    /// Records that `run` begins a snapshot of a board. The board must already have the mark of `run`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -107,7 +107,7 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Writes members as they are in Redis. Equal rows cost no write.
+    /// Writes members as they are in Redis. Unchanged rows cause no write.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -125,7 +125,7 @@ impl Store {
         .await
     }
 
-    /// The snapshot's members after `after`, in the order of their bytes.
+    /// Returns the snapshot's members after `after`, in the order of their bytes.
     pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a snapshot";
         let mut conn = self.acquire().await?;
@@ -148,7 +148,7 @@ impl Store {
         .await
     }
 
-    /// The ones of `members` that the snapshot contains.
+    /// Returns those of `members` that the snapshot contains.
     pub async fn saved_among(&self, at: &BoardPeriod, members: &[Saved]) -> Result<HashSet<Vec<u8>>> {
         const ACTION: &str = "find members of a snapshot";
         let names: Vec<String> = members.iter().map(|saved| hex(&saved.member.member)).collect();
@@ -193,27 +193,27 @@ impl Store {
         .await
     }
 
-    /// Notes that a run tried a snapshot at `now` but did not begin it.
+    /// Records that a run tried a snapshot at `now` but did not begin it.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_tried(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?";
-        self.note("note that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
+        self.note("record that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that the data of that generation contains the board again.
+    /// Records that Redis' data of this generation contains the board again.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn note_generation(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_snapshot_period SET generation = ? WHERE board = ? AND period = ?";
-        self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
+        self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
-    /// The snapshot's best members, at most `limit`.
+    /// Returns the snapshot's best members, at most `limit`.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
-        const ACTION: &str = "read the best of a snapshot";
+        const ACTION: &str = "read the best members of a snapshot";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
@@ -231,7 +231,7 @@ impl Store {
         .await
     }
 
-    /// Notes that the snapshot that `run` began at `now` is complete.
+    /// Records that a snapshot is complete. `run` began it at `now`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -241,7 +241,7 @@ impl Store {
         self.note("end a snapshot", run, at, sqlx::query(SQL).bind(members).bind(datetime(now))).await
     }
 
-    /// Snapshots of periods with a verified archive, which are no longer needed.
+    /// Returns the snapshots that are no longer needed, because their periods have a verified archive.
     pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list snapshots of archived boards";
         let mut conn = self.acquire().await?;
@@ -259,18 +259,18 @@ impl Store {
         .await
     }
 
-    /// Notes that a snapshot is no longer valid, because its rows will be deleted.
+    /// Records that a snapshot is no longer valid, because its rows will be deleted.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
     pub async fn void_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<()> {
         const SQL: &str =
             "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?";
-        self.note("void a snapshot", run, at, sqlx::query(SQL)).await
+        self.note("make a snapshot void", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes some rows of a snapshot after `after`, in the order of their members. Returns the last one. Returns
-    /// `None` if there are no more: then the snapshot's own row is also deleted.
+    /// Deletes some rows of a snapshot after `after`, in the order of their members. Returns the last deleted member.
+    /// If no rows are left, deletes the snapshot's own row and returns `None`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -317,7 +317,7 @@ fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
     Ok(Snapshot { number, generation, members, began_at: micros(row.try_get(3)?), taken_at })
 }
 
-/// As text, like the pages of the archive.
+/// Returns the statement as text, like the statements of the archive.
 fn upsert(at: &BoardPeriod, members: &[Saved]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql =

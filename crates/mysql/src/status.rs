@@ -1,4 +1,4 @@
-//! Likes and counters for readers.
+//! Reads likes and counters for clients.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
@@ -8,11 +8,11 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::{Context, Result, Store};
 
-/// A row of `like_record`.
+/// A user's last click on a target, from `like_record`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastClick {
     pub at: Micros,
-    /// Whether it was a like.
+    /// Whether the click was a like.
     pub liked: bool,
 }
 
@@ -24,15 +24,17 @@ impl fmt::Display for LastClick {
 }
 
 impl Store {
-    /// The user's last click on each of `targets` with one, read by primary key: one query per kind.
+    /// Returns the user's last click on each of `targets`, if there is one. Reads by primary key, with one query per
+    /// kind.
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
-        const ACTION: &str = "read what a user likes";
+        const ACTION: &str = "read a user's likes";
         let kinds = by_kind(targets);
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
-                // Only numbers: as text, any number of ids is one statement that the server does not need to prepare.
+                // The text contains only integers. So any number of ids is one statement, which the server does not
+                // need to prepare.
                 let sql = format!(
                     "SELECT target_id, is_del = 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) FROM like_record \
                      WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",
@@ -49,7 +51,7 @@ impl Store {
         .await
     }
 
-    /// The numbers of `targets` that are not zero, read by primary key: one query per kind.
+    /// Returns the existing counters of `targets`. Reads by primary key, with one query per kind.
     pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
         const ACTION: &str = "read counters";
         let kinds = by_kind(targets);
@@ -72,9 +74,9 @@ impl Store {
         .await
     }
 
-    /// Users who like the target, in the order of their ids, at most `limit` after `after`.
+    /// Returns the users who like the target, in the order of their ids, at most `limit` after `after`.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
-        const ACTION: &str = "read who likes a target";
+        const ACTION: &str = "read the users who like a target";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let users: Vec<u64> = sqlx::query_scalar(
@@ -94,7 +96,7 @@ impl Store {
     }
 }
 
-/// The ids of each kind, separated by commas.
+/// Returns the ids of each kind, separated by commas.
 fn by_kind(targets: &[Target]) -> BTreeMap<Kind, String> {
     let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
     for target in targets {

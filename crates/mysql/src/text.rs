@@ -1,6 +1,6 @@
 //! Statements as text. A batch writes only integers and times, so nothing needs quoting. As text, any number of rows is
-//! one statement, and several statements are one packet. So a small batch costs as many round trips as a large one, and
-//! the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
+//! one statement, and several statements are one packet. So a large batch needs as few round trips as a small batch,
+//! and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
 
-/// When a packet has this size, the next statement begins a new one. A statement adds at most as much. So a packet is
-/// far below any `max_allowed_packet`.
+/// When a packet has this size, the next statement begins a new one. A statement has at most about this size, too. So a
+/// packet is far below any `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
 /// Statements for MySQL, in as few packets as possible.
@@ -19,13 +19,14 @@ const PACKET_BYTES: usize = 320 * 1024;
 pub struct Text {
     full: Vec<String>,
     sql: String,
-    /// The second of the last time, and its text: rows of a batch share few seconds.
+    /// The second of the last written time. Many rows of a batch have the same second, so its text is kept in
+    /// `written`.
     second: Option<i64>,
     written: String,
 }
 
 impl Text {
-    /// Adds a part of a statement and ends the rows before it.
+    /// Adds a part of a statement. Removes the comma after the rows before it.
     pub(super) fn push(&mut self, sql: &str) {
         if self.sql.ends_with(',') {
             self.sql.pop();
@@ -43,7 +44,7 @@ impl Text {
         self.push(sql);
     }
 
-    /// Adds a row: its numbers, and a time in the last column.
+    /// Adds a row with these integers, and a time in the last column.
     pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
         self.sql.push('(');
         for number in numbers {
@@ -57,7 +58,7 @@ impl Text {
         let _ = write!(self.sql, "'{}.{:06}'),", self.written, at.0.rem_euclid(1_000_000));
     }
 
-    /// Runs the statements until one fails. Returns the rows of all of them.
+    /// Runs the statements until one fails. Returns the rows of all statements.
     pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
         let mut rows = Vec::new();
         self.full.push(self.sql);

@@ -1,4 +1,4 @@
-//! A reconcile's watch on targets that are never quiet: its start, its end, and what the consumers have logged.
+//! A reconcile's watch on targets that are never quiet: its start, its end, and the events that consumers have logged.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
-/// A logged change of a watched number other than likes.
+/// A logged change of a watched counter other than likes.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
-    /// The event's id and the added amount. `None` if the event set the number.
+    /// The event's id and the added amount. `None` if the event set the counter.
     pub delta: Option<(EventId, i64)>,
 }
 
@@ -28,8 +28,8 @@ pub struct Logged {
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
-    /// The watch's log so far and the counters of `numbers`, all as of one instant. `None` if a partition was not
-    /// watched all the time: one of `partitions`, or one that was added meanwhile.
+    /// Returns the watch's log so far and the counters `numbers`, all as of one instant. Returns `None` if one of
+    /// `partitions` was not watched all the time, or if a partition was added meanwhile.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
@@ -51,8 +51,9 @@ impl Store {
         .await
     }
 
-    /// Starts to log every event of `numbers` in every partition, until [`Store::unwatch`] or for `seconds`. `watch`
-    /// must be a new number. When this returns, every batch that begins later logs. A later run's watch stays.
+    /// Starts to log every event of the counters `numbers` in every partition, until [`Store::unwatch`] or for
+    /// `seconds`. `watch` must be a new number. Every batch that begins after this call logs its events. The watch of a
+    /// later run stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -70,8 +71,9 @@ impl Store {
                 query.execute(&mut *tx).await.context(ACTION)?;
             }
             tx.commit().await.context(ACTION)?;
-            // One by one, because each waits for the partition's open batch, which locks its row. So none waits for all
-            // of them. Creates the row of a partition that no daemon ever held.
+            // There is one statement per partition, because each waits for the open batch that has locked the
+            // partition's row. So a batch does not wait for the batches of other partitions. The statement creates the
+            // row of a partition that no daemon ever held.
             for partition in partitions.numbers() {
                 sqlx::query(
                     "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
@@ -117,7 +119,7 @@ impl Store {
     }
 }
 
-/// Logs changes of watched numbers.
+/// Logs changes of watched counters.
 pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[Logged]) -> Result<()> {
     for piece in in_shapes(logged) {
         let sql = format!(

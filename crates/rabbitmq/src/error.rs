@@ -1,4 +1,4 @@
-//! Errors of RabbitMQ, and how to continue after each.
+//! The errors of RabbitMQ, and how the work continues after each error.
 
 use std::time::Duration;
 
@@ -46,10 +46,10 @@ pub enum BrokerError {
     /// An address cannot be used.
     #[error("{0}")]
     Config(String),
-    /// Another error, with its subject.
+    /// Another error, with the queue or node that failed.
     #[error("{what}")]
     About {
-        /// A queue, a node, or what to do.
+        /// The name of a queue or node, or what to do.
         what: String,
         #[source]
         source: Box<Self>,
@@ -57,12 +57,12 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// Adds the subject.
+    /// Adds the name of the queue or node, or what to do.
     pub(crate) fn about(self, what: impl Into<String>) -> Self {
         Self::About { what: what.into(), source: Box::new(self) }
     }
 
-    /// The error without its subject.
+    /// Returns the original error, without the text that `about` added.
     pub fn root(&self) -> &Self {
         match self {
             Self::About { source, .. } => source.root(),
@@ -81,7 +81,7 @@ impl BrokerError {
         }
     }
 
-    /// AMQP's error code and the broker's text.
+    /// Returns AMQP's error code and the broker's text.
     pub(crate) fn code(&self) -> Option<(u16, String)> {
         let Self::Call { source, .. } = self.root() else { return None };
         match source.0.kind() {

@@ -1,9 +1,10 @@
 //! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes. Under a
-//! memory alarm the broker stops reading from publishers, and so it would not read acknowledgements either.
+//! memory alarm the broker stops reading from connections that publish. It would then not read their acknowledgements
+//! either.
 //!
-//! This crate does not reconnect. The user of a [`Link`] drops it after the first error and opens a new one. The
-//! library's own recovery is off, because after some errors it leaves a consumer waiting forever. The library's calls
-//! have no time limit, so this crate sets one for each call.
+//! This crate does not reconnect. The caller drops a [`Link`] after the first error and opens a new one. The library's
+//! own recovery is off, because after some errors a recovered consumer waits forever. The library's calls have no time
+//! limit, so this crate sets one for each call.
 
 #![warn(unreachable_pub)]
 
@@ -41,7 +42,7 @@ pub use self::error::{BrokerError, Result};
 pub use self::maps::MapQueue;
 use crate::config::Amqp;
 
-/// AMQP's number for a persistent message.
+/// AMQP's delivery mode for persistent messages.
 const PERSISTENT: u8 = 2;
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -51,7 +52,7 @@ pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// How to reach the broker, and the names of its exchanges and queues.
+/// The broker's addresses, and the names of its exchanges and queues.
 #[derive(Clone)]
 pub struct Broker {
     config: Amqp,
@@ -123,7 +124,7 @@ impl Broker {
                 Err(error) => failed.push((node, error)),
             }
         }
-        let none = || BrokerError::Config("[amqp] url names no node".to_owned());
+        let none = || BrokerError::Config("[amqp] url contains no host".to_owned());
         Err(self.nodes.note(failed, None).unwrap_or_else(none))
     }
 
@@ -141,7 +142,7 @@ impl Broker {
         Ok(Link { channel, connection, timeout })
     }
 
-    /// Replaces the library's error with one that explains the problem with the certificate.
+    /// Replaces the library's error with an explanation if TLS is the cause.
     fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
         let BrokerError::Call { source: Whole(source), .. } = &error else { return error };
         let has_certificate = self.config.tls.identity.is_some();
@@ -151,7 +152,7 @@ impl Broker {
             // The server reports the reason only after the handshake. By then the connection is often closed and the
             // reason is lost.
             None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(source) => error.about(format!(
-                "RabbitMQ at {} closes the connection immediately: see its log. It may require a client certificate that it trusts ([amqp] tls_cert_file)",
+                "RabbitMQ at {} closes the connection immediately: see RabbitMQ's log. Perhaps RabbitMQ requires a client certificate from an authority that it trusts ([amqp] tls_cert_file)",
                 node.name
             )),
             None => error,
@@ -167,7 +168,7 @@ impl Broker {
 }
 
 impl Link {
-    /// Opens one more channel, for a call that can close it.
+    /// Opens another channel, for a call whose error closes its channel.
     async fn another_channel(&self) -> Result<Channel> {
         limit(self.timeout, "open a channel", self.connection.create_channel()).await
     }
@@ -202,18 +203,19 @@ impl Link {
 }
 
 impl Publisher {
-    /// Publishes a persistent message and waits for the broker's confirm. The message must reach a queue.
+    /// Publishes a persistent message and waits for the broker's confirm.
     ///
     /// # Errors
     /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. Unless the broker
-    /// rejected it, the message may have arrived. Publishing it again is harmless, because applying an event twice
-    /// changes nothing.
+    /// rejected or returned it, the message may have arrived. Publishing it again is harmless, because applying an
+    /// event twice changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }
 
-    /// Publishes a message behind all others of the queue. RabbitMQ 4.3 delivers by priority, and treats a message
-    /// without one as priority 4. Such a message would overtake those that clients send with priority 0.
+    /// Publishes a message that the queue delivers after all its other messages. RabbitMQ 4.3 delivers by priority, and
+    /// treats a message without a priority as priority 4. Such a message would overtake the messages that clients send
+    /// with priority 0.
     pub async fn publish_behind(&self, queue: &str, body: &[u8]) -> Result<()> {
         self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
     }
@@ -253,7 +255,7 @@ impl Publisher {
             let sent = self.send(exchange, routing_key, body, traced(traceparent));
             self.0.call("publish", sent).await.and_then(confirmed)
         };
-        // `join_all` polls the calls in order at first, so the messages are sent in order.
+        // `join_all` first polls the calls in order, so the messages are sent in order.
         join_all(messages.iter().map(send)).await
     }
 
@@ -284,7 +286,7 @@ impl Publisher {
         self.0.depth(queue).await
     }
 
-    /// The number of messages in these partitions that no consumer has received.
+    /// Counts the messages in these partitions that no consumer has received.
     pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {

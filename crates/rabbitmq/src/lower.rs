@@ -8,7 +8,7 @@ use super::probe::NOT_FOUND;
 use super::{Broker, Depth, Link, Result};
 
 impl Broker {
-    /// Each partition's queue and its length. The length is `None` if the queue is missing.
+    /// Returns each partition's queue and its length. The length is `None` if the queue is missing.
     pub async fn depths(&self, link: &Link, partitions: &Partitions) -> Result<Vec<(String, Option<Depth>)>> {
         let mut depths = Vec::new();
         let mut channel = link.another_channel().await?;
@@ -22,7 +22,7 @@ impl Broker {
                 }
                 Err(error) if matches!(error.code(), Some((NOT_FOUND, _))) => {
                     depths.push((queue.to_owned(), None));
-                    // The error has closed the other channel.
+                    // The error has closed the channel.
                     channel = link.another_channel().await?;
                 }
                 Err(error) => return Err(error.about(format!("queue {queue}"))),
@@ -31,8 +31,9 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Removes the queues `to..from` from the topology. Returns the queues that still hold messages or have consumers
-    /// after they were unbound: these stay. Each event still reaches a queue. Repeat an interrupted call.
+    /// Unbinds the queues of the partitions `to..from`, and deletes the queues that have no messages and no consumers.
+    /// Returns the queues that were not deleted. During the call each event still reaches a queue. Repeat an
+    /// interrupted call.
     pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
         if to == 1 {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
@@ -40,7 +41,7 @@ impl Broker {
         }
         let spare: Partitions = (to..from).map(|partition| (partition, self.queue(partition))).collect();
         let there = |depths: Vec<(String, Option<Depth>)>| -> Vec<(String, bool)> {
-            // The count does not include unacknowledged messages.
+            // The count does not include unacknowledged messages, so a queue with a consumer is in use.
             let is_used = |depth: Depth| depth.messages > 0 || depth.consumers > 0;
             depths.into_iter().filter_map(|(queue, depth)| Some((queue, is_used(depth?)))).collect()
         };
@@ -58,7 +59,7 @@ impl Broker {
             if is_used {
                 kept.push(queue);
             } else {
-                // For quorum queues RabbitMQ rejects `if_unused` and `if_empty`.
+                // RabbitMQ rejects `if_unused` and `if_empty` for quorum queues.
                 let delete = link.channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default());
                 link.call("delete the queue", delete).await?;
             }

@@ -15,7 +15,7 @@ pub struct MapQueue {
     pub binding_keys: Vec<String>,
 }
 
-/// A binding key that no map has. Unbinding it changes nothing.
+/// A binding key that no map uses. Unbinding it changes nothing.
 const NO_KEY: &str = "tallyd-check";
 
 impl Broker {
@@ -60,7 +60,7 @@ impl Broker {
     /// Declares and binds the map's queue, if `[amqp] declare` is set. The exchange must already exist.
     ///
     /// # Errors
-    /// Fails if the queue exists with other arguments, or if a right is missing.
+    /// Fails if the queue exists with other arguments, or if the account lacks a right.
     pub async fn declare_map(&self, link: &Link, map: &MapQueue) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -84,7 +84,7 @@ impl Broker {
 
     /// Deletes a map's queue and its messages.
     pub async fn delete_map(&self, link: &Link, queue: &str) -> Result<()> {
-        // For quorum queues RabbitMQ rejects `if_unused` and `if_empty`.
+        // RabbitMQ rejects `if_unused` and `if_empty` for quorum queues.
         let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
         link.call("delete the queue", delete).await.map(drop)
     }

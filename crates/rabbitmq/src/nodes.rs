@@ -1,5 +1,5 @@
-//! The nodes of a cluster. Connections use them in turn, and one node is enough. A node that did not answer is tried
-//! last for a while.
+//! The nodes of a cluster. New connections use the nodes in turn, and one reachable node is enough. After a failure a
+//! node is tried last for a while.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use tracing::{info, warn};
 use super::{BrokerError, Result};
 use crate::config::Amqp;
 
-/// How long an unreachable node is tried last. If its machine is down, each attempt takes the whole time limit.
+/// How long a node is tried last after a failure. If its machine is down, each attempt takes the whole time limit.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
-/// AMQP's default port, without and with TLS.
+/// AMQP's default ports: without TLS, and with TLS.
 const PORTS: [u16; 2] = [5_672, 5_671];
 
 pub(super) struct Nodes {
@@ -35,7 +35,7 @@ pub(super) struct Node {
 struct State {
     /// The time of the last failure. `None` after a success.
     failed: Option<Instant>,
-    /// Whether the log has reported the failure.
+    /// Whether a log message has reported the failure.
     is_told: bool,
 }
 
@@ -49,7 +49,7 @@ impl Nodes {
         }
         let mut nodes: Vec<Node> = Vec::new();
         for url in urls {
-            // The library's error quotes the address with the password.
+            // The library's error would quote the address with the password.
             let unread = |_| BrokerError::Config("[amqp] url cannot be parsed".to_owned());
             let mut uri: AMQPUri = url.expose().parse().map_err(unread)?;
             uri.query.heartbeat = Some(config.heartbeat_s);
@@ -67,7 +67,7 @@ impl Nodes {
         &self.nodes
     }
 
-    /// All nodes, in the order in which one connection tries them.
+    /// Returns all nodes, in the order in which the next connection tries them.
     pub(crate) fn in_turn(&self) -> Vec<&Node> {
         let from = self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len();
         let (before, after) = self.nodes.split_at(from);
@@ -76,7 +76,8 @@ impl Nodes {
         turn
     }
 
-    /// Notes the nodes that failed before `reached` answered. If no node answered, returns their errors as one.
+    /// Records the nodes that failed before `reached` answered. Returns their errors as one error, or `None` if no node
+    /// failed.
     pub(crate) fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
@@ -98,7 +99,8 @@ impl Node {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }
 
-    /// If no node answers, the caller reports it.
+    /// Records a failure, and logs it once if another node was reached. If no node was reached, the caller reports the
+    /// error.
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());

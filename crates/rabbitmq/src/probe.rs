@@ -1,7 +1,8 @@
-//! Checks of the broker that change nothing: what exists, what differs, and the account's rights.
+//! Checks the broker without changing it: which exchanges and queues exist, whether their arguments differ, and which
+//! rights the account has.
 //!
-//! Each check asks passively first, because a declaration would create a missing exchange or queue. Each check has its
-//! own channel, because an error closes it.
+//! Each check begins with a passive declaration, because a normal one would create a missing exchange or queue. Each
+//! check uses its own channel, because an error closes the channel.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -16,39 +17,39 @@ use lapin::{BasicProperties, Channel, ExchangeKind};
 use super::topology::CONSISTENT_HASH;
 use super::{Broker, Link, Result};
 
-/// Something is missing or unknown.
+/// AMQP's error code for a missing exchange or queue.
 pub(super) const NOT_FOUND: u16 = 404;
 
-/// The account has no right.
+/// AMQP's error code for an account that lacks a right.
 pub(super) const ACCESS_REFUSED: u16 = 403;
 
-/// It exists with other arguments.
+/// AMQP's error code for an exchange or queue that exists with other arguments.
 const PRECONDITION_FAILED: u16 = 406;
 
-/// The type of exchange is unknown.
+/// AMQP's error code for an unknown type of exchange.
 const COMMAND_INVALID: u16 = 503;
 
-/// The vhost is missing, or the account has no right to it.
+/// AMQP's error code for a missing vhost, or for an account without a right to it.
 pub(super) const NOT_ALLOWED: u16 = 530;
 
-/// The broker does not support it.
+/// AMQP's error code for a call that the broker does not support.
 pub(super) const NOT_IMPLEMENTED: u16 = 540;
 
 /// The broker's answer about one exchange, queue or right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It exists, with these arguments.
+    /// The exchange or queue exists with the expected arguments, or the account has the right.
     Right,
-    /// It is missing.
+    /// The exchange or queue is missing.
     Missing,
-    /// It exists with other arguments. Contains the broker's text.
+    /// The exchange or queue exists with other arguments. Contains the broker's text.
     Different(String),
-    /// The account has no right. Contains the broker's text.
+    /// The account lacks the right. Contains the broker's text.
     Refused(String),
 }
 
 impl Found {
-    /// Interprets an answer.
+    /// Converts the broker's answer to a check.
     pub(super) fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
         match error.code() {
@@ -60,7 +61,7 @@ impl Found {
     }
 }
 
-/// The payload of the broker's first frame.
+/// Reads the payload of the broker's first frame.
 fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<Vec<u8>> {
     let mut stream = uri.connect_with_config(tls.as_ref()).map_err(io::Error::other)?;
     stream.set_nonblocking(false)?;
@@ -75,7 +76,8 @@ fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<V
     Ok(payload)
 }
 
-/// The text `name` of an AMQP table: the name's length, the name, `S`, the text's length, the text.
+/// Finds the text property `name` in an AMQP table. The table has the name's length, the name, `S`, the text's length
+/// and the text.
 fn property(table: &[u8], name: &str) -> Option<String> {
     let mark = [&[u8::try_from(name.len()).ok()?], name.as_bytes(), b"S"].concat();
     let from = table.windows(mark.len()).position(|window| window == mark)? + mark.len();
@@ -85,14 +87,14 @@ fn property(table: &[u8], name: &str) -> Option<String> {
 }
 
 impl Broker {
-    /// For each node, its `host:port` and a link to it, or the error.
+    /// Connects to each node. Returns the node's `host:port` with the link or the error.
     pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
         let asked =
             self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "config check").await));
         join_all(asked).await
     }
 
-    /// The exchanges, each with the result of its check.
+    /// Checks all exchanges. Returns each name with its result.
     pub async fn probe_exchanges(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, kind) in self.exchanges() {
@@ -111,7 +113,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// The queues, each with the result of its check.
+    /// Checks all queues. Returns each name with its result.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {
@@ -134,8 +136,8 @@ impl Broker {
         }
     }
 
-    /// Whether the account can publish to the exchange. The message is sent in a transaction that is rolled back, so
-    /// nothing is published.
+    /// Checks whether the account can publish to the exchange. The check sends a message in a transaction and rolls the
+    /// transaction back, so nothing is published.
     ///
     /// # Errors
     /// Fails if the broker is unreachable, or if it has a memory or disk alarm and reads nothing from publishers.
@@ -157,8 +159,8 @@ impl Broker {
         }
     }
 
-    /// The broker's product and version, such as `RabbitMQ 3.10.8`. A broker sends it before a login. `None` if it does
-    /// not.
+    /// Returns the broker's product and version, for example `RabbitMQ 3.10.8`. A broker sends both before the login.
+    /// Returns `None` if the broker does not send them.
     pub async fn version(&self) -> Option<String> {
         let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
         let read = move || greeting(&uri, tls, limit).ok();
@@ -166,8 +168,8 @@ impl Broker {
         Some(format!("{} {}", property(&greeting, "product")?, property(&greeting, "version")?))
     }
 
-    /// Whether the broker has the exchange type that distributes events over partitions. The check declares an exchange
-    /// with a reserved name. The broker checks the type before the name.
+    /// Checks whether the broker has the exchange type that distributes events over partitions. The check declares an
+    /// exchange with a reserved name, so the broker never creates it. The broker checks the type before the name.
     pub async fn probe_plugin(&self) -> Result<bool> {
         // An unknown type closes the connection.
         let link = self.connect("config check").await?;

@@ -8,11 +8,11 @@ use tallyd_core::partition::Partitions;
 use super::{Broker, Link, Result};
 use crate::config::QueueType;
 
-/// How often the broker redelivers a message before it dead-letters it.
+/// How often the broker redelivers a message before it dead-letters the message.
 const RETURNS_MAX: i32 = 20;
 
-/// The size limit of the queue of returned messages, in bytes. When it is full, a dead-lettered message stays in its
-/// queue.
+/// The size limit of the queue of returned messages, in bytes. When this queue is full, a dead-lettered message stays
+/// in the partition's queue.
 const RETURNED_BYTES_MAX: i64 = 1 << 30;
 
 /// The exchange type that distributes by hash.
@@ -45,13 +45,13 @@ impl Broker {
         format!("{}.returned", self.config.prefix)
     }
 
-    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Many daemons can do
-    /// this while events are published, because a new binding is added before the old one is removed. Meanwhile an
-    /// event can reach two queues, which changes nothing. Without any binding the broker would return it to its
-    /// publisher.
+    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Several daemons can
+    /// call this while events are published, because it adds the new binding before it removes the old one. In between,
+    /// an event can reach two queues. The second copy changes nothing. Without a binding the broker would return the
+    /// event to its publisher.
     ///
     /// # Errors
-    /// Fails if one of them exists with other arguments, or if a right is missing.
+    /// Fails if an exchange or queue exists with other arguments, or if the account lacks a right.
     pub async fn declare_for(&self, link: &Link, partitions: u16) -> Result<()> {
         if !self.config.declare {
             return Ok(());
@@ -79,7 +79,8 @@ impl Broker {
             FieldTable::default(),
         );
         link.call("bind the exchanges", bind).await?;
-        // Removes the binding of a single partition. It would deliver each event a second time.
+        // Removes the binding for a single partition, if it exists. The old binding would deliver each event a second
+        // time.
         let unbind =
             link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
         link.call("unbind the queue", unbind).await
@@ -126,7 +127,7 @@ impl Broker {
         partition.insert("x-dead-letter-exchange".into(), text(""));
         partition.insert("x-dead-letter-routing-key".into(), text(&self.returned()));
         if is_quorum {
-            // The broker keeps a message until `returned` has stored it.
+            // The broker keeps a message until the queue of returned messages has stored it.
             partition.insert("x-dead-letter-strategy".into(), text("at-least-once"));
             partition.insert("x-overflow".into(), text("reject-publish"));
             // RabbitMQ 3 has no default limit, so a message that crashes its receiver would block the partition.

@@ -1,8 +1,9 @@
-//! Parses an event's JSON. This is the only code that knows the format, which is in docs/events.md. Each message gives
-//! one result: a like, a count, a set, a fence, or a refusal with a stable reason. Pure: "now" is an argument.
+//! Parses an event's JSON. This is the only code that knows the format, which is in docs/events.md. Each event gives
+//! one result: a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
+//! argument.
 //!
-//! A field of the wrong type never fails the parse. Every field is read as a scalar and then checked by name, so that
-//! the reason says which field is wrong and what is allowed.
+//! A field of the wrong type never fails the parse. The parser reads every field as a scalar. The checks follow, so a
+//! refusal can say which field is wrong and what is allowed.
 
 mod encode;
 pub(crate) mod raw;
@@ -26,13 +27,13 @@ use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use crate::partition::PartitionBy;
 use crate::rules::Rules;
 
-/// The largest JSON of an event, in bytes. Real events have about 120.
+/// The maximum size of an event's JSON, in bytes. Real events have about 120 bytes.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// The largest body that is a list of events, in bytes.
+/// The maximum size of a list of events, in bytes.
 pub const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// The largest number of events in a list.
+/// The maximum number of events in a list.
 pub const LIST_EVENTS_MAX: usize = 1_000;
 
 /// The largest id: the maximum of signed 64-bit integers in MySQL and most languages.
@@ -41,7 +42,7 @@ pub const ID_MAX: u64 = i64::MAX as u64;
 /// The largest absolute value of `delta`.
 pub const DELTA_MAX: u64 = 1 << 31;
 
-/// The largest absolute value of `value`. JavaScript and Lua hold every integer up to it exactly.
+/// The largest absolute value of `value`. JavaScript and Lua represent every integer up to this limit exactly.
 pub const VALUE_MAX: u64 = 1 << 53;
 
 /// The maximum length of an `event_id`, in characters.
@@ -52,11 +53,11 @@ pub const EVENT_ID_MAX: usize = 64;
 pub enum Message {
     /// A user likes a target, or no longer likes it.
     Like(LikeEvent),
-    /// A number of a target changes.
+    /// A target's counter changes by an amount.
     Count(CountEvent),
-    /// A number of a target is set to a value.
+    /// A target's counter is set to a value.
     Set(SetEvent),
-    /// A job's marker: once its number is committed, every event published before it is committed.
+    /// A job's marker, with its number. When the fence is committed, every event published before it is committed.
     Fence(u64),
 }
 
@@ -64,7 +65,7 @@ impl Message {
     /// Returns the message, unless only tallyd may send it.
     ///
     /// # Errors
-    /// Fails if it is a fence.
+    /// Fails if the message is a fence.
     pub fn of_publisher(self) -> Result<Self, Refusal> {
         if matches!(self, Self::Fence(_)) { Err(not_a_fence()) } else { Ok(self) }
     }
@@ -83,11 +84,11 @@ pub struct LikeEvent {
     pub liked: bool,
 }
 
-/// `count`: changes a number by `delta`. Each `event_id` counts once, even if the event arrives many times.
+/// `count`: changes a counter by `delta`. Each `event_id` counts once, even if the event arrives many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountEvent {
     pub target: Target,
-    /// The metric. It is never `like`, because the likes of a target follow from its users.
+    /// The metric. It is never `like`, because only `like` and `unlike` events change that metric.
     pub metric: Metric,
     /// The amount to add: -2^31 to 2^31.
     pub delta: i64,
@@ -97,7 +98,8 @@ pub struct CountEvent {
     pub id: EventId,
 }
 
-/// `set`, and `reset`, which sets to zero. The newest one of a number wins, and counts up to its `at` are void.
+/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. `count` events with
+/// an earlier or equal `at` are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
     pub target: Target,
@@ -105,17 +107,18 @@ pub struct SetEvent {
     pub metric: Metric,
     /// The new value: -2^53 to 2^53.
     pub value: i64,
-    /// The time, by the same clock as the `at` of this number's counts.
+    /// The producer's time. It must come from the same clock as the `at` of this counter's `count` events.
     pub at: Micros,
 }
 
-/// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 of target, metric and id. So two numbers of
-/// one occurrence can share its id. Among a million million events, two have the same key with a probability of 10^-15.
+/// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 of target, metric and id. So `count` events
+/// for different counters can have the same `event_id`. Among 10^12 events, two have the same key with a probability of
+/// 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub [u8; 16]);
 
 impl EventId {
-    /// The key of the `event_id` `text`, for a number of that target.
+    /// Returns the key of the `event_id` `text` for this target and metric.
     pub fn of(target: Target, metric: Metric, text: &str) -> Self {
         let of = format!("{}:{}:{}:{text}", target.kind.0, target.id.0, metric.0);
         let digest: [u8; 32] = Sha256::digest(of.as_bytes()).into();
@@ -134,16 +137,16 @@ pub struct Terms {
     pub metrics: BTreeMap<String, u8>,
     /// How far an `at` may be in the future. An event further ahead would win against every later event of its row.
     pub future_max: Duration,
-    /// How old the `at` of a count or set may be. The ledger remembers applied events for this time.
+    /// The maximum age of the `at` of a count or set. The ledger remembers applied events for this time.
     pub applied_event_keep: Duration,
-    /// The rules of the metrics: for example which can be set.
+    /// The rules of the metrics, for example whether a metric can be set.
     pub rules: Rules,
     /// How a like's partition is chosen when the like is sent again.
     pub partition_by: PartitionBy,
 }
 
 /// Checks a message's body, which is one event or a list of up to [`LIST_EVENTS_MAX`]. Calls `each` with every result
-/// and the event's place in the body. A refused event of a list does not affect the others.
+/// and the event's place in the body. A refused event in a list does not affect the other events.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
@@ -166,10 +169,10 @@ pub fn decode_all(
     }
 }
 
-/// The events of a body that is a list.
+/// Splits a body that is a list into its events.
 ///
 /// # Errors
-/// Fails if the body is not JSON or is too large.
+/// Fails if the body is not a JSON list or is too large.
 pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
         let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());
@@ -198,15 +201,15 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(refuse(Reason::MalformedJson, "the body is not a JSON object".to_owned()));
     }
-    // The parser would not check the bytes of ignored fields.
+    // The parser does not check that ignored fields are UTF-8.
     let text = std::str::from_utf8(body).map_err(|error| {
-        refuse(Reason::MalformedJson, format!("the body is not UTF-8 from byte {}", error.valid_up_to()))
+        refuse(Reason::MalformedJson, format!("the body is not valid UTF-8 at byte {}", error.valid_up_to()))
     })?;
     let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
     judge(&raw, terms, now)
 }
 
-/// The fence's number, if the body is a fence.
+/// Returns the fence's number if the body is a fence.
 pub fn fence_of(body: &[u8]) -> Option<u64> {
     let raw: Raw<'_> = serde_json::from_slice(body).ok().filter(|_| body.len() <= BODY_BYTES_MAX)?;
     match (raw.event_type.text(), &raw.fence) {
@@ -232,7 +235,7 @@ pub(crate) fn judge(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message
     }
 }
 
-/// Adds this `at` to the body of a like or unlike without one. `None` for any other body.
+/// Adds `at` to the body of a like or unlike that has no `at`. Returns `None` for any other body.
 pub fn with_at(body: &[u8], at: Micros) -> Option<Vec<u8>> {
     let raw: Raw<'_> = serde_json::from_slice(body).ok()?;
     let lacks_at = matches!(raw.event_type.text(), Some("like" | "unlike")) && matches!(raw.at, Scalar::Missing);
@@ -321,7 +324,7 @@ fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {
 }
 
 fn not_a_fence() -> Refusal {
-    refuse(Reason::UnknownType, "only tallyd sends fences, directly to a queue and with a number".to_owned())
+    refuse(Reason::UnknownType, "only tallyd can send fences: directly to a queue, and with a number".to_owned())
 }
 
 fn id(value: &Scalar<'_>, field: &str, reason: Reason) -> Result<u64, Refusal> {
@@ -339,7 +342,7 @@ fn id_of_user(value: &Scalar<'_>) -> Result<UserId, Refusal> {
     id(value, "user_id", Reason::UserIdOutOfRange).map(UserId)
 }
 
-/// Accepts digits only: no sign, space or leading zero, so that each id has one spelling.
+/// Accepts digits only: no sign, space or leading zero, so each id has exactly one spelling.
 fn decimal(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     if digits && !text.starts_with('0') { text.parse().ok() } else { None }

@@ -2,7 +2,7 @@
 
 use super::scalar::Scalar;
 
-/// The fields that this version reads. Other fields are ignored, so that producers can add some.
+/// The fields that this version reads. Other fields are ignored, so producers can add fields.
 #[derive(serde::Deserialize)]
 pub(crate) struct Raw<'a> {
     #[serde(rename = "type", default, borrow)]

@@ -1,6 +1,6 @@
-//! Why an event is refused.
+//! The reasons why an event is refused.
 
-/// Says why an event can never be applied.
+/// The reason why an event can never be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The stable code for machines, a column of `dead_letter`.
@@ -44,7 +44,7 @@ pub enum Reason {
     AtTooOld,
     /// The database rejects this event's row, but accepts the rest of the batch.
     RefusedByDatabase,
-    /// Not a refusal: the broker dead-lettered the message before it was written.
+    /// Not a refusal: the broker dead-lettered the message before a daemon wrote it.
     ReturnedByBroker,
 }
 
@@ -70,8 +70,8 @@ impl Reason {
         Self::ReturnedByBroker,
     ];
 
-    /// Whether such an event could be accepted later: with another configuration, another clock or a newer version, or
-    /// because it was never checked. Codes from other versions count as such.
+    /// Whether an event with this code could be accepted later. The cause can be the configuration, a clock or an old
+    /// version, or the event was never checked. Returns true for codes of other versions.
     pub fn may_be_good(code: &str) -> bool {
         let never = [
             Self::TooLarge,

@@ -1,11 +1,11 @@
-//! Any JSON value of a field. It is checked later, by the field's name.
+//! A field's JSON value of any type. It is checked later.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// A JSON value, as far as a field can use it. It borrows from the body if it has no escapes.
+/// A field's JSON value. A text without escapes borrows from the body.
 #[derive(Debug, Default)]
 pub(crate) enum Scalar<'a> {
     #[default]
@@ -13,7 +13,7 @@ pub(crate) enum Scalar<'a> {
     Unsigned(u64),
     Negative(i64),
     Text(Cow<'a, str>),
-    /// A fraction, a boolean, null, a list or an object: the name of its JSON type.
+    /// A value that no field allows: a fraction, a boolean, null, a list or an object. Contains the name of its type.
     Other(&'static str),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Scalar<'_> {
             Self::Missing => f.write_str("missing"),
             Self::Unsigned(number) => number.fmt(f),
             Self::Negative(number) => number.fmt(f),
-            // The beginning is enough to identify it. `dead_letter` has the whole body.
+            // The beginning is enough to identify the text. `dead_letter` has the whole body.
             Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
             Self::Other(name) => f.write_str(name),
         }

@@ -194,7 +194,7 @@ fn each_fault_has_its_reason() {
     ] {
         assert_eq!(reason(&good(field, value)), expected, "{field} = {value}");
     }
-    assert!(judge(&good("at", "1764000300000000")).is_ok(), "exactly future_max ahead is taken");
+    assert!(judge(&good("at", "1764000300000000")).is_ok(), "exactly future_max ahead is accepted");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Converts a site's JSON to events. Each field is looked up, renamed as in tallyd's events, and checked by the same
-//! rules. A refusal contains the JSON pointer.
+//! Converts a site's JSON to events. Each field is found by its JSON pointer, renamed as in tallyd's events, and
+//! checked by the same rules as tallyd's events. A refusal contains the field's pointer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -134,7 +134,8 @@ fn mapped<'a>(
     let value = key.as_deref().and_then(|key| source.values.get(key));
     value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
         let is = match found.map_or(Scalar::Missing, scalar) {
-            // The type's name would be valid for other fields.
+            // For a boolean or null, the message shows the value and not its type, because `values` can contain other
+            // booleans.
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
@@ -174,7 +175,7 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// The time in microseconds: the beginning of its unit.
+/// Returns the time in microseconds. A coarser time becomes the beginning of its unit.
 fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
     let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
     let micros = unit.micros().unsigned_abs();
@@ -189,7 +190,7 @@ fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>,
     }
 }
 
-/// The name of a field in messages.
+/// Returns the name of a field for messages.
 fn said(name: &str, source: Option<&Source>) -> String {
     match source.map(|source| source.pointer.as_deref()) {
         Some(Some(pointer)) => format!("{name} from {pointer}"),
@@ -198,7 +199,7 @@ fn said(name: &str, source: Option<&Source>) -> String {
     }
 }
 
-/// Adds the field's place to the refusal, and advice about a UUID.
+/// Adds the field's pointer to the refusal. If an id is a UUID, adds advice.
 fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));

@@ -2,13 +2,13 @@
 //!
 //! These races are possible:
 //!
-//! * A is a like. B is an unlike of the same user and target in the same second, written after A. Then the daemon
-//!   crashes before it acknowledges, and both are delivered again. An event in the same unit as the row's version
-//!   always wins, and gets a version that is one microsecond newer. So the like wins again at first. But the broker
-//!   redelivers in the order of the queue, so the unlike wins after it.
-//! * A is an event. B is a redelivery of A alone. The row already has B's state, so B changes nothing.
-//! * A is a like of one second. B is an event of an earlier second, which arrives later. The versions decide, as for
-//!   all events.
+//! * A is a like. B is an unlike of the same user and target in the same second. The daemon writes A and then B, and
+//!   crashes before it acknowledges them. The broker delivers both again. An event in the same unit as the row's
+//!   version always wins, and its version is one microsecond newer. So A wins again. But the broker redelivers in the
+//!   order of the queue, so B follows and wins over A.
+//! * A is an event, and the broker redelivers only A. The row already has A's state, so the second A changes nothing.
+//! * A is a like. B is an event with an earlier second, and arrives after A. The versions decide, as for all events, so
+//!   A wins.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,8 +17,8 @@ use crate::event::LikeEvent;
 use crate::model::Micros;
 use crate::unit::Unit;
 
-/// The new row states, sorted by key, and the state of each row before. `events` are in the order of arrival, each with
-/// the time at which its unit begins. `old` contains the existing rows only.
+/// Returns the new row states, sorted by key, and the former state of each row. `events` are in the order of arrival.
+/// The `at` of each event is the beginning of its unit. `old` contains the existing rows only.
 pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {
@@ -35,7 +35,7 @@ pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) 
     last.map(meets).unzip()
 }
 
-/// The row's state after an event arrives.
+/// Returns the row's state after an event arrives.
 fn after(state: Option<State>, event: &LikeEvent, unit: Unit) -> State {
     let (from, until) = (event.at, unit.end(event.at));
     match state {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model: of a user's events, the last one of the newest second wins.
+        /// In the model, the last event of a user's newest second wins.
         #[test]
         fn the_later_arrival_wins_within_a_second_in_any_batches_and_redelivery(
             events in prop::collection::vec((1..4_u64, 1..4_i64, any::<bool>()), 1..30),
@@ -108,7 +108,7 @@ mod tests {
             let mut rows = HashMap::new();
             write(&mut rows, batches.iter().copied().filter(|batch| !batch.is_empty()));
             prop_assert_eq!(&liked(&rows), &expected);
-            // All events from this one on, redelivered in other batches.
+            // The broker redelivers all events from this one on, in other batches.
             let again = &events[redelivered.min(events.len() - 1)..];
             write(&mut rows, again.chunks(2));
             prop_assert_eq!(&liked(&rows), &expected);

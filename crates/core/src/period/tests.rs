@@ -6,9 +6,9 @@ use super::*;
 
 const KINDS: [PeriodKind; 3] = [PeriodKind::Day, PeriodKind::Week, PeriodKind::Month];
 
-/// Zones whose clocks differ at midnight. Some do nothing. Sao Paulo (until 2018), Beirut, and Toronto (1919, from
-/// 23:30) jump over it. St John's (until 2011, from 00:01) steps back over it. Lord Howe has half-hour steps. Apia left
-/// out a whole day (2011-12-30).
+/// Zones whose clocks behave differently at midnight. In some zones nothing happens. The clocks of Sao Paulo (until
+/// 2018), Beirut, and Toronto (1919, from 23:30) jump over midnight. St John's (until 2011, from 00:01) steps back over
+/// midnight. Lord Howe has half-hour steps. Apia left out a whole day (2011-12-30).
 const ZONES: [&str; 12] = [
     "UTC",
     "Asia/Shanghai",

@@ -1,4 +1,5 @@
-//! Members of boards in MySQL. In archives another name replaces the member. In snapshots the row is deleted.
+//! Erases members of boards in MySQL. In archives another name replaces the member. In snapshots the member's row is
+//! deleted.
 
 use sqlx::{Connection, MySqlConnection, Row};
 use tallyd_core::model::BoardPeriod;
@@ -10,7 +11,7 @@ use crate::{Context, Result, Store, boards, jobs};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     pub copy: u8,
-    /// From 1.
+    /// The place, from 1.
     pub place: u64,
     pub score: f64,
 }
@@ -25,14 +26,14 @@ pub struct Moved<'a> {
     pub member: &'a [u8],
     /// The new name.
     pub by: &'a [u8],
-    /// The period's checksum with the member.
+    /// The period's checksum before the change.
     pub former: u64,
-    /// The checksum with the new name.
+    /// The period's checksum after the change.
     pub new: u64,
 }
 
 impl Store {
-    /// The board's periods in MySQL.
+    /// Lists the board's periods in MySQL.
     pub async fn known_periods(&self, board: &str) -> Result<Vec<String>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -44,8 +45,8 @@ impl Store {
         .await
     }
 
-    /// The member's place in each copy of the period's archive. This reads the whole archive, because there is no index
-    /// by member.
+    /// Finds the member's place in each copy of the period's archive. This reads the whole archive, because there is no
+    /// index by member.
     pub async fn places_of(&self, at: &BoardPeriod, member: &[u8]) -> Result<Vec<Place>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -63,7 +64,7 @@ impl Store {
         .await
     }
 
-    /// The placeholders for erased members in all copies of the period's archive.
+    /// Lists the placeholders for erased members in all copies of the period's archive.
     pub async fn placeholders_of(&self, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -75,7 +76,7 @@ impl Store {
         .await
     }
 
-    /// The place that `by` would have in a copy instead of the member at `from`.
+    /// Returns the place that the name `by` gets in a copy if it replaces the member at `from`.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
@@ -88,8 +89,8 @@ impl Store {
         .await
     }
 
-    /// Replaces a member's name and updates the checksum, both or neither. Members with equal scores move up or down by
-    /// one. Returns `false` if the archive has changed since it was read.
+    /// Replaces a member's name and updates the checksum, in one transaction. Members with equal scores move up or down
+    /// by one. Returns `false` if the archive has changed since it was read.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -100,7 +101,8 @@ impl Store {
             let mut tx = connection.begin().await.context(ACTION)?;
             let found = move_in(&mut tx, at, moved).await?;
             if found {
-                // This comes last: many rows can move, and meanwhile a renewal of the lease would wait for this row.
+                // This comes last, because many rows can move. Meanwhile a renewal of the lease would wait for the
+                // lock's row.
                 jobs::hold(&mut tx, boards::JOB, run).await?;
                 tx.commit().await.context(ACTION)?;
             }
@@ -133,7 +135,7 @@ impl Store {
         .await
     }
 
-    /// Deletes a member from the period's snapshot and reduces its number of members.
+    /// Deletes a member from the period's snapshot, and reduces the snapshot's number of members.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -169,7 +171,7 @@ async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Move
     if query.execute(&mut *connection).await.context(ACTION)?.rows_affected() == 0 {
         return Ok(false);
     }
-    // In the order in which two rows never have the same place.
+    // The rows move in an order in which two rows never have the same place.
     let (sql, first, last) = if to > place {
         (
             "UPDATE leaderboard_archive SET place = place - 1 WHERE board = ? AND period = ? AND copy = ? \

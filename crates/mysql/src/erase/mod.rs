@@ -41,7 +41,7 @@ impl Store {
         .await
     }
 
-    /// The user's next rows after that target, read with the named index.
+    /// Reads the user's next rows after the target `after`, with the named index.
     pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a user";
         let index = index.replace('`', "``");
@@ -58,7 +58,7 @@ impl Store {
         .await
     }
 
-    /// The user's rows at these targets: point reads of the primary key.
+    /// Reads the user's rows for these targets by the primary key.
     pub async fn likes_among(&self, user: UserId, kind: Kind, targets: &[TargetId]) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "find the likes of a user";
         let mut conn = self.acquire().await?;
@@ -80,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// The target's next rows after that user.
+    /// Reads the target's next rows after the user `after`.
     pub async fn likes_of_target(&self, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a target";
         let mut conn = self.acquire().await?;
@@ -101,8 +101,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows that are unlikes. `pairs` are sorted by key. Returns the number of deleted rows. A row that is
-    /// now a like stays.
+    /// Deletes those rows of `pairs` that are unlikes. `pairs` must be sorted by key. Returns the number of deleted
+    /// rows. A row that is now a like stays.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -110,7 +110,8 @@ impl Store {
         const ACTION: &str = "delete like records";
         let mut erased = 0;
         for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
-            // Not as a list of rows: for a list with one row MariaDB would read, and lock, the whole table.
+            // The condition is not a list of rows, because for a list with one row MariaDB would read and lock the
+            // whole table.
             let one = "(kind = ? AND target_id = ? AND user_id = ?)";
             let sql = format!("DELETE FROM like_record WHERE is_del = 1 AND ({})", vec![one; piece.len()].join(" OR "));
             erased += self
@@ -124,8 +125,8 @@ impl Store {
         Ok(erased)
     }
 
-    /// Runs one statement in a transaction of the run, and repeats it if another one blocks it. Returns the number of
-    /// changed rows.
+    /// Runs one statement in a transaction of the run, and repeats it if another transaction blocks it. Returns the
+    /// number of changed rows.
     async fn erase(
         &self,
         action: &'static str,

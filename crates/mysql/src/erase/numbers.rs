@@ -1,4 +1,4 @@
-//! The rows with a target's current, former or correct numbers.
+//! Counts and deletes the rows about a target's counters.
 
 use sqlx::{AssertSqlSafe, Row};
 use tallyd_core::model::Target;
@@ -12,7 +12,7 @@ const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_se
 const DELETED_ROWS: u64 = 1_000;
 
 impl Store {
-    /// The number of rows in each table with the target's numbers. Rows that a running reconcile logs are not included.
+    /// Counts the rows about the target's counters in each table. Rows that a running reconcile logs are not included.
     pub async fn count_numbers(&self, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "count the rows of a target";
         let mut conn = self.acquire().await?;
@@ -30,7 +30,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows of the target's numbers. Returns the number of deleted rows per table.
+    /// Deletes the rows about the target's counters. Returns the number of deleted rows per table.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -50,8 +50,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// Finds the rows without locks first, because there is no index by target. So reconciles that note repairs do not
-    /// wait for a scan.
+    /// First finds the rows without locks, because `repair` has no index by target. So reconciles that record repairs
+    /// do not wait for the scan.
     async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
         const ACTION: &str = "delete the repairs of a target";
         let mut conn = self.acquire().await?;

@@ -1,5 +1,5 @@
-//! Rows with data of a user or a target beside other data: of the outbox, of dead letters, of runs. They are changed,
-//! not deleted.
+//! Rows that contain data of a user or a target and also other data: rows of the outbox, of dead letters and of runs.
+//! They are changed and not deleted.
 
 use sqlx::{Connection, Row};
 use tallyd_core::erase::Subject;
@@ -29,8 +29,8 @@ pub struct NamedRun {
 }
 
 impl Store {
-    /// The next rows of a partition's outbox that may contain the subject, and the number of the last row that was
-    /// read. `None` at the end.
+    /// Returns the next rows of a partition's outbox that may contain the subject, and the number of the last row that
+    /// was read. The number is `None` at the end.
     pub async fn outbox_naming(
         &self,
         partition: u16,
@@ -87,7 +87,7 @@ impl Store {
     }
 
     /// Replaces the body of a dead letter. Returns whether the letter still had the `former` body. If another letter
-    /// already has the new body, this one is deleted, and the other one becomes open if either was open.
+    /// already has the new body, this letter is deleted. The other letter then becomes open if this letter was open.
     pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
         const ACTION: &str = "rewrite a dead letter";
         let mut conn = self.acquire().await?;
@@ -123,10 +123,10 @@ impl Store {
         .await
     }
 
-    /// The number of rows about the subject that a running reconcile has logged. The reconcile needs them, and deletes
+    /// Counts the rows about the subject that a running reconcile has logged. The reconcile needs them, and deletes
     /// them at its end.
     pub async fn watched_of(&self, subject: &Subject) -> Result<u64> {
-        const ACTION: &str = "count what a reconcile has logged";
+        const ACTION: &str = "count the rows that a reconcile has logged";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let rows: i64 = match subject {
@@ -147,8 +147,8 @@ impl Store {
         .await
     }
 
-    /// Runs other than `run` whose report or checkpoint may contain a target, by its name (`video:42`) or id. Few runs
-    /// are read, because old ones are deleted.
+    /// Finds runs other than `run` whose report or checkpoint may contain a target, by the target's name (`video:42`)
+    /// or id. The table has few runs, because old runs are deleted.
     pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
         let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));

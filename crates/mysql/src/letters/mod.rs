@@ -1,4 +1,4 @@
-//! Dead letters: messages that can never be applied, as MySQL keeps them.
+//! Stores dead letters in MySQL: messages that can never be applied.
 
 mod select;
 
@@ -15,21 +15,23 @@ use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 pub struct DeadLetter {
     /// The message's body.
     pub body: Vec<u8>,
-    /// Its headers as JSON.
+    /// The message's headers as JSON.
     pub headers: String,
     pub reason: &'static str,
-    /// A sentence for the reason.
+    /// A sentence that explains the reason.
     pub error: String,
-    /// The queue that it came from.
+    /// The queue that the message came from.
     pub queue: String,
-    /// When it was refused.
+    /// When the message was refused.
     pub first_seen: Micros,
 }
 
-/// The maximum size of dead letters in one statement, without its last one: far below any `max_allowed_packet`.
+/// The maximum size of the dead letters in one statement, without the last letter. It is far below any
+/// `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
-/// Stores dead letters. A redelivered one is stored once. One that was replayed and refused again becomes open again.
+/// Stores dead letters. A redelivered letter is stored once. A letter that was replayed and refused again becomes open
+/// again.
 pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
@@ -58,7 +60,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
     Ok(())
 }
 
-/// The number of open dead letters from that queue, at most `most`. Read from an index.
+/// Counts the open dead letters from this queue, up to `most`. Reads only an index.
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
@@ -66,7 +68,7 @@ pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -
 }
 
 impl Store {
-    /// The number of open dead letters for each queue and reason. Read from an index.
+    /// Counts the open dead letters for each queue and reason. Reads only an index.
     pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
         let mut conn = self.acquire().await?;
@@ -78,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// Checks that this account can store dead letters on a writable server. Changes nothing, and fails if not.
+    /// Fails if this account cannot store dead letters, or if the server is read-only. Changes nothing.
     pub async fn may_keep_dead_letters(&self) -> Result<()> {
         const ACTION: &str = "check that dead letters can be stored";
         let mut conn = self.acquire().await?;

@@ -1,4 +1,4 @@
-//! Dead letters that an operator selects to list, replay or delete.
+//! Finds the dead letters that an operator selects to list, replay or delete.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
@@ -12,24 +12,24 @@ use crate::{Context, Result, Store, datetime, micros};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub id: u64,
-    /// The message's body. In a list only the first [`HEAD_BYTES`] of it.
+    /// The message's body. In a list, only the first [`HEAD_BYTES`] bytes.
     pub body: Vec<u8>,
     /// The length of the body.
     pub bytes: u64,
-    /// Its headers as JSON. Empty in a list.
+    /// The message's headers as JSON. Empty in a list.
     pub headers: String,
-    /// Its header `traceparent`, not validated.
+    /// The message's header `traceparent`, not validated.
     pub traceparent: Option<String>,
     pub reason: String,
-    /// A sentence for the reason.
+    /// A sentence that explains the reason.
     pub error: String,
-    /// The queue that it came from.
+    /// The queue that the message came from.
     pub queue: String,
-    /// When it was first refused.
+    /// When the message was first refused.
     pub first_seen: Micros,
-    /// When it was replayed, or `None` while it is open.
+    /// When the letter was replayed, or `None` while it is open.
     pub replayed_at: Option<Micros>,
-    /// How often it was refused.
+    /// How often the message was refused.
     pub refusals: u32,
 }
 
@@ -45,25 +45,25 @@ pub struct Selection {
     pub replayed: Option<bool>,
 }
 
-/// The number of dead letters with a reason.
+/// The counts of dead letters with one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Total {
     pub reason: String,
-    /// The number of open ones.
+    /// The number of open letters.
     pub open: u64,
-    /// The number of replayed ones.
+    /// The number of replayed letters.
     pub replayed: u64,
-    /// When the first one was first seen.
+    /// When the oldest letter was first seen.
     pub oldest: Micros,
-    /// When the last one was first seen.
+    /// When the newest letter was first seen.
     pub newest: Micros,
 }
 
-/// How many bytes of a body are in a list.
+/// How many bytes of each body a list contains.
 pub const HEAD_BYTES: u32 = 200;
 
 /// [`Selection`] as SQL, with the parameters of `selected`. There are usually few dead letters. So they are read in the
-/// order of their ids, without an index for this.
+/// order of their ids, without an index for these conditions.
 const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
                         AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
 
@@ -71,7 +71,7 @@ const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, repla
                        IF(JSON_VALID(headers), JSON_UNQUOTE(JSON_EXTRACT(headers, '$.traceparent')), NULL)";
 
 impl Store {
-    /// The newest dead letters, newest first, with the beginnings of their bodies.
+    /// Returns the newest dead letters, newest first, with the beginnings of their bodies.
     pub async fn dead_letters(&self, selection: &Selection, limit: u64) -> Result<Vec<Letter>> {
         const ACTION: &str = "list dead letters";
         let sql = format!(
@@ -85,7 +85,7 @@ impl Store {
         .await
     }
 
-    /// These dead letters with whole bodies, in the order of their ids. Missing ones are skipped.
+    /// Returns these dead letters with whole bodies, in the order of their ids. Skips missing letters.
     pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
         const ACTION: &str = "read dead letters";
         if ids.is_empty() {
@@ -103,7 +103,7 @@ impl Store {
         .await
     }
 
-    /// The number of dead letters, by reason.
+    /// Counts the dead letters by reason.
     pub async fn dead_letter_totals(&self, selection: &Selection) -> Result<Vec<Total>> {
         const ACTION: &str = "count dead letters";
         let sql = format!(
@@ -140,7 +140,7 @@ impl Store {
         .await
     }
 
-    /// The ids of a selection within a range, in order, each with the length of its body.
+    /// Returns the ids of a selection within a range, in order, each with the length of the body.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
@@ -159,7 +159,7 @@ impl Store {
         .await
     }
 
-    /// The existing ones of these ids, in order, each with the length of its body.
+    /// Returns those of the ids that exist, in order, each with the length of the body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "find dead letters";
         if ids.is_empty() {
@@ -175,10 +175,10 @@ impl Store {
         .await
     }
 
-    /// Notes that dead letters were replayed. Each comes with its number of refusals when it was read. Returns how many
-    /// were noted: a letter that was refused since then stays open.
+    /// Records that dead letters were replayed. Each id has the letter's count of refusals when it was read. Returns
+    /// how many letters were marked. A letter that was refused since then stays open.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
-        const ACTION: &str = "note replayed dead letters";
+        const ACTION: &str = "record replayed dead letters";
         if letters.is_empty() {
             return Ok(0);
         }
@@ -193,13 +193,13 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
-            // The number of matching rows, changed or not.
+            // This counts the matching rows, changed or not.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
         })
         .await
     }
 
-    /// Deletes these dead letters if they are still in the selection. Returns how many.
+    /// Deletes these dead letters if they are still in the selection. Returns how many were deleted.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {

@@ -17,14 +17,14 @@ pub struct LikeRow {
     pub at: Micros,
 }
 
-/// A time in SQL, in UTC.
+/// Formats a time as an SQL literal, in UTC.
 pub fn time_literal(at: Micros) -> String {
     format!("'{}'", datetime(at).format("%Y-%m-%d %H:%M:%S%.6f"))
 }
 
 impl Store {
-    /// The next rows of these targets that were written at `since` or later, in the order of their keys, after the key
-    /// `after`. The targets are sorted by id.
+    /// Returns the next rows of these targets after the key `after`, in the order of their keys. Only rows with a
+    /// version of `since` or later are included. The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,

@@ -1,4 +1,4 @@
-//! The writes of an import. Each transaction first checks the job's lock, and notes the run's progress.
+//! The writes of an import. Each transaction first checks the job's lock, and records the run's progress.
 //!
 //! An import adds to counters in its own slot, with the earliest possible time. So reconciles of recent changes skip
 //! imported counters. Redis is loaded after the import.
@@ -15,10 +15,10 @@ use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, mi
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = CommandName::Import.name();
 
-/// Rows of one plain INSERT. If one of them already exists, all of them are read before they are written.
+/// Rows of one plain INSERT. If one of these rows already exists, all these rows are read before they are written.
 const INSERT_ROWS: usize = 1_000;
 
-/// The results of writing rows.
+/// The counts of written rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// New rows.
@@ -27,11 +27,11 @@ pub struct Written {
     pub changed: u64,
     /// Rows that were skipped because the existing row is newer or equal.
     pub kept: u64,
-    /// The change of all counters together.
+    /// The sum of the changes of all counters.
     pub likes: i64,
 }
 
-/// A row of `like_record` that says "likes".
+/// A row of `like_record` that is a like and not an unlike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liked {
     pub key: Key,
@@ -40,7 +40,7 @@ pub struct Liked {
 }
 
 impl Store {
-    /// Writes rows, sorted by key, if they are newer than the existing ones, and adds to their counters.
+    /// Writes rows, sorted by key, if they are newer than the existing rows, and adds the changes to the counters.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
@@ -68,8 +68,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Turns unchanged rows, sorted by key, into unlikes, and subtracts them from their counters. Returns the number of
-    /// these rows.
+    /// Changes rows, sorted by key, to unlikes if they still have the given version, and subtracts them from the
+    /// counters. Returns how many rows it changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
@@ -93,11 +93,11 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets the import's part of numbers, sorted by target, so that each number equals the site's. Returns how many
-    /// changed.
+    /// Sets the import's slot of counters, sorted by target. Each counter then equals the site's counter. Returns how
+    /// many counters changed.
     ///
     /// # Errors
-    /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a number would be out of
+    /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of
     /// range.
     pub async fn level_numbers(
         &self,
@@ -106,7 +106,7 @@ impl Store {
         numbers: &[(TargetId, i64)],
         checkpoint: &str,
     ) -> Result<u64> {
-        const ACTION: &str = "write imported numbers";
+        const ACTION: &str = "write imported counters";
         let write = async |connection: &mut MySqlConnection| {
             let mut tx = connection.begin().await.context(ACTION)?;
             jobs::hold(&mut tx, JOB, run).await?;
@@ -121,7 +121,7 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// The next rows that say "likes", in order, after the first key and up to the second one.
+    /// Returns the next rows that are likes, in order, after the first key and up to the second key.
     pub async fn liked_rows(&self, kind: Kind, (after, until): (Key, Key), limit: usize) -> Result<Vec<Liked>> {
         let (of_range, bounds) = of_range(after, until);
         let sql = format!(
@@ -137,7 +137,7 @@ impl Store {
         rows.await?.iter().map(read_liked).collect()
     }
 
-    /// The number of users who like the target, by its rows.
+    /// Counts the users who like the target, by the target's rows.
     pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
         const ACTION: &str = "count like records";
         let mut conn = self.acquire().await?;
@@ -148,7 +148,7 @@ impl Store {
         .await
     }
 
-    /// The values in `counter` of these sorted targets. 0 if there is no row.
+    /// Returns the counters of these targets, which must be sorted. A missing counter is 0.
     pub async fn numbers_of(&self, (kind, metric): (Kind, Metric), targets: &[TargetId]) -> Result<Vec<i64>> {
         let keys: Vec<CounterKey> = targets.iter().map(|id| (Target { kind, id: *id }, metric)).collect();
         let mut conn = self.acquire().await?;
@@ -157,8 +157,8 @@ impl Store {
     }
 }
 
-/// A condition for the rows after the first key and up to the second one, and its parameters. It consists of a few
-/// ranges of the primary key, so that two pages of one target read no row twice.
+/// Returns a condition for the rows after the first key and up to the second key, and its parameters. The condition
+/// consists of a few ranges of the primary key. So the pages of one target read each row once.
 pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
     const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
     const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
@@ -169,7 +169,7 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
     }
 }
 
-/// Writes rows, and returns the former state of each. In a first import nearly all rows are new.
+/// Writes rows, and returns the former state of each row. In a first import nearly all rows are new.
 async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
@@ -177,11 +177,11 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
         let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
         text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
     }
-    // Ends the last row.
+    // Removes the comma after the last row.
     text.push("");
     match text.run(connection, "insert like records").await {
         Ok(_) => return Ok(vec![Before::Absent; rows.len()]),
-        // Only this statement is rolled back, and not the transaction.
+        // MySQL has rolled back only this statement, and not the transaction.
         Err(error) if error.number() == Some(1062) => {}
         Err(error) => return Err(error),
     }
@@ -218,7 +218,7 @@ fn written(rows: &[(Pair, State)], met: &[Before]) -> Written {
     written
 }
 
-/// Adds to the import's part of counters.
+/// Adds to the import's slot of counters.
 async fn add(connection: &mut MySqlConnection, differences: Vec<Difference>) -> Result<()> {
     let mut differences = differences;
     differences.retain(|difference| difference.delta != 0);
@@ -234,7 +234,7 @@ async fn note_checkpoint(connection: &mut MySqlConnection, run: u64, checkpoint:
         .bind(run)
         .execute(connection)
         .await
-        .context("note how far the run has come")
+        .context("record the run's progress")
         .map(drop)
 }
 
@@ -243,7 +243,7 @@ async fn level(
     (kind, metric): (Kind, Metric),
     numbers: &[(TargetId, i64)],
 ) -> Result<u64> {
-    const ACTION: &str = "read imported numbers";
+    const ACTION: &str = "read imported counters";
     let sql = format!(
         "SELECT target_id, CAST(COALESCE(SUM(IF(slot = ?, 0, value)), 0) AS SIGNED), \
          CAST(COALESCE(SUM(IF(slot = ?, value, 0)), 0) AS SIGNED) FROM counter \
@@ -263,7 +263,7 @@ async fn level(
     let mut changed = 0;
     for (id, wanted) in numbers {
         let (others, own) = parts.get(&id.0).copied().unwrap_or((0, 0));
-        let part = wanted.checked_sub(others).ok_or(StoreError::OutOfRange("import a number"))?;
+        let part = wanted.checked_sub(others).ok_or(StoreError::OutOfRange("import a counter"))?;
         if part != own {
             changed += 1;
             text.row([kind.0.into(), id.0.cast_signed(), metric.0.into(), IMPORTS.into(), part], EARLIEST);
@@ -271,7 +271,7 @@ async fn level(
     }
     if changed > 0 {
         text.push("ON DUPLICATE KEY UPDATE value = VALUES(value)");
-        text.run(connection, "write imported numbers").await?;
+        text.run(connection, "write imported counters").await?;
     }
     Ok(changed)
 }

@@ -14,7 +14,7 @@ use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use crate::{Context, Store, micros};
 
-/// The columns of a query's answer about likes, and the format of its times.
+/// The columns of a query for likes, and the format of its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LikeColumns {
     target: usize,
@@ -31,13 +31,13 @@ impl LikeColumns {
         self.at.is_some()
     }
 
-    /// Whether the table says if a row is deleted.
+    /// Whether the table has a column for deleted rows.
     pub fn has_deleted(&self) -> bool {
         self.deleted.is_some()
     }
 }
 
-/// The columns of a query's answer about numbers.
+/// The columns of a query for counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberColumns {
     target: usize,
@@ -47,18 +47,18 @@ pub struct NumberColumns {
 /// The limits of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Rows must come after this one.
+    /// The last row of the previous page.
     pub after: Key,
     /// The maximum number of rows.
     pub limit: usize,
-    /// The maximum time of a row. An event with a correct clock would lose against a later one.
+    /// The latest allowed time of a row. A row with a later time would win against events with correct times.
     pub latest: Micros,
 }
 
 /// A page of the site's rows.
 #[derive(Clone, Debug, Default)]
 pub struct SitePage<T> {
-    /// In order, without duplicates.
+    /// The rows, in order and without duplicates.
     pub rows: Vec<T>,
     /// The number of rows in the answer.
     pub answered: usize,
@@ -66,18 +66,18 @@ pub struct SitePage<T> {
     pub repeated: u64,
     /// Rows out of order, which were skipped.
     pub unordered: u64,
-    /// A sentence about the first of the duplicate or unordered rows.
+    /// A sentence about the first duplicate or unordered row.
     pub fault: Option<String>,
 }
 
 impl Store {
-    /// The columns of a query for likes, by name, and how the server would run the query.
+    /// Finds the columns of a query for likes by their names. Also returns how the server would run the query.
     pub async fn like_columns(&self, statement: &Statement, unit: Option<Unit>) -> Told<(LikeColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         Ok((like_columns(&columns, unit)?, plan))
     }
 
-    /// The same for numbers.
+    /// Does the same for a query for counters.
     pub async fn number_columns(&self, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         let known = ["target", "value"];
@@ -97,7 +97,7 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// The next likes, in order.
+    /// Reads the next likes, in order.
     pub async fn site_likes(
         &self,
         statement: &Statement,
@@ -108,7 +108,7 @@ impl Store {
         self.site_page(statement, bounds, |like| like.key, read).await
     }
 
-    /// The next numbers, in the order of their targets.
+    /// Reads the next counters, in the order of their targets.
     pub async fn site_numbers(
         &self,
         statement: &Statement,
@@ -154,7 +154,7 @@ impl Store {
 }
 
 pub(super) fn too_many(limit: usize) -> QueryError {
-    wrong(format!("the query returns more than the {limit} rows that :rows says"))
+    wrong(format!("the query returns more rows than :rows = {limit}"))
 }
 
 fn disorder((target, user): Key, (next_target, next_user): Key) -> String {
@@ -169,7 +169,7 @@ fn disorder((target, user): Key, (next_target, next_user): Key) -> String {
         );
     }
     format!(
-        "the query returns the row of {next} after that of {last}: order rows by number, with ORDER BY target, user; \
+        "the query returns the row of {next} after the row of {last}: order the rows by their numeric ids, with ORDER BY target, user; \
          if ids are text, write CAST(... AS UNSIGNED)"
     )
 }
@@ -179,7 +179,7 @@ fn lacks(columns: &[Column], name: &str) -> QueryError {
     wrong(format!("the query has no column {name}: it returns {}; add ... AS {name}", names.join(", ")))
 }
 
-/// The place of the column `name`.
+/// Returns the index of the column `name`.
 fn place(columns: &[Column], name: &str, known: &[&str]) -> Told<Option<usize>> {
     if let Some(other) = columns.iter().find(|column| !known.contains(&column.name.to_ascii_lowercase().as_str())) {
         return Err(wrong(format!(
@@ -208,7 +208,7 @@ fn like_columns(columns: &[Column], unit: Option<Unit>) -> Told<LikeColumns> {
     Ok(LikeColumns { target, user, deleted, at, sums })
 }
 
-/// The unit of the times in a column, or `None` if they are dates.
+/// Returns the unit of the times in a column, or `None` if the times are dates.
 fn time_of(column: &Column, unit: Option<Unit>) -> Told<Option<Unit>> {
     let is_date = matches!(column.kind.as_str(), "DATETIME" | "TIMESTAMP");
     match unit {
@@ -333,11 +333,11 @@ mod tests {
             (
                 vec![column("post_id", "BIGINT")],
                 None,
-                "returns the column post_id: there are target, user, deleted, at",
+                "returns the unknown column post_id: allowed are target, user, deleted, at",
             ),
             (vec![column("user", "BIGINT")], None, "has no column target: it returns user"),
             (with(&[column("user", "BIGINT")]), None, "returns the column user twice"),
-            (with(&[column("at", "BIGINT")]), None, "say what it counts, with unit"),
+            (with(&[column("at", "BIGINT")]), None, "column at is an integer: set unit"),
             (with(&[column("at", "TIMESTAMP")]), Some(Unit::Ms), "leave unit out"),
             (with(&[column("at", "DATE")]), None, "is DATE: it must be"),
             (with(&[]), Some(Unit::S), "unit is for the column at"),

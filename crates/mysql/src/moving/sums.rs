@@ -1,14 +1,14 @@
-//! Counts and checksums of a range of rows. The servers compute them, so that two sides can be compared without reading
+//! Counts and checksums of a range of rows. The servers compute them, so two sides can be compared without reading
 //! their rows.
 //!
 //! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
 //! range is the XOR of all parts. CRC32 alone is linear. For example, the rows (1,10) and (2,11) have the same XOR as
-//! (1,11) and (2,10). About one in 30,000 of such swaps even has the same sum. A product of two different CRCs carries
-//! from bit to bit, so it is not linear. The XOR of such a swap is then as good as random in every part of its bits. A
-//! duplicate row cancels itself in an XOR, but the count includes it, and `like_record` has no duplicates. A sum of the
-//! products would work as well, but takes MariaDB twice as long, because it adds decimals.
+//! (1,11) and (2,10). Even the sum of the CRCs is the same for about one in 30,000 of such swaps. A product of two
+//! different CRCs carries from bit to bit, so it is not linear. With the product, all bits of the XOR of a swap are as
+//! good as random. A duplicate row cancels itself in an XOR. But the count includes it, and `like_record` has no
+//! duplicates. A sum of the products would work as well, but takes MariaDB twice as long, because it adds decimals.
 //!
-//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches tallyd's own, and
+//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches the id in tallyd, so
 //! its row is then read.
 
 use sqlx::mysql::MySqlRow;
@@ -27,20 +27,20 @@ use crate::{Context, Result, Store};
 pub struct SiteSums {
     /// The number of rows in the answer.
     pub answered: usize,
-    /// The count and checksum of the rows that say "likes".
+    /// The count and checksum of the rows that are likes.
     pub sums: Sums,
     /// The largest key. `None` if a row is invalid: an id is not a number, or `deleted` is neither 0 nor 1.
     pub last: Option<Key>,
 }
 
-/// The weight of a key's target id, so that one number can hold both ids.
+/// The factor for a key's target id. With it, one number contains both ids.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// The sums of the next likes. The site's query, with at most `limit` rows, runs within another query.
+    /// Returns the sums of the next likes. The site's query, with at most `limit` rows, is a subquery.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
-        // The query's last line can be a comment.
+        // The line break is needed because the query's last line can be a comment.
         let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);
         let ask = async |connection: &mut MySqlConnection| {
             site_query::limit_time(connection, Some(statement.query_max)).await?;
@@ -51,7 +51,7 @@ impl Store {
         site_query::within_its_time(&mut conn, statement, ask).await
     }
 
-    /// The sums of the rows that say "likes" after the first key and up to the second one.
+    /// Returns the sums of the rows that are likes, after the first key and up to the second key.
     pub async fn liked_sums(&self, kind: Kind, (after, until): (Key, Key)) -> Result<Sums> {
         let (of_range, bounds) = of_range(after, until);
         let checksum = checksum("target_id", "user_id");
@@ -77,7 +77,7 @@ fn checksum(target: &str, user: &str) -> String {
 }
 
 /// The expressions for the count and checksum of a page. They depend on the types of the columns, because MySQL
-/// compares text with numbers by its first digits.
+/// compares a text with a number by the text's first digits.
 pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
     let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
     let id = |column, name: &str| match is_integer(column) {
@@ -116,7 +116,7 @@ fn key(number: u128) -> Option<Key> {
     Some((TargetId(target.filter(is_id)?), UserId(user.filter(is_id)?)))
 }
 
-/// A number of any size. `None` if it does not fit the type.
+/// Parses a number of any size. Returns `None` if the number does not fit the type.
 fn integer<T: std::str::FromStr>(row: &MySqlRow, place: usize) -> Result<Option<T>> {
     let text: Option<&str> = row.try_get_unchecked(place).context("read sums of rows")?;
     Ok(text.and_then(|text| site_query::number(text).ok()))
