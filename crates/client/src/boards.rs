@@ -1,6 +1,6 @@
 //! Adds to members of boards in all current periods, and reads boards.
 //!
-//! The current period is found with this machine's clock. A [`Ranking`] decides the places of members with equal
+//! This machine's clock decides which period is the current one. A [`Ranking`] decides the places of members with equal
 //! scores.
 
 use std::time::Duration;
@@ -173,8 +173,8 @@ impl Client {
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
-    /// Returns the time until the current period of the board ends. `None` for a board of all time. The call asks no
-    /// server.
+    /// Returns the time until the current period of the board ends. Returns `None` for a board of all time. The call
+    /// asks no server.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`].

@@ -17,7 +17,7 @@ use super::{
 /// The most ids in one call of a script. Lua's stack holds about 8,000 values.
 pub const CALL_IDS_MAX: usize = 1_000;
 
-/// Keys per SCAN. One SCAN takes some hundred microseconds.
+/// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
 /// The size of a bucket.

@@ -76,7 +76,8 @@ pub struct Built {
 }
 
 impl Cache {
-    /// Returns the states of the filters of `targets`, in their order. `None` for a target without a filter.
+    /// Returns the states of the filters of `targets`, in the order of `targets`. The state is `None` for a target
+    /// without a filter.
     ///
     /// # Errors
     /// Redis failed to answer, or a key is of another type.

@@ -47,7 +47,7 @@ impl Cache {
         self.eval("remember published likes", &calls).await.map(drop)
     }
 
-    /// Returns the last remembered click of a user on each of `targets`, in their order.
+    /// Returns the last remembered click of a user on each of `targets`, in the order of `targets`.
     pub async fn published(
         &self,
         kinds: &KindNames,

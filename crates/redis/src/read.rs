@@ -22,7 +22,7 @@ pub enum Found {
 }
 
 impl Cache {
-    /// Returns the numbers of `targets`, in their order. One round trip reads hundreds of targets.
+    /// Returns the numbers of `targets`, in the order of `targets`. One round trip reads hundreds of targets.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets

@@ -16,7 +16,7 @@ pub fn shape(parts: &[Value]) -> Option<Shape> {
     Shape::checked(*size, *iterations)
 }
 
-/// The state of a user and a target in Redis.
+/// The answer of Redis to the question whether a user likes a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Whether the user likes the target.
@@ -39,7 +39,8 @@ impl Cache {
         }
     }
 
-    /// Returns whether the user likes each of `targets`, in their order, by the last clicks. It needs one round trip.
+    /// Returns whether the user likes each of `targets`, in the order of `targets`. It only reads the last clicks. It
+    /// needs one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
         const ACTION: &str = "read recent clicks";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);

@@ -4,7 +4,7 @@ use redis::{Pipeline, Value};
 
 use super::{Cache, CacheError, Context, Result, Servers, text};
 
-/// Keys per SCAN. One SCAN takes some hundred microseconds.
+/// Keys per SCAN. One SCAN of this size takes a few hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
 
 /// The position of a search for keys.
@@ -69,7 +69,7 @@ impl Cache {
         Ok((keys, (!nodes.is_empty()).then_some(ScanCursor { nodes, cursor })))
     }
 
-    /// Returns the contents of these keys, in their order.
+    /// Returns the contents of these keys, in the order of `keys`.
     pub async fn read_held(&self, keys: &[String]) -> Result<Vec<Held>> {
         const ACTION: &str = "read the site's keys";
         let mut held = Vec::with_capacity(keys.len());
