@@ -14,39 +14,39 @@ use crate::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Board {
-    /// The name in keys, tables and commands.
+    /// Name in keys, tables and commands: 1 to 32 of a-z, 0-9, - and _.
     pub name: String,
-    /// The length of a period. Each period has its own zset.
+    /// Length of a period. Each has its own zset.
     pub period: PeriodKind,
-    /// The time zone whose midnight begins a day: an IANA name.
+    /// Time zone in which days begin: an IANA name.
     #[serde(default = "utc")]
     pub time_zone: String,
-    /// The first day of the week, if `period` is `week`.
+    /// First day of a week.
     #[serde(default)]
     pub week_starts: WeekStart,
-    /// The metrics of the score: one or two names of `[metrics]`. The first one ranks the members.
+    /// Metric that ranks members, and with `tie = "second"` a second one.
     #[serde(default = "like")]
     pub score: Vec<String>,
-    /// How equal scores are ordered.
+    /// Order of equal scores. Don't change it while Redis has the board.
     #[serde(default)]
     pub tie: Tie,
-    /// The number of bits for the second metric, of a score's 53 bits.
+    /// Bits of the second metric, of a score's 53. 20 hold a million, and leave eight billion for the first metric.
     #[serde(default = "twenty")]
     #[schemars(range(min = 1, max = SECOND_BITS_MAX))]
     pub second_bits: u32,
-    /// How long to wait for late writes after a period ends.
+    /// Time for late writes after a period ends.
     #[serde(default = "hour")]
     pub archive_grace: Pause,
-    /// The number of places to archive. 0 archives all.
+    /// Places to archive. 0: all. Other places are lost when the board leaves Redis.
     #[serde(default)]
     pub archive_top: u32,
-    /// How long MySQL keeps an archive. 0 keeps it forever.
+    /// How long MySQL keeps an archive. 0: forever.
     #[serde(default)]
     pub archive_keep: Pause,
-    /// How long an archived board stays in Redis.
+    /// How long an archived board stays in Redis. 0 deletes it immediately.
     #[serde(default = "month")]
     pub expire_after: Pause,
-    /// How often a board is copied from Redis to MySQL before it is archived. 0 disables this.
+    /// How often an open board is copied to MySQL. 0: never. If Redis loses the board, at most this time is lost.
     #[serde(default = "hour")]
     pub snapshot_every: Pause,
 }

@@ -9,11 +9,11 @@ use crate::pause::Pause;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClickLimits {
-    /// The minimum time that Redis remembers a click. It must be longer than an event needs to reach MySQL.
+    /// How long Redis remembers a click at least: longer than an event needs to reach MySQL.
     pub recent_keep: Pause,
-    /// The maximum number of clicks per user and window. 0 means no limit.
+    /// Most likes and unlikes of a user per window. 0: no limit.
     pub rate_likes_max: u32,
-    /// The length of a window. It begins with the user's first click.
+    /// Length of a window, from the user's first click.
     pub rate_window: Pause,
 }
 

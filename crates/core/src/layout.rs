@@ -34,7 +34,7 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Hashes of many targets. One field holds all numbers of a target.
+    /// Hashes of many targets: the least memory.
     Packed,
     /// A hash for each target.
     Entity,

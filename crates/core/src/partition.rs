@@ -72,9 +72,9 @@ impl FromIterator<(u16, String)> for Partitions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionBy {
-    /// By user: many likes of one target are spread over all partitions.
+    /// Likes of one target spread over all partitions.
     User,
-    /// By target: all events of a target go through one partition, and a batch has few targets.
+    /// All events of a target go through one partition.
     Target,
 }
 

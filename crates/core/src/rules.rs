@@ -14,21 +14,21 @@ use crate::model::{Kind, Metric};
 pub struct Rule {
     /// A name of `[metrics]`.
     pub metric: String,
-    /// A name of `[kinds]`, or all kinds by default. A rule for one kind takes precedence over a rule for all.
+    /// A name of `[kinds]`. Default: all. A rule for one kind takes precedence.
     #[serde(default)]
     #[schemars(with = "String")]
     pub kind: Option<String>,
-    /// The writer that counts it in Redis: the daemon or API servers.
+    /// The writer that counts in Redis.
     #[serde(default)]
     pub writer: Writes,
     /// Whether the number can be negative.
     #[serde(default)]
     pub below_zero: bool,
-    /// Whether events of the types `set` and `reset` are accepted.
+    /// Whether `set` and `reset` events are accepted. Not for `like`.
     #[serde(default)]
     pub settable: bool,
-    /// A board that also counts the metric's additions: a name of `[[board]]` whose `score` has the metric. The member
-    /// is the target's id in decimal.
+    /// Board that also counts the additions: a `[[board]]` whose `score` has the metric. Members are target ids in
+    /// decimal.
     #[serde(default)]
     #[schemars(with = "String")]
     pub board: Option<String>,
@@ -46,9 +46,9 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
-    /// API servers count before they publish: with lua/count.lua, and likes with lua/like.lua.
+    /// API servers, before they publish: lua/count.lua, for likes lua/like.lua.
     Api,
-    /// The daemon counts after the event is committed.
+    /// The daemon, after the commit.
     #[default]
     Daemon,
 }

@@ -21,12 +21,12 @@ pub const SECOND_BITS_MAX: u32 = 23;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Tie {
-    /// By the member: the greater one, byte by byte, is ahead. Scores are plain numbers.
+    /// The greater member, byte by byte, is ahead.
     #[default]
     Member,
-    /// By a second number: the higher one is ahead.
+    /// The higher second metric is ahead.
     Second,
-    /// By time: the member that reached the number first is ahead.
+    /// The first to reach the number is ahead.
     Earliest,
 }
 

@@ -10,32 +10,32 @@ use tallyd_connect::tls::Tls;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mysql {
-    /// `mysql://user@host:3306/database`.
+    /// `mysql://user@host:3306/database`. Connections to other machines use TLS and verify the server, others use TLS
+    /// if available. `?ssl-mode=VERIFY_IDENTITY` always verifies. `VERIFY_CA` ignores the name (for certificates that
+    /// MySQL generated). `DISABLED` is plain text.
     pub url: ServerUrl,
     /// The password. Only the environment sets it.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file with the password. A relative path names a systemd credential.
+    /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with trusted authorities' certificates (PEM), in addition to the system's. With `ssl-mode=VERIFY_CA` only
-    /// these are trusted.
+    /// Trusted authorities (PEM), in addition to the system's. With `ssl-mode=VERIFY_CA` only these are trusted.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the client certificate (PEM), for a server that requests one.
+    /// Client certificate (PEM), if required.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with the private key (PEM). A relative path names a systemd credential.
+    /// Private key (PEM), without passphrase. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
     /// The contents of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// The time limit for connecting, in milliseconds.
+    /// Time limit of a connect in milliseconds.
     #[schemars(range(min = 100, max = 30_000))]
     pub connect_timeout_ms: u64,
-    /// The time limit of one transaction, in milliseconds. After it the connection is closed and the transaction is
-    /// retried.
+    /// Time limit of one transaction in milliseconds. Then tallyd retries.
     #[schemars(range(min = 1_000, max = 45_000))]
     pub transaction_timeout_ms: u64,
 }

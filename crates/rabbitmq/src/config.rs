@@ -16,45 +16,49 @@ pub const PARTITIONS_MAX: u16 = 256;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
-    /// `amqp://user@host:5672/vhost` or `amqps://...`. Write the vhost `/` as `%2f`.
+    /// `amqp://user@host:5672/vhost`, or `amqps://` for TLS. Write the vhost `/` as `%2f`, and in a password #, @ and %
+    /// as %23, %40 and %25. With `?auth_mechanism=external` the client certificate is the login.
     pub url: ServerUrl,
-    /// Other nodes of the cluster, as `host:port`. Each connection goes to the next node that answers.
+    /// Other nodes of the cluster, as `host:port`. Leave it empty behind a load balancer.
     pub seeds: Vec<String>,
     /// The password. Only the environment sets it.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file with the password. A relative path names a systemd credential.
+    /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with trusted authorities' certificates (PEM), in addition to the system's.
+    /// Trusted authorities (PEM), in addition to the system's.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the client certificate (PEM), for a server that requests one.
+    /// Client certificate (PEM), if required.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with the private key (PEM). A relative path names a systemd credential.
+    /// Private key (PEM), without passphrase. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
     /// The contents of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// The prefix of every name on the broker: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
+    /// Prefix of every name on the broker, for example `{prefix}.events`.
     pub prefix: String,
-    /// The number of queues that share the events. Each has one active consumer.
+    /// Queues that share the events, each with one active consumer. More than one needs the plugin
+    /// rabbitmq_consistent_hash_exchange.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
-    /// How a like's partition is chosen. Clients use it as the routing key.
+    /// Routing key of likes, for `tallyd dead replay` and the Rust client. Other producers choose their own. Use
+    /// `target` if MySQL is sharded by target.
     pub partition_by: PartitionBy,
-    /// The type of the queues.
+    /// Type of new queues. An existing queue keeps its type.
     pub queue_type: QueueType,
-    /// Whether tallyd declares exchanges, queues and bindings. If false, they must already exist.
+    /// Whether tallyd declares exchanges, queues and bindings. If false, they must exist.
     pub declare: bool,
-    /// The maximum number of unacknowledged messages that one partition's consumer holds. At least two batches.
+    /// Most unacknowledged messages of a partition: at least two batches (`[consumer] batch_events_max`). Large
+    /// messages lower it automatically.
     pub prefetch: u16,
-    /// Seconds between heartbeats. A dead broker is detected after twice this time.
+    /// Seconds between heartbeats. After twice this time a connection is dead, and another daemon gets its partitions.
     #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,
-    /// The time limit of one call to the broker, in milliseconds.
+    /// Time limit of one call in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
 }
@@ -93,8 +97,8 @@ impl Amqp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
-    /// Replicated and always on disk. It also drains faster.
+    /// Replicated, always on disk, faster to drain.
     Quorum,
-    /// On one node only, for brokers without quorum queues.
+    /// On one node, for brokers without quorum queues.
     Classic,
 }

@@ -11,17 +11,18 @@ use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Redis {
-    /// `redis://host:6379/0` or `rediss://...`.
+    /// `redis://host:6379/0`, or `rediss://` for TLS. For a Redis Cluster: one node, with database 0. With sentinels
+    /// tallyd ignores host and port.
     pub url: ServerUrl,
-    /// Whether `url` is a node of a Redis Cluster. It tells tallyd the other nodes.
+    /// Whether `url` is a node of a Redis Cluster. All nodes need the same account.
     pub cluster: bool,
-    /// More nodes of the Cluster that tallyd can ask for the other nodes, as `host:port`.
+    /// Other nodes of the cluster, as `host:port`.
     pub seeds: Vec<String>,
-    /// The sentinels that tallyd asks for the master, as `host:port`. Then the host of `url` is not used.
+    /// All sentinels, as `host:port`. They need TLS if `url` is `rediss://`.
     pub sentinels: Vec<String>,
-    /// The sentinels' name for the master.
+    /// The master's name, as in `sentinel monitor NAME ...`.
     pub sentinel_master: String,
-    /// A file that holds the sentinels' own password. A relative path is one of systemd's credentials.
+    /// File with the sentinels' password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub sentinel_password_file: Option<String>,
     /// The content of that file.
@@ -30,34 +31,36 @@ pub struct Redis {
     /// The password. It comes only from the environment.
     #[schemars(skip)]
     pub password: Option<Secret>,
-    /// A file that holds the password. A relative path is one of systemd's credentials.
+    /// File with the password, not world-readable. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) to trust in addition to the system's own.
+    /// Trusted authorities (PEM), in addition to the system's.
     #[schemars(with = "String")]
     pub tls_ca_file: Option<String>,
-    /// A file with the client certificate (PEM), for servers that ask for one.
+    /// Client certificate (PEM), if required.
     #[schemars(with = "String")]
     pub tls_cert_file: Option<String>,
-    /// A file with the private key of that certificate (PEM). A relative path is one of systemd's credentials.
+    /// Private key (PEM), without passphrase. A relative path is a systemd credential.
     #[schemars(with = "String")]
     pub tls_key_file: Option<String>,
     /// The content of these files.
     #[serde(skip)]
     pub tls: Tls,
-    /// The prefix of every key.
+    /// Prefix of every key, the same in all clients, without braces.
     pub key_prefix: String,
-    /// The layout of the counters.
+    /// Layout of the counters. Use `packed` unless the site already has another.
     pub layout: Form,
-    /// The number of buckets per kind is 2^`bucket_bits`. It should be about (targets of the kind) / 122.
+    /// 2^`bucket_bits` buckets per kind: 13 for a million targets, 14 for two. API servers need the same number. Change
+    /// it only by `[redis.also]`: a direct change makes all counters unknown until a daemon has loaded them again.
     #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
-    /// The name pattern of the keys in the layouts `entity` and `string`. Empty for the layout's default.
+    /// Key names behind `key_prefix`. Empty: `counter:{kind}:{id}` for `entity`, `counter:{id}:{metric}` for `string`.
     pub counter_key: String,
-    /// The timeout of one pipeline, in milliseconds.
+    /// Time limit of one pipeline in milliseconds.
     #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
-    /// A second layout that API servers also count in while counters move.
+    /// Second layout that API servers also count in while `tallyd layout migrate` moves counters. They read from
+    /// `[redis]`.
     #[schemars(with = "Also")]
     pub also: Option<Also>,
 }

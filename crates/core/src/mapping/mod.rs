@@ -27,24 +27,25 @@ pub const TYPES: [&str; 5] = ["like", "unlike", "count", "set", "reset"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Map {
-    /// The name in the queue's name, in commands and messages.
+    /// Name in commands, messages and the queue's name: 1 to 32 of a-z, 0-9, - and _.
     pub name: String,
-    /// The number in MySQL and Redis. Never give it to another map.
+    /// Number in MySQL and Redis. Never reuse it.
     #[schemars(range(min = 1, max = MAP_NUMBER_MAX))]
     pub number: u8,
-    /// The site's exchange.
+    /// The site's exchange. It must exist.
     pub exchange: String,
-    /// The binding keys of tallyd's queue.
+    /// Binding keys of tallyd's queue. The default selects all messages.
     #[serde(default = "all_keys")]
     pub binding_keys: Vec<String>,
-    /// A JSON pointer to the list of events in a body. A body without it is one event, or a list of events.
+    /// JSON pointer to a list of events. A body without it is one event or a list.
     #[serde(default)]
     #[schemars(with = "String")]
     pub list: Option<String>,
-    /// The type: like, unlike, count, set or reset.
+    /// Type: like, unlike, count, set or reset. Each field is a JSON pointer, optionally with a table of values, or a
+    /// constant.
     #[serde(rename = "type")]
     pub event_type: Source,
-    /// The kind: a name of `[kinds]`.
+    /// A name of `[kinds]`.
     pub kind: Source,
     /// The target's id.
     pub target_id: Source,
@@ -52,21 +53,21 @@ pub struct Map {
     #[serde(default)]
     #[schemars(with = "Source")]
     pub user_id: Option<Source>,
-    /// When it happened.
+    /// When it happened. If two likes have the same time in a unit coarser than "us", the later arrival wins.
     pub at: Time,
-    /// The metric: a name of `[metrics]`, for count, set and reset.
+    /// A name of `[metrics]`, for count, set and reset.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub metric: Option<Source>,
-    /// The amount to add, for count.
+    /// Amount to add, for count.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub delta: Option<Source>,
-    /// The new value, for set.
+    /// New value, for set.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub value: Option<Source>,
-    /// The event's id, for count.
+    /// Unique text of the event, for count.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub event_id: Option<Source>,

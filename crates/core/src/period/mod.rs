@@ -32,7 +32,7 @@ pub enum PeriodKind {
     Week,
     /// A calendar month.
     Month,
-    /// All time: it never ends.
+    /// All time.
     Total,
 }
 
