@@ -1,11 +1,15 @@
-//! docs/ is a book in mdBook's format. Checks its table of contents and its length.
+//! docs/ is a book in mdBook's format: its table of contents, and how long it is.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{documents, read};
 
-/// Returns the paths below docs/ of the book's pages, without the decision records.
+/// Words of all pages together, and of one page. Code blocks and decisions do not count.
+const BOOK_WORDS_MAX: usize = 35_000;
+const PAGE_WORDS_MAX: usize = 3_500;
+
+/// The pages of the book without the records of decisions, by their paths below docs/.
 fn pages() -> Vec<String> {
     let paths = documents().into_iter().filter_map(|path| Some(path.strip_prefix("docs").ok()?.to_owned()));
     let names = paths.map(|path| path.to_str().unwrap().to_owned());
@@ -23,6 +27,11 @@ pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// Words of a line; marks alone, such as a table's bars, are none.
+fn words_of(line: &str) -> usize {
+    line.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
+}
+
 #[test]
 fn the_table_of_contents_names_each_page_of_the_book_once() {
     let contents = read("docs/SUMMARY.md");
@@ -36,8 +45,22 @@ fn the_table_of_contents_names_each_page_of_the_book_once() {
 fn every_page_of_the_book_begins_with_its_only_title() {
     for page in pages() {
         let text = read(Path::new("docs").join(&page));
-        assert!(text.starts_with("# "), "docs/{page} does not begin with a title");
+        assert!(text.starts_with("# "), "docs/{page} begins with no title");
         let titles = prose(&text).filter(|(_, line)| line.starts_with("# ")).count();
         assert_eq!(titles, 1, "docs/{page}");
     }
+}
+
+#[test]
+fn the_book_and_each_of_its_pages_are_short_enough() {
+    let words = |page: &String| {
+        let text = read(Path::new("docs").join(page));
+        prose(&text).map(|(_, line)| words_of(line)).sum::<usize>()
+    };
+    let counted = pages().into_iter().filter(|page| !page.starts_with("decisions/"));
+    let pages: Vec<(String, usize)> = counted.map(|page| (page.clone(), words(&page))).collect();
+    let long: Vec<&(String, usize)> = pages.iter().filter(|(_, words)| *words > PAGE_WORDS_MAX).collect();
+    assert!(long.is_empty(), "over {PAGE_WORDS_MAX} words: {long:?}");
+    let all: usize = pages.iter().map(|(_, words)| words).sum();
+    assert!(all <= BOOK_WORDS_MAX, "{all} words");
 }

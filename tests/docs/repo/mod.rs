@@ -1,15 +1,18 @@
-//! The repository's own promises: the sample configuration, the unit file and the documents say what the code does.
+//! Checks of the repository itself: the sample configuration, the unit file and the documents agree with the code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
 mod book;
+mod commands;
 mod decisions;
 mod documents;
 mod events;
 mod floors;
 mod project;
+mod prose;
 mod reference;
 mod settings;
+mod text;
 mod unit;
 
 use std::fs;
@@ -26,7 +29,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The documents, by their paths.
+/// Returns the paths of the documents.
 fn documents() -> Vec<PathBuf> {
     let at_the_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
     let mut found: Vec<PathBuf> = at_the_root.into_iter().map(PathBuf::from).collect();
@@ -45,7 +48,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// All Rust files under a folder, with their text.
+/// Returns all Rust files under a folder, with their text.
 fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -62,7 +65,7 @@ fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The rows of the table under a heading: each cell without its backticks.
+/// Returns the rows of the table under a heading. The cells come without their backticks.
 fn table(document: &str, heading: &str) -> Vec<Vec<String>> {
     let text = read(document);
     let (_, after) =
@@ -72,7 +75,7 @@ fn table(document: &str, heading: &str) -> Vec<Vec<String>> {
     lines.skip(2).map(cells).collect()
 }
 
-/// The blocks of that language in a document.
+/// Returns the blocks of that language in a document.
 fn blocks(document: &str, language: &str) -> Vec<String> {
     let text = read(document);
     let opening = format!("```{language}\n");
@@ -87,7 +90,7 @@ fn parsed(text: &str) -> Result<Config, String> {
     config::parse(text, "config.toml", []).map_err(|error| error.to_string())
 }
 
-/// config.toml with its commented settings in force.
+/// Returns config.toml with its commented settings turned on.
 fn with_examples() -> String {
     let setting = |line: &str| {
         line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with([' ', ':'])).map(str::to_owned)
