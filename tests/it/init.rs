@@ -41,7 +41,7 @@ async fn three_addresses_are_enough_for_a_first_like() {
     day.accounts(&[], &stack("MYSQL_URL"), &[]);
     let denied = day.command().arg("--config").arg(day.path("config.toml")).arg("migrate").output().unwrap();
     let said = stderr(&denied);
-    assert!(said.contains("use the one for migrations"), "{said}");
+    assert!(said.contains("use the account for migrations"), "{said}");
     assert_eq!(said.matches("command denied").count(), 1, "{said}");
     assert!(day.done("migrate.toml", &["migrate"]).contains("up to date after"));
     let checked = day.done("config.toml", &["config", "check"]);

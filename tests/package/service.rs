@@ -143,7 +143,7 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
 
     machine.run("touch /tmp/broken");
     let said = machine.install(&next);
-    assert!(said.contains("has not started") && told(&machine).contains("restart"), "{said}");
+    assert!(said.contains("did not start") && told(&machine).contains("restart"), "{said}");
     assert_eq!(machine.run("dpkg-query --show --showformat '${Status}' tallyd"), "install ok installed");
 
     lack_a_migration(&world).await;

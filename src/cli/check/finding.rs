@@ -247,6 +247,6 @@ mod tests {
             (check(8_000_000).status, check(8_000_000).found.as_str()),
             (Status::Warning, "the server's clock is 2.0 s behind this machine's")
         );
-        assert_eq!(check(13_200_000).found, "3.0 s ahead of this machine's");
+        assert_eq!(check(13_200_000).found, "the server's clock is 3.0 s ahead of this machine's");
     }
 }

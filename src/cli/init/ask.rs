@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_password_in_the_daemons_address_is_refused() {
         let said = address(Server::Redis, "redis://:s3cr3t@cache").unwrap_err();
-        assert!(said.contains("leave it out") && said.contains("TALLYD_INIT_REDIS_URL"), "{said}");
+        assert!(said.contains("remove it") && said.contains("TALLYD_INIT_REDIS_URL"), "{said}");
         assert!(!said.contains("s3cr3t"));
     }
 }

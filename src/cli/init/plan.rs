@@ -351,7 +351,8 @@ pub(super) mod tests {
         config.redis.tls_key_file = Some("/etc/$(id).key".to_owned());
         let refused = Plan::new(Path::new("/etc/tallyd"), &config, Facts::default(), load()).unwrap_err();
         assert!(refused.contains("the file \"/etc/$(id).key\" of [redis]"), "{refused}");
-        for (kinds, said) in [("a b", "1 to 32 characters of a-z"), ("a,a", "twice"), ("", "1 to 32 characters of a-z")]
+        for (kinds, said) in
+            [("a b", "1 to 32 characters of a-z"), ("a,a", "have the same name"), ("", "1 to 32 characters of a-z")]
         {
             let kinds = kinds.split(',').map(str::to_owned).collect();
             let refused = plan(["h", "h", "h"], Facts::default(), Load { kinds, ..load() }).unwrap_err();

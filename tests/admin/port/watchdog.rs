@@ -66,7 +66,7 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     assert_eq!(of_hung.fed(), fed, "the hanging daemon must not feed it");
     assert_eq!(get(&address(&patient).await, "/livez").await.status, 200);
     eventually("systemctl status shows the waiting operation", || async {
-        of_patient.lines().iter().any(|line| line.starts_with("STATUS=running, ") && line.contains("; waiting: "))
+        of_patient.lines().iter().any(|line| line.starts_with("STATUS=running, ") && line.contains("; retrying: "))
     })
     .await;
     hung.kill();
@@ -74,7 +74,7 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     eventually("it is over", || async {
         let lines = of_patient.lines();
         let last = lines.iter().rev().find(|line| line.starts_with("STATUS="));
-        last.is_some_and(|line| !line.contains("; waiting: "))
+        last.is_some_and(|line| !line.contains("; retrying: "))
     })
     .await;
     assert!(patient.stop().success());

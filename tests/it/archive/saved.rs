@@ -160,7 +160,7 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
     stage.redis.set::<_, _, ()>(&mark, number - 1).await.unwrap();
     stage.write(&at, &board(30)).await;
     let report = stage.save_all(false).await;
-    assert!(reason(&report, "2026-W47").contains("Redis has lost it"), "{report:#}");
+    assert!(reason(&report, "2026-W47").contains("Redis has lost the board"), "{report:#}");
     assert_eq!(stage.saved(&at).await, board(30));
     stage.close().await;
 }

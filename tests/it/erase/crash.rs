@@ -108,7 +108,7 @@ async fn a_like_that_is_newer_than_the_unlike_stays_and_is_reported() {
     assert!(go.success());
     let first = report(&stopped.wait_with_output().unwrap(), 1);
     assert_eq!((&first["rows"], &first["liked_again"]), (&json!(8), &json!(1)));
-    assert!(first["left"].to_string().contains("1 like records came after the unlikes"), "{first}");
+    assert!(first["left"].to_string().contains("1 like records were written after the unlikes"), "{first}");
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 5 AND is_del = 0").await, 1);
 
     assert_eq!(report(&erase(&world, &["--target", &name]), 0)["rows"], 1);

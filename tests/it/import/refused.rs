@@ -19,7 +19,7 @@ async fn what_can_not_be_imported_is_refused_by_name() {
             "",
             "returns the unknown column more: allowed are target, user, deleted, at",
         ),
-        (of(&format!("{plain}, deleted")), "", "whether a row stays when its user unlikes"),
+        (of(&format!("{plain}, deleted")), "", "if a row stays when its user unlikes"),
         (of(plain), "keeps_deleted = true", "the query has no column deleted"),
         (
             of(&format!("{plain}, 5 AS deleted")),

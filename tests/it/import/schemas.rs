@@ -55,7 +55,7 @@ async fn a_dry_run_says_what_it_found_and_writes_nothing() {
     let twice = report(&world, 0, &["--dry-run"]);
     assert_eq!((&twice["rows"], &twice["repeated"], &twice["likes"]), (&4.into(), &1.into(), &3.into()), "{twice}");
     let warned = twice["warnings"].to_string();
-    assert!(warned.contains("without an index") && warned.contains("again: each row once"), "{twice}");
+    assert!(warned.contains("without an index") && warned.contains("again: return each row once"), "{twice}");
     assert!(here(&world).await.is_empty());
     assert_eq!(world.count("SELECT COUNT(*) FROM counter").await, 0);
     world.close().await;

@@ -133,7 +133,7 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
 
     // A second daemon starts with the newer schema. Then the first daemon stops.
     let second = world.daemon();
-    second.logged("a newer tallyd has made 1 steps").await;
+    second.logged("a newer tallyd has applied 1 more schema steps").await;
     site.clicked(300).await;
     assert_eq!(first.stop().code(), Some(0));
     has_all(&world, &second).await;
@@ -147,7 +147,11 @@ async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_n
     execute(&world, "UPDATE schema_floor SET step = 7").await;
     let refused = world.tallyd(&[]);
     assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
-    assert!(stderr(&refused).contains("this version can't work with it: run that version"), "{}", stderr(&refused));
+    assert!(
+        stderr(&refused).contains("this version does not work with it: run the newer version"),
+        "{}",
+        stderr(&refused)
+    );
     assert_eq!(second.stop().code(), Some(0));
     world.close().await;
 }

@@ -127,7 +127,7 @@ async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, server
         format!("{}{}", stdout(&checked), stderr(&checked))
     };
     let (right, own_ca) =
-        ("ok       mysql-answers", "ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that, and end url");
+        ("ok       mysql-answers", "ca.pem /etc/tallyd/mysql-ca.pem, set tls_ca_file to that file, and end url");
     for (shown, with_name, with_authority) in [
         (Certificate::Right, right, right),
         (Certificate::OtherAuthority, right, own_ca),
