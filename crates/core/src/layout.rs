@@ -1,32 +1,35 @@
-//! Where a target's numbers are in Redis. Rust code, script arguments and documents all use this description. Pure.
+//! The places of a target's counters in Redis. Rust code, script arguments and documents all use this description.
+//! Pure.
 //!
-//! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one of them. They are small enough
-//!   that Redis keeps each as a listpack. The field is the id in decimal. Its value is all metrics in the order of
-//!   their codes as text, `12,3,0,4`, without trailing zeros.
+//! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. A bucket is so small
+//!   that Redis keeps it as a listpack. A field's name is the target's id in decimal. A field's value is a text with
+//!   all counters in the order of the metrics' codes, `12,3,0,4`, without trailing zeros.
 //! * *entity*: a hash for each target, a field for each metric.
-//! * *string*: a key for each number.
+//! * *string*: a key for each counter.
 //!
-//! In the last two, a bucket holds no numbers. It still says whether Redis has lost the numbers of its targets.
+//! In the layouts entity and string, a bucket does not hold counters. It only says whether Redis has lost the counters
+//! of its targets.
 
 use std::fmt;
 
 use super::template::Template;
 use crate::model::{Metric, TargetId};
 
-/// 2^28 hashes of about 122 targets each: more than enough for all targets.
+/// The largest `bucket_bits`. 2^28 buckets of about 122 targets each are more than enough for all targets.
 pub const BUCKET_BITS_MAX: u8 = 28;
 
-/// A number beyond this was written by hand and is ignored. The difference of two valid numbers fits into 64 bits.
+/// The largest absolute value of a counter. A larger value was written by hand and is ignored. The difference of two
+/// valid values fits into 64 bits.
 const NUMBER_MAX: i64 = 1 << 62;
 
-/// The layout of the numbers.
+/// The layout of the counters in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// The type of key that holds the numbers.
+    /// The type of key that holds the counters.
     pub form: Form,
     /// Each kind has 2^`bucket_bits` buckets.
     pub bucket_bits: u8,
-    /// The pattern of key names, if each target or number has its own key.
+    /// The pattern of key names, if each target or counter has its own key.
     pub template: Option<Template>,
 }
 
@@ -57,7 +60,7 @@ impl Layout {
     /// Creates a layout. An empty `template` means the default names.
     ///
     /// # Errors
-    /// Returns the end of a sentence that says why the names cannot be used.
+    /// Returns the reason why the names cannot be used, as the end of a sentence.
     pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
         let template = match (form, template) {
             (Form::Packed, "") => None,
@@ -83,7 +86,7 @@ impl Layout {
             _ => return Err(wrong()),
         };
         let bits = bits.parse().ok().filter(|bits| *bits <= BUCKET_BITS_MAX).ok_or_else(wrong)?;
-        Self::new(form, bits, template).map_err(|error| format!("the keys' names: {template} {error}"))
+        Self::new(form, bits, template).map_err(|error| format!("the key pattern {template} {error}"))
     }
 
     /// The number of buckets of a kind.
@@ -91,8 +94,8 @@ impl Layout {
         1 << self.bucket_bits
     }
 
-    /// The bucket's name within its kind: its number in hex with a leading 1 bit. So no two buckets of any layouts have
-    /// the same name.
+    /// Returns the bucket's name within its kind: the layout's letter, and the bucket's number in hex with a leading 1
+    /// bit. So buckets of different layouts always have different names.
     pub fn bucket_name(&self, bucket: u32) -> String {
         format!("{}{:x}", self.letter(), self.buckets() | bucket)
     }
@@ -103,7 +106,7 @@ impl Layout {
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// A letter that is not a hex digit.
+    /// Returns the layout's letter, which is not a hex digit. `packed` has no letter.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",
@@ -112,13 +115,13 @@ impl Layout {
         }
     }
 
-    /// The layout's name with its key pattern. Two layouts never have the same one.
+    /// Returns the layout's name with its key pattern. Different layouts have different full names.
     pub fn full_name(&self) -> String {
         self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
     }
 
-    /// The key names of one target, for each kind and metric. Two layouts must not share one, and one layout must not
-    /// have one twice. In the layout `entity` one hash serves all metrics.
+    /// Returns the key names of one target, for each kind and metric. All names must differ, within one layout and
+    /// between layouts. In the layout `entity` all metrics are in one hash.
     pub fn key_names(&self, kinds: &[&str], metrics: &[&str]) -> Vec<String> {
         let Some(template) = &self.template else { return Vec::new() };
         let metrics = if self.form == Form::Entity { metrics.get(..1).unwrap_or_default() } else { metrics };
@@ -130,11 +133,11 @@ impl Layout {
     /// Whether the two layouts share a key.
     pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
         let names = other.key_names(kinds, metrics);
-        // Buckets, which say what is lost, and recent clicks also have these names.
+        // Two layouts with the same name also share the keys of buckets and recent clicks.
         self.to_string() == other.to_string() || self.key_names(kinds, metrics).iter().any(|name| names.contains(name))
     }
 
-    /// The metric's number in the value of a key or field, or `None` if the text is invalid.
+    /// Returns the metric's counter from the value of a key or field, or `None` if the text is invalid.
     pub fn value(&self, text: &str, metric: Metric) -> Option<i64> {
         match self.form {
             Form::Packed => value(text, metric),
@@ -163,7 +166,8 @@ pub fn bucket(id: TargetId, bucket_bits: u8) -> u32 {
     hash & ((1_u32 << bucket_bits) - 1)
 }
 
-/// The metric's number in a packed field's value. A missing number is zero. `None` if the text is invalid.
+/// Returns the metric's counter from the value of a packed field. A missing counter is zero. Returns `None` if the text
+/// is invalid.
 pub fn value(text: &str, metric: Metric) -> Option<i64> {
     match text.split(',').nth(usize::from(metric.0) - 1) {
         None => Some(0),
@@ -176,7 +180,8 @@ fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number| (-NUMBER_MAX..=NUMBER_MAX).contains(number))
 }
 
-/// The packed field of these numbers, each at its metric's place. Empty if all are zero.
+/// Returns the value of a packed field with these counters, each at its metric's place. The value is empty if all
+/// counters are zero.
 pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     let most = metrics.iter().map(|metric| usize::from(metric.0)).max().unwrap_or(0);
     let mut values = vec![0; most];
@@ -197,14 +202,14 @@ pub enum Loaded {
     No,
     /// A run is loading the bucket: missing targets are still unknown.
     Loading {
-        /// The run.
+        /// The run that is loading the bucket.
         generation: u64,
         /// The last repair.
         pass: u64,
     },
     /// Missing targets are zero.
     Yes {
-        /// The run that loaded it.
+        /// The run that loaded the bucket.
         generation: u64,
         /// The last repair.
         pass: u64,
@@ -212,7 +217,7 @@ pub enum Loaded {
 }
 
 impl Loaded {
-    /// Parses the field. `None` if the text is invalid.
+    /// Parses the field. Returns `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::No);
@@ -223,7 +228,7 @@ impl Loaded {
         Some(if loading { Self::Loading { generation, pass } } else { Self::Yes { generation, pass } })
     }
 
-    /// The field after a repair.
+    /// Returns the field's value after a repair.
     #[must_use]
     pub fn repaired(self, pass: u64) -> Self {
         match self {

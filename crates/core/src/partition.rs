@@ -1,4 +1,4 @@
-//! Partitions: which exist, and how an event's partition is chosen.
+//! Partitions: their numbers, names and queues, and how an event's partition is chosen.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,22 +8,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Target, UserId};
 
-/// Events a second that one partition takes in the busiest hour, with room to catch up: docs/scaling.md, "Bottlenecks by rate".
+/// How many events per second one partition can handle in the busiest hour, with room to catch up. See docs/scaling.md,
+/// "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
-/// The suitable number of partitions for this many events per second.
+/// Returns the suitable number of partitions for a rate of events.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
 }
 
-/// The partition of a map (`[[map]]`) is this plus the map's number. It is far above those of `[amqp] partitions`.
+/// The number of a map's partition is this number plus the map's number (`[[map]]`). It is far above the partition
+/// numbers of `[amqp] partitions`.
 pub const MAPS_FROM: u16 = 60_000;
 
 /// A partition's name in messages: `partition 3`, or `map site`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionName {
     pub number: u16,
-    /// The name of its map, if it has one.
+    /// The name of the partition's map, if it has a map.
     pub map: Option<String>,
 }
 

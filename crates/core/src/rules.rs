@@ -21,7 +21,7 @@ pub struct Rule {
     /// The writer that counts in Redis.
     #[serde(default)]
     pub writer: Writes,
-    /// Whether the number can be negative.
+    /// Whether the number can be negative. Not for `like`.
     #[serde(default)]
     pub below_zero: bool,
     /// Whether `set` and `reset` events are accepted. Not for `like`.
@@ -56,7 +56,7 @@ pub enum Writes {
 /// The rule for one metric of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ruled {
-    /// The writer that counts it in Redis.
+    /// The writer that counts the metric in Redis.
     pub writer: Writes,
     /// Whether the number can be negative.
     pub below_zero: bool,
@@ -101,13 +101,13 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
-    /// The board that also counts this metric's additions for that kind.
+    /// Returns the board that also counts this metric's additions for this kind.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
         self.boards.get(&(of, metric)).map(String::as_str)
     }
 
-    /// The rule for this metric of that kind.
+    /// Returns the rule for this metric of this kind.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
         let of_kind = self.of_kind.get(&(kind, metric));
         of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()

@@ -1,20 +1,20 @@
-//! A board's score: two columns in the 53 bits that a zset's score, a double, holds exactly. lua/board.lua packs scores
-//! in the same way. tests/vectors/scores.json tests both. Pure.
+//! A board's score: two columns in 53 bits. A zset's score is a double, which represents integers of 53 bits exactly.
+//! lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both. Pure.
 //!
-//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is. It is nothing, a second number, or
-//! the time that remained when the primary number was reached. With the remaining time, the first of two equal members
-//! is ahead.
+//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the time
+//! that remained in the period when the member reached the primary number. With the remaining time, the member that
+//! reached the number first is ahead.
 
 use std::fmt;
 
 /// The bits of a double's integers: every whole number below 2^53 is exact.
 pub const SCORE_BITS: u32 = 53;
 
-/// The maximum bits of a time, which [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs. They leave 134
-/// million for the primary number.
+/// The maximum number of bits for a time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs them. The
+/// primary number is then at most 134 million.
 pub const LOW_BITS_MAX: u32 = 26;
 
-/// The maximum bits of a second number. They leave a billion for the primary one.
+/// The maximum number of bits for a second number. The primary number is then at most one billion.
 pub const SECOND_BITS_MAX: u32 = 23;
 
 /// How members with equal primary numbers are ordered.
@@ -30,7 +30,7 @@ pub enum Tie {
     Earliest,
 }
 
-/// How a board's scores are made.
+/// The rule that creates and orders a board's scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// How equal members are ordered.
@@ -40,10 +40,10 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Plain numbers.
+    /// The rule for scores that are plain numbers.
     pub const PLAIN: Self = Self { tie: Tie::Member, packing: Packing::new(0) };
 
-    /// The rule's name in scripts.
+    /// Returns the rule's name in the Lua scripts.
     pub fn name(self) -> &'static str {
         match self.tie {
             Tie::Member => "plain",
@@ -52,7 +52,7 @@ impl Rule {
         }
     }
 
-    /// A score's two columns. `None` if scores are plain numbers, or if this score is not valid for the rule.
+    /// Returns a score's two columns, or `None` if scores are plain numbers or if this score is not valid for the rule.
     pub fn columns(self, score: f64) -> Option<Columns> {
         if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
     }
@@ -79,7 +79,7 @@ pub struct Columns {
     pub low: u64,
 }
 
-/// A column that doesn't fit.
+/// A column's value that is too large for the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{column} is {value}, and the board's scores hold at most {max}")]
 pub struct Overflow {
@@ -127,7 +127,7 @@ impl Packing {
         (1 << self.low_bits) - 1
     }
 
-    /// The score, in the order of (primary, low).
+    /// Packs the columns into a score. Scores sort by (primary, low).
     ///
     /// # Errors
     /// Fails if a column does not fit, because such a score would rank wrongly.

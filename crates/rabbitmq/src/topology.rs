@@ -96,7 +96,7 @@ impl Broker {
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
         link.call("declare the queue", declare).await.map(drop).map_err(|error| {
             error.about(format!(
-                "queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false"
+                "queue {name}; if it exists with other arguments, delete it or set [amqp] declare = false"
             ))
         })
     }

@@ -1,7 +1,7 @@
 //! `[[map]]`: events from a site with its own JSON. A map says where each field is in a body, and what its values mean.
 //!
-//! `decode` converts bodies to events, with the same checks as for tallyd's own events. `order` decides between events
-//! whose times are too coarse to order them. Pure.
+//! `decode` converts bodies to events, with the same checks as for tallyd's own events. If the events' times are too
+//! coarse, `order` uses the order of arrival. Pure.
 
 mod decode;
 mod order;
@@ -78,12 +78,12 @@ fn all_keys() -> Vec<String> {
 }
 
 impl Map {
-    /// The number of the map's partition.
+    /// Returns the number of the map's partition.
     pub fn partition(&self) -> u16 {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// All fields except `at`, with their names.
+    /// Returns all fields except `at`, with their names.
     pub fn fields(&self) -> [(&'static str, Option<&Source>); 8] {
         [
             ("type", Some(&self.event_type)),
@@ -116,7 +116,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// All values that the source can give, or `None` if it passes the event's value on.
+    /// Returns all values that the source can produce, or `None` if it returns the event's value unchanged.
     pub fn possible(&self) -> Option<Vec<&str>> {
         match &self.constant {
             Some(constant) => Some(vec![constant]),

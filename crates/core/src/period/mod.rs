@@ -1,4 +1,5 @@
-//! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and "now" is an argument.
+//! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and the current time is an
+//! argument.
 //!
 //! A week can begin on any day. Its name is the ISO week that contains most of its days.
 //!
@@ -16,8 +17,8 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// The number of closed periods that are checked. A period that was missed for longer than 400 days (or weeks, or
-/// months) must be requested by name.
+/// How many closed periods the archiver checks. An operator must request an older period by name: it was missed for
+/// longer than 400 days (or weeks, or months).
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -67,7 +68,7 @@ impl PeriodKind {
     }
 }
 
-/// The end of the time of [`PeriodKind::Total`], in seconds since the epoch: in 2097.
+/// The instant when the remaining time of [`PeriodKind::Total`] is zero, in seconds since the epoch. It is in 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
 /// One day, week or month, or all time.
@@ -97,8 +98,8 @@ impl Period {
             PeriodKind::Total => Date::ZERO,
         };
         let period = Self { kind, first_day };
-        // If a clock is set back over midnight, it shows yesterday's date again. The period ended at the first
-        // midnight.
+        // If a clock is set back over midnight, it shows yesterday's date again. But yesterday's period ended at the
+        // first midnight.
         if period.end(calendar) <= at { period.next().unwrap_or(period) } else { period }
     }
 
@@ -133,7 +134,7 @@ impl Period {
         Some(Self { first_day: self.first_day.checked_sub(self.length()?).ok()?, ..self })
     }
 
-    /// `None` for all time.
+    /// Returns the length, or `None` for all time.
     fn length(self) -> Option<Span> {
         match self.kind {
             PeriodKind::Day => Some(1.day()),
@@ -143,7 +144,7 @@ impl Period {
         }
     }
 
-    /// The end of the period's time, in seconds since the epoch, for `tie = "earliest"`.
+    /// Returns the instant when the remaining time for `tie = "earliest"` is zero, in seconds since the epoch.
     pub fn time_ends_s(self, calendar: &Calendar) -> i64 {
         match self.kind {
             PeriodKind::Total => TOTAL_ENDS_S,
@@ -151,7 +152,7 @@ impl Period {
         }
     }
 
-    /// The [`LOOK_BACK`] latest periods that ended at least `grace` before `now`, newest first.
+    /// Returns the [`LOOK_BACK`] latest periods that ended at least `grace` before `now`, newest first.
     pub fn closed(kind: PeriodKind, calendar: &Calendar, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
         let open = Self::containing(kind, now.before(grace), calendar);
         iter::successors(open.previous(), |period| period.previous()).take(LOOK_BACK)
@@ -232,8 +233,8 @@ pub enum WeekStart {
 }
 
 impl WeekStart {
-    /// The days from the ISO week's Monday to the first day of a week with this start. Most days of both weeks are the
-    /// same.
+    /// Returns the days from the ISO week's Monday to the first day of the board's week. Most days of the two weeks are
+    /// the same.
     fn shift(self) -> Span {
         match self {
             Self::Monday => 0,
@@ -274,7 +275,8 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight, so the day begins with the jump. The later offset's midnight is before it.
+            // The clock jumps over midnight, so the day begins with the jump. Midnight by the later offset is before
+            // the jump.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()
@@ -285,7 +287,8 @@ impl Calendar {
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// The Monday of the ISO week in the name of the day's week. Fails only at the calendar's ends.
+    /// Returns the Monday of the ISO week after which the day's week is named. The additions fail only at the
+    /// calendar's ends.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)
