@@ -85,7 +85,7 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
-    // This configuration is invalid, and with it no server can be reached and no password can be read.
+    // This configuration is invalid, and its password file does not exist. So the command can't use it to reach MySQL.
     let broken = fs::read_to_string(world.config_path()).unwrap();
     let broken = broken.replace("[mysql]", "[mysql]\npassword_file = \"/nowhere\"\nunknown = 1");
     let config = world.folder.path().join("broken.toml");

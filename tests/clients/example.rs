@@ -26,7 +26,7 @@ pub enum Example {
 impl Example {
     pub const ALL: [Self; 2] = [Self::Python, Self::Node];
 
-    /// The client's part in the names of worlds.
+    /// This part of a world's name stands for the client.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "py",
@@ -138,7 +138,7 @@ impl Example {
     }
 }
 
-/// Tells whether the click changed something, and returns the count after the click.
+/// Returns whether the click changed something, and the count after the click.
 pub fn outcome(event: &Value) -> (bool, Option<i64>) {
     (event["changed"].as_bool().unwrap(), event["count"].as_i64())
 }
@@ -156,7 +156,8 @@ pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
     scores
 }
 
-/// Returns the counters in Redis, the counters in MySQL, and the like records. Zeros are left out.
+/// Returns three maps from targets to likes: from Redis, from MySQL's counters, and from the like records. Zeros are
+/// left out.
 pub async fn three_truths(world: &World) -> [BTreeMap<Target, i64>; 3] {
     let mut counters = world.counters().await;
     counters.retain(|_, likes| *likes != 0);

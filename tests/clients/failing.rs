@@ -142,7 +142,7 @@ async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
         let world = World::new(&format!("client_silent_{}", example.name()), "").await;
         world.publisher().await;
         let amqp = world.api.amqp.url.expose();
-        // The first connection gets no confirm, the second one gets it.
+        // The first connection gets no confirm. The second connection gets the confirm.
         let once = Stalling::before(amqp, Stall { after: "target_id", callers: 1 }).await;
         let began = Instant::now();
         let output = example.run(&world, &[("AMQP_URL", &once.url)], &["video", "43", "7"]);
@@ -174,13 +174,14 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
-        // The unlike counts at the first call, but the answer is lost. The second call returns that nothing changed.
+        // The first call counts the unlike, but the first call's answer is lost. The second call returns that nothing
+        // changed.
         let lost = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
         let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
-        // The like of a new user is unknown to both stores, and neither call gets an answer.
+        // No store has a like of this new user. The client calls twice, and gets no answer to either call.
         let always = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
         example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
         assert_eq!(always.stalled(), 2, "{example:?}");

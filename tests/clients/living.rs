@@ -7,7 +7,7 @@ use tallyd_core::model::UserId;
 use super::common::{Dice, World, eventually, lose, target};
 use super::example::{Example, on_board, outcome, three_truths};
 
-/// The first integer that a double can't distinguish from its neighbour.
+/// A double can't distinguish this integer from the next smaller integer. No smaller positive integer has this problem.
 const ODD: &str = "9007199254740993";
 const NEIGHBOUR: &str = "9007199254740992";
 const LAST: &str = "9223372036854775807";

@@ -73,7 +73,7 @@ async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     world.close().await;
 }
 
-/// Returns the SQL blocks under a heading of a document, with this world's names.
+/// Returns the SQL blocks under a heading of a document. The names in the blocks are replaced by this world's names.
 fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
@@ -81,7 +81,7 @@ fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
 }
 
-/// Returns the line of the document with this beginning, without the beginning.
+/// Finds the document's line that starts with this beginning. Returns the rest of that line.
 fn documented_line(document: &str, beginning: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(beginning));
@@ -101,7 +101,8 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// Gives an account the documented permissions, with this world's names.
+/// Gives an account the permissions from the document's line that starts with this beginning. The patterns use this
+/// world's name.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
     let patterns: Vec<String> =
@@ -110,7 +111,8 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
-/// Makes an account in Redis for the world's keys, from the documented line with this beginning.
+/// Makes an account in Redis for the world's keys. Its rights come from the document's line that starts with this
+/// beginning.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));

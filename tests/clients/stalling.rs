@@ -8,7 +8,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// The callers that get no answer, and the moment when answers stop.
+/// Defines which callers get no answer, and when the answers stop.
 #[derive(Clone, Copy)]
 pub struct Stall {
     /// The proxy stops answering after the caller has sent this text.
@@ -79,8 +79,8 @@ async fn ask(
 async fn answer(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // An error of Redis passes, because it reports that nothing was done. Only the answer to a command that ran
-        // must be lost.
+        // The proxy forwards an error of Redis, because an error means that the command did nothing. The proxy drops
+        // only the answer to a command that ran.
         if (!*silent.borrow() || bytes.starts_with(b"-NOSCRIPT")) && to.write_all(&bytes[..read]).await.is_err() {
             return;
         }

@@ -29,7 +29,7 @@ fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
 }
 
-/// Decodes an event of a vector. The events' times are long ago, but the decoder rejects none as too old.
+/// Decodes an event of a vector. The events' times are long ago, so the decoder accepts events of any age here.
 fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";

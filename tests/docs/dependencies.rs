@@ -11,7 +11,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The only source of crates.
+/// All crates come from this source.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 fn root() -> &'static Path {

@@ -69,7 +69,8 @@ async fn survives(name: &str, server: &str) {
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
     // RabbitMQ 3.10 confirms the declaration of a quorum queue before it saves the queue's directory. If it is killed
-    // between them, the queue is lost permanently. Nothing shows when the directory is saved, so the test waits.
+    // between them, the queue is lost permanently. No command tells whether the directory is saved, so the test waits
+    // for a fixed time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
@@ -249,7 +250,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
                 == 0
     })
     .await;
-    // This event was published before, so it changes nothing if it is delivered after all.
+    // This event was published before. If the broker delivers the event again later, the event changes nothing.
     let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
     assert!(blocked.await.is_err(), "the alarm must block publishers");
     let checked = world.command().args(["config", "check"]).env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();

@@ -68,8 +68,8 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
         until: Micros::MAX,
     }];
     assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
-    // The first repair again, and another repair that was measured before it. The bucket has changed since both were
-    // measured.
+    // The first repair arrives again, and then a repair that was measured before the first repair. The bucket has
+    // changed since both measurements.
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
     }
@@ -267,8 +267,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // A set with a time in the future is from before the clock was put back. If its time is at most a minute ahead, the
-    // set can be newer than the clock. Then lua/count.lua counts from it.
+    // If a set's time is in the future, the clock was put back after the set. But if its time is at most a minute
+    // ahead, the set can really be newer than the clock's time. In that case lua/count.lua counts from the set's time.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

@@ -15,7 +15,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Adds targets 1 to `targets` to `counter`. The count of each target is its id.
+/// Adds targets 1 to `targets` to `counter`. Each target's count equals the target's id.
 async fn counted(world: &World, targets: u64) {
     let rows: Vec<String> = (1..=targets).map(|id| format!("(1, {id}, 1, 0, {id}, '2026-01-01')")).collect();
     let sql = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES";
@@ -88,7 +88,7 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
 async fn a_query_of_the_old_table_is_compared_page_by_page() {
     let world = World::new("compare_query", "").await;
     world.publisher().await;
-    // More rows than two pages hold.
+    // These are more rows than fit into two pages.
     counted(&world, 25_000).await;
     run(&world, "CREATE TABLE old_post (id BIGINT PRIMARY KEY, likes BIGINT NOT NULL)").await;
     run(&world, "INSERT INTO old_post SELECT target_id, value FROM counter").await;

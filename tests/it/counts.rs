@@ -330,7 +330,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     assert_eq!(numbers, [1, 0, 1_000, 0]);
     assert_eq!(numbers_of(&world, 9).await, BTreeMap::from([(5, 1), (8, 1)]));
 
-    // The view must read these few targets by key, although `counter` has many.
+    // The view must read these few targets by key, because `counter` contains many other targets.
     let rows: Vec<String> = (1_000..3_000).map(|id| format!("(1, {id}, 1, 0, 1, NOW(6))")).collect();
     let fill =
         format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));

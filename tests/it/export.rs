@@ -69,7 +69,7 @@ async fn old(world: &World, condition: &str) -> BTreeSet<(u64, u64)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_writes_likes_and_unlikes_and_resume_continues_there() {
     let (world, publisher, daemon) = site("export_hard", HARD, HARD_TABLE).await;
-    // Two rows from before the cut-over. The second like is undone after it.
+    // These two rows are older than the cut-over. After the cut-over the user of the second row unlikes.
     run(&world, "INSERT INTO old_likes VALUES (1, 900, '2026-01-01'), (2, 901, '2026-01-01')").await;
     let (mut model, mut dice) = (Model::default(), Dice::new(5));
     let unlike = LikeEvent { target: target(2), user: UserId(901), at: tallyd::runtime::clock::now(), liked: false };
@@ -167,7 +167,7 @@ async fn statements_that_can_not_be_run_are_refused_with_a_sentence() {
     world.drained(&publisher).await;
     run(&world, "RENAME TABLE old_likes TO moved_likes").await;
     refused(&["old", "--since", "1h"], 1, "[[export]] old: the server refuses a row from target ");
-    // If one row does not fit, the export writes no row of its transaction.
+    // If the server refuses one row, the export writes no row of that transaction.
     run(&world, "CREATE TABLE old_likes (post_id BIGINT, user_id TINYINT, created_at DATETIME(6), PRIMARY KEY (post_id, user_id))").await;
     let far = LikeEvent { target: target(30), user: UserId(70_000), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&far)]).await;

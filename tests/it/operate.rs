@@ -63,7 +63,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
         assert_eq!((queued(&world).await, world.count(IN_USE).await), (queues.to_vec(), i64::from(to)));
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use"));
-        // The state looks as if the command had been killed before it noted the new count.
+        // The test restores the old count, as if the command had been killed before it stored the new count.
         sqlx::query("UPDATE partition_count SET partitions = 4").execute(&world.pool).await.unwrap();
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
     }

@@ -242,8 +242,8 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // A code without counters can get a new name after a configuration without the old name. The code of the other
-    // metric can't, because it has counters.
+    // If a code has no counters, a configuration can first remove the code's name and later add a new name. The other
+    // metric's code can't get a new name, because the code has counters.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no rows"));

@@ -54,7 +54,7 @@ fn pass_credentials(machine: &Machine) {
     );
 }
 
-/// Builds a command that runs as the unit's commands do. `/tmp/pid` then has its process id.
+/// Builds a command that runs as the unit's commands do. The command writes its process id into `/tmp/pid`.
 fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
     let user = setting(machine, "User");
     machine.command(&format!(
@@ -127,8 +127,8 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     machine.install(&package.file);
     configure(&machine, &world);
     pass_credentials(&machine);
-    // The unit looks as if a drop-in changed it. It has another configuration file and one password in the environment.
-    // The other password is where root's shell doesn't find it.
+    // The test sets up the machine as if a drop-in had changed the unit. The unit then has another configuration file,
+    // and one password in the environment. The other password is in a file that root's shell doesn't find.
     let config = "/etc/tallyd/other.toml";
     machine
         .run(&format!("mv /etc/tallyd/config.toml {config} && cp -p /usr/share/doc/tallyd/config.toml /etc/tallyd/"));

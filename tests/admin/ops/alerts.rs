@@ -80,7 +80,7 @@ fn every_alert_links_to_its_runbook_below_one_address() {
     }
 }
 
-/// Returns each page of the manual that is a runbook, with its alert.
+/// Returns the runbooks. Each is the name of an alert, and the text of its page in the manual.
 fn runbooks() -> Vec<(String, String)> {
     let files =
         std::fs::read_dir(path(RUNBOOKS)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

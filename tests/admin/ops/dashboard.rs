@@ -31,7 +31,7 @@ fn panels() -> Vec<Value> {
     list(&dashboard(), "panels").iter().filter(|panel| text(panel, "type") != "row").cloned().collect()
 }
 
-/// Returns each expression as Prometheus gets it, with the title of its panel.
+/// Returns pairs: a panel's title, and an expression of that panel as Prometheus gets it.
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = text(panel, "title").to_owned();

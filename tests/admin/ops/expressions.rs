@@ -28,7 +28,7 @@ const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "
 pub struct Asked {
     pub metrics: BTreeSet<String>,
     pub labels: BTreeSet<String>,
-    /// Selectors: the metric, the label, and the label's value if only one value is allowed.
+    /// Each selector: the metric, the label, and the label's value if the selector allows only one value.
     pub selected: BTreeSet<(String, String, Option<String>)>,
 }
 
@@ -61,7 +61,8 @@ pub fn asked(expression: &str) -> Asked {
             if let Some((labels, after)) = next.strip_prefix('{').and_then(|inside| inside.split_once('}')) {
                 for selector in labels.split(',').map(str::trim) {
                     let (label, wanted) = selector.split_once(['=', '!']).unwrap();
-                    // `="` and not `=~"`, `!="` or `!~"`, whose second sign is still there.
+                    // After `=` the rest begins with a quote. After `=~`, `!=` and `!~` the rest begins with the
+                    // operator's second sign.
                     let value = wanted.strip_prefix('"').filter(|_| !selector.contains('!'));
                     let value =
                         value.map(|number| texts[number.trim_end_matches('"').parse::<usize>().unwrap()].clone());
@@ -91,7 +92,7 @@ fn without_texts(expression: &str) -> (String, Vec<String>) {
     (outside.collect(), texts)
 }
 
-/// Returns the metrics and labels of the expression that the daemon doesn't export. `recorded` are the metrics that
+/// Returns the expression's metrics and labels that the daemon doesn't export. `recorded` are the metrics that
 /// recording rules make.
 pub fn unknown(expression: &str, metrics: &Metrics, recorded: &BTreeSet<String>) -> Vec<String> {
     let asked = asked(expression);

@@ -8,13 +8,13 @@ use tokio::net::TcpStream;
 
 use crate::common::{World, eventually};
 
-/// Metrics by name. Each has its own labels with their values.
+/// Maps each metric's name to its labels and their values.
 pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Prometheus adds these labels to each metric, so no metric can have a label with such a name.
+/// Prometheus adds these labels to each metric, so the daemon's metrics must not have labels with these names.
 pub const ADDED: [&str; 2] = ["job", "instance"];
 
-/// Returns the metrics of a daemon that has connected to its servers and has a value for every metric.
+/// Returns the metrics of a daemon. The daemon has connected to its servers, and every metric has a value.
 pub async fn metrics(name: &str) -> Metrics {
     let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
     let world = World::new(name, settings).await;

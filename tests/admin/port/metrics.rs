@@ -46,7 +46,7 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
 
     let publisher = world.publisher().await;
     let garbage = (like(1, 1).0, b"{".to_vec());
-    // The second one is a duplicate of the first.
+    // The second event is a duplicate of the first event.
     world.publish(&publisher, &[like(42, 1), like(42, 1), garbage]).await;
     eventually("the events are counted", || async {
         let told = told().await;
@@ -115,7 +115,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     world.close().await;
 }
 
-/// Returns each metric's type, meaning, and labels without `le`.
+/// Maps each metric's name to its type, its meaning, and its labels without `le`.
 fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
     let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
     for line in text.lines() {
@@ -134,7 +134,7 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
     all
 }
 
-/// Returns the page with the type and the help text that the daemon exports for each metric.
+/// Returns the page. Each metric's row gets the type and the help text that the daemon exports.
 fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<String>)>) -> String {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();

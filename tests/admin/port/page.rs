@@ -256,7 +256,7 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     world.close().await;
 }
 
-/// How long the users click for the screenshots.
+/// For the screenshots, the users click for this time.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
 /// Sends likes at a changing rate, as API servers count them.

@@ -1,4 +1,4 @@
-//! Accessibility of the status page without a mouse or a screen: axe-core's rules, and the keyboard.
+//! Checks that the status page can be used without a mouse or a screen: by axe-core's rules, and with the keyboard.
 
 use std::path::Path;
 

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::common::{stderr, stdout};
 use super::example::Example;
 
-/// A package, and the way in which a program uses it.
+/// A package, and the kind of program that uses it: Python with threads, Python with asyncio, or Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
     Threads,
@@ -71,7 +71,7 @@ fn install_node(folder: &Path) {
 }
 
 impl Package {
-    /// The package's part in the names of worlds.
+    /// This part of a world's name stands for the package.
     fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -121,7 +121,7 @@ pub struct Driver {
     answers: Answers,
 }
 
-/// An error of the package. It has the event, or the events of a list that must be published again.
+/// An error of the package. It contains the events that must be published again: one event, or some events of a list.
 #[derive(Debug)]
 pub struct Failure {
     pub class: String,

@@ -18,8 +18,8 @@ use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
 use crate::stalling::{Stall, Stalling};
 
-/// The deadline of calls that must succeed, also on a loaded machine. The client detects a stalled broker within half
-/// of this time.
+/// Calls that must succeed have this deadline, also on a loaded machine. Within half of the deadline, the client
+/// detects a stalled broker.
 const DEADLINE_S: u64 = 8;
 /// The deadline of calls that must fail.
 const SHORT_S: u64 = 1;

@@ -128,7 +128,7 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.written(19).await;
 }
 
-/// The client waits for half of the deadline, then it publishes to RabbitMQ.
+/// The client waits for the gateway for half of the deadline. Then the client publishes to RabbitMQ.
 async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     let (proxy, url) = Proxy::before(gateway).await;
     site.open(site.servers(Some(&url)), 4).await;

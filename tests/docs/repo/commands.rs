@@ -4,7 +4,8 @@ use std::process::Command;
 
 use super::{blocks, documents, root};
 
-/// The words of each command on a line of a shell. A command ends at a pipe, a list's separator, a redirection or a comment.
+/// Splits a line of a shell into commands, and each command into words. A command ends at a pipe, a list's separator, a
+/// redirection or a comment.
 fn split(line: &str) -> Vec<Vec<String>> {
     let (mut commands, mut words, mut word) = (Vec::new(), Vec::new(), None::<String>);
     let mut quote = None;

@@ -256,7 +256,7 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     ] {
         let attacks = rows_after(&security, &format!("### {role}\n"));
         assert!(!attacks.is_empty(), "{role}");
-        // The rows of some attacks say that tallyd has no defence against them.
+        // Some rows say that tallyd has no defence against the attack. Such rows name no test.
         rows.extend(attacks.into_iter().filter(|row| !row.contains("nothing in tallyd")));
     }
     for row in rows {
@@ -267,7 +267,7 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
-/// Returns the documents for developers, which name files of the code.
+/// Returns the paths of the documents for developers. These documents name files of the code.
 fn for_developers() -> Vec<PathBuf> {
     let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];
     documents()
@@ -286,7 +286,7 @@ fn every_file_that_the_documents_for_developers_name_exists() {
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
-            // The path is a pattern for many files, or for a file that the reader makes.
+            // Such a path is a pattern for many files, or the reader makes this file.
             let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
             assert!(
                 !is_named || is_pattern || root().join(path).exists(),

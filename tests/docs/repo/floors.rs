@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use super::{root, sources};
 
-/// The modules of `src/`, from the highest floor down. Modules of one floor can import each other, except for the
-/// tasks.
+/// The modules of `src/`, from the highest floor down. Modules of the same floor can import each other. Only tasks
+/// can't import other tasks.
 const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
     &["admin", "cli", "gateway"],
@@ -35,7 +35,7 @@ fn imported(text: &str) -> BTreeSet<String> {
         match rest.strip_prefix('{') {
             None => drop(found.insert(word(rest))),
             Some(list) => {
-                // Keeps the names at the list's own depth, without those in nested lists.
+                // Keeps the names of the outer list, and drops the names in nested lists.
                 let mut depth = 0;
                 let own: String = list
                     .chars()

@@ -90,7 +90,7 @@ fn parsed(text: &str) -> Result<Config, String> {
     config::parse(text, "config.toml", []).map_err(|error| error.to_string())
 }
 
-/// Returns config.toml with its commented settings turned on.
+/// Returns the text of config.toml. Its commented settings are turned on.
 fn with_examples() -> String {
     let setting = |line: &str| {
         line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with([' ', ':'])).map(str::to_owned)

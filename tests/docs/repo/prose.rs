@@ -7,7 +7,7 @@ use std::path::Path;
 use super::text::{Paragraph, of_code, of_help, of_markdown};
 use super::{read, root};
 
-/// The longest sentence, in words, and the longest line of a document, in characters. Rows of tables have no limit.
+/// The maximum length of a sentence in words, and of a document's line in characters. Rows of tables have no limit.
 const WORDS_MAX: usize = 35;
 const LINE_MAX: usize = 160;
 
@@ -53,7 +53,7 @@ const BEGINNINGS: [&str; 10] = ["What", "Who", "Whose", "Whom", "Whoever", "What
 /// A message of MySQL, and a name of an account.
 const QUOTED: [&str; 3] = ["has gone away", "\\\"nobody\\\"", "--reuid nobody"];
 
-/// A word in lower case without the marks around it. The name of a variable in a format is none.
+/// A word in lower case without the marks around it. The name of a variable in a format is not a word.
 fn plain(word: &str) -> String {
     if word.contains('{') {
         return String::new();

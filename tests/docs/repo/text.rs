@@ -98,7 +98,7 @@ pub fn of_help(text: &str) -> Vec<Paragraph> {
     found.finish()
 }
 
-/// The comments of a source whose comments begin with `mark`, and its strings of three words or more.
+/// Returns the comments and the strings of a source. Comments begin with `mark`, and strings have three words or more.
 pub fn of_code(text: &str, mark: &str) -> Vec<Paragraph> {
     let (mut found, mut is_code) = (Collected::default(), false);
     for (place, text) in text.lines().enumerate() {
@@ -128,7 +128,7 @@ pub fn of_code(text: &str, mark: &str) -> Vec<Paragraph> {
     found.finish()
 }
 
-/// Whether a text is for people: three words at least, and no program.
+/// Tells whether a text is for people: it has three words or more, and is no code.
 fn is_sentence(text: &str) -> bool {
     text.matches(' ').count() > 1 && !["SELECT ", "INSERT ", "=>", "->"].iter().any(|code| text.contains(code))
 }

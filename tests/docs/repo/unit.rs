@@ -1,4 +1,4 @@
-//! systemd's units, held against the program.
+//! Compares systemd's units with the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};

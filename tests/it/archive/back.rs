@@ -92,7 +92,7 @@ async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_d
     let then = stage.remember().await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
-    // The loss undoes the merge, and the next run repeats it.
+    // The loss undoes the merge, and the next run repeats the merge.
     stage.go_back(&then).await;
     stage.archive(NOW).await;
     stage.holds(&at, &whole).await;
@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // The note first belongs to another data set. Then it belongs to this data set: first with its old live zset, then
-    // without the zset, then after an earlier restore.
+    // First the note belongs to another data set. Later the note belongs to this data set: with the old live zset,
+    // without the zset, and after an earlier restore.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

@@ -41,8 +41,8 @@ fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
     FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).zip(weeks.map(|period| week(&period.to_string())))
 }
 
-/// Archives one week per fault point and crashes there, each time from the state that `prepare` makes. At last archives
-/// a week without a crash. Returns the fault points that the runs reached.
+/// Archives one week per fault point. Each run starts from the state that `prepare` makes, and crashes at its fault
+/// point. The last week is archived without a crash. Returns the fault points that the runs reached.
 async fn survive(
     stage: &mut Stage,
     writes_late: bool,
@@ -114,13 +114,13 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     stage.close().await;
 }
 
-/// Has several pages of members to raise, and few pages to copy.
+/// With this page size, a test raises several pages of members and copies few pages.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
 #[tokio::test]
 async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
     let mut stage = Stage::new("archive_crash_4", LARGE).await;
-    // The first run only begins Redis' notes.
+    // The first run only creates the notes in Redis.
     assert!(!dies(&stage, &["archive"], "none"));
     let reached = survive(&mut stage, false, async |stage, at, whole| {
         let then = stage.remember().await;

@@ -57,7 +57,7 @@ async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
     let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
     eventually("the lock is free", taken).await;
     daemon.logged("\"snapshots-late\"").await;
-    // The daemon checks every second, and does not warn again.
+    // The daemon checks the snapshot's age every second, and does not repeat the warning.
     let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
     eventually("the snapshot gets older", async || stage.world.count(old).await == 1).await;
     assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());

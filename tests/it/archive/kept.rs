@@ -172,7 +172,7 @@ async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
     assert!(report.is_done());
     assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
     stage.holds(&at, &board(30)).await;
-    // A late write that arrives after that is reported.
+    // The next run reports a late write that arrives after the board's end.
     stage.write(&at, &board(1)).await;
     assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
     stage.close().await;

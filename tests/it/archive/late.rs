@@ -7,7 +7,7 @@ use tallyd::jobs::runner::Report as _;
 
 use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
-/// Makes late writes, and adds them to `whole`, too.
+/// Returns late writes, and also adds their scores to `whole`.
 pub fn late(whole: &mut Board) -> Board {
     let late = Board::from([
         (b"member-3".to_vec(), 100.0),

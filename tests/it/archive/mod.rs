@@ -54,7 +54,7 @@ const ENDED_AT_ONCE: &str =
 /// Members with their scores.
 type Board = BTreeMap<Vec<u8>, f64>;
 
-/// Makes a board in which many scores are equal, so Redis' own order decides.
+/// Makes a board. Many of its scores are equal, so the members' order depends on Redis.
 fn board(members: usize) -> Board {
     (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
 }
@@ -86,7 +86,7 @@ impl Stage {
         self.world.close().await;
     }
 
-    /// Runs a statement, as a rival of tallyd does that ignores tallyd's locks.
+    /// Runs a statement as a rival program does. The rival ignores tallyd's locks.
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();
     }
@@ -158,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// Returns the generation of Redis' data that this run claims.
+    /// Claims a generation for Redis' data, as a run does, and returns the generation.
     async fn claim(&self, run: u64) -> u64 {
         self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }

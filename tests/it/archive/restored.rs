@@ -249,7 +249,7 @@ async fn a_board_of_an_old_backup_is_raised_and_nothing_counts_twice() {
         let report = stage.restore("2026-W47", NOW).await.unwrap();
         assert!(reason(&report, "2026-W47").contains("raised to its snapshot"), "{report:#}");
         assert_eq!(stage.in_redis(&at).await, expected);
-        // The next pass simulates that the mark went back, too.
+        // In the next pass of this loop, the mark also has an older value.
         stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     }
     stage.restore("2026-W47", NOW).await.unwrap();
@@ -300,7 +300,7 @@ async fn what_came_since_a_flush_is_added_however_much_it_is() {
     stage.write(&at, &of(6.0)).await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, of(16.0));
-    // The board's data set is the same: if only its mark is lost, Redis was not flushed.
+    // Only the board's mark is lost, and the data set is the same. So Redis was not flushed.
     let mark = stage.mark(&at);
     stage.redis.del::<_, ()>(&mark).await.unwrap();
     stage.restore("2026-W47", NOW).await.unwrap();

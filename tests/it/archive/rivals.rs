@@ -1,5 +1,5 @@
-//! Two concurrent runs: one takes over from the other, or one resumes after the other. The board is archived once, by
-//! the run that holds the lock.
+//! Two runs at the same time. The second run takes over from the first run, or the first run resumes later. The board
+//! is archived once, by the run that holds the lock.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -50,7 +50,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
         archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
-    // Each write of the first run extends its lease. So the second run begins between two writes.
+    // Each write of the first run extends the first run's lease. So the second run can begin only between two writes.
     let until = Instant::now() + DEADLINE;
     let report = loop {
         stage.end_lease().await;
@@ -103,7 +103,7 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
         // until the server disconnects the process. The server can also run a page late that the process sent before
-        // the stop. This extends the lease.
+        // the stop. Such a page extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {

@@ -247,7 +247,7 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
         score = [\"like\", \"comment\"]\ntie = \"second\"\n";
     let mut stage = Stage::new("saved_index", settings).await;
     let at = week("total");
-    // Each score packs two counts. Their order is not the order of the members.
+    // Each score packs two counts. The order of the scores differs from the order of the members.
     let score = |id: u64| ((id * 31 % 40) << 20) + id * 17 % 50;
     let whole: Board = (0..4_000).map(|id| (format!("m{id}").into_bytes(), score(id) as f64)).collect();
     stage.write(&at, &whole.into_iter().filter(|(_, score)| *score > 0.0).collect()).await;

@@ -93,7 +93,7 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
     }
     let skipped = ["restore:raised-page", "restore:noted"];
     assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
-    // The same if Redis has older data.
+    // The restore also survives a crash if Redis has older data of the board.
     let mark = stage.mark(&at);
     stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
     assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);

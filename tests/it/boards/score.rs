@@ -98,7 +98,7 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let left = |score: String| Packing::new(20).unpack(score.parse().unwrap()).unwrap();
     let first = left(add(&mut redis, &key, (5, 0), ("earliest", 20), (now + 1_000, 1)).await.unwrap());
     assert!(first.primary == 5 && (990..=1_000).contains(&first.low), "{first:?}");
-    // The later a score is reached, the less time is left until the end.
+    // The score stores the time that is left until the end. The second addition is later, so less time is left.
     let later = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + 900, 1)).await.unwrap());
     assert!(later.primary == 6 && (890..=900).contains(&later.low), "{later:?}");
     let untouched = left(add(&mut redis, &key, (0, 0), ("earliest", 20), (now + 500, 1)).await.unwrap());
@@ -159,7 +159,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let columns = |primary, low| Columns { primary, low };
     assert_eq!(merged(&mut redis, "2026-W01", Tie::Second).await, [columns(7, 1_000_000), columns(1, 7)]);
     assert_eq!(merged(&mut redis, "2026-W02", Tie::Earliest).await, [columns(7, 100_000), columns(1, 7)]);
-    // Plain scores are from before the board had a tie-breaker. The merge must not unpack them.
+    // Writers made plain scores before the board had a tie-breaker. The merge must not unpack them.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W04"), world.cache.keys.frozen_board("likes", "2026-W04"));
     let () = redis.zadd(&frozen, "a", 500).await.unwrap();
@@ -167,7 +167,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let rule = Rule { tie: Tie::Earliest, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W04"), 1, 10, rule).await.unwrap_err();
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("was not made by the board's tie"));
-    // The merge leaves a score that doesn't fit unchanged, and the reason names the score.
+    // If a score doesn't fit, the merge does not change it. The reason names this score.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));
     let () = redis.zadd(&frozen, "a", pack(5, 1_000_000)).await.unwrap();

@@ -1,4 +1,4 @@
-//! `tallyd config show`: the values in force, and their origin.
+//! `tallyd config show` prints the values in force, and where each value comes from.
 
 use std::fs;
 use std::path::PathBuf;

@@ -217,8 +217,8 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
     world.close().await;
 }
 
-/// Each crash makes the broker redeliver the messages in flight. The consumer takes messages with many redeliveries one
-/// by one. Later it takes as many as usual.
+/// After each crash the broker redelivers the messages that were in flight. The consumer takes messages with many
+/// redeliveries one by one. Later the consumer takes as many messages as usual.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {

@@ -1,4 +1,5 @@
-//! A fence guarantees that all events before it are in MySQL. No property of a publisher's messages can break that.
+//! A fence guarantees that all events before it are in MySQL. Properties of a publisher's messages must not break this
+//! guarantee.
 
 use std::time::Duration;
 
@@ -85,7 +86,7 @@ async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
     world.close().await;
 }
 
-/// RabbitMQ sets this header on redeliveries. On a first delivery, the publisher has set the header.
+/// RabbitMQ sets this header on redeliveries. If the header is on a first delivery, the publisher has set it.
 #[tokio::test(flavor = "multi_thread")]
 async fn returns_that_a_publisher_claims_slow_nothing_down() {
     let world = World::new("claimed", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50\n").await;

@@ -14,7 +14,7 @@ const TARGETS: u64 = 500;
 const USERS: u64 = 5_000;
 const NOW: i64 = 1_790_000_000_000_000;
 
-/// Bodies, their expected result, and the malformed bodies.
+/// Three parts: all bodies with their users, the expected result, and the malformed bodies.
 type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
 
 /// Makes `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
@@ -116,7 +116,8 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
     world.close().await;
 }
 
-/// Waits until the broker has requeued the unacknowledged messages, a moment after the connection has ended.
+/// Waits until the broker has requeued the unacknowledged messages. The broker does this a moment after the connection
+/// has ended.
 async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
     eventually("the consumer has stopped", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0

@@ -31,7 +31,7 @@ impl Host {
     }
 }
 
-/// Waits until a running daemon holds the first partition, and removes this daemon from `hosts`.
+/// Waits until a running daemon holds the first partition. Then removes that daemon from `hosts`, and returns it.
 async fn holder(world: &World, hosts: &mut Vec<Host>) -> Host {
     let found = OnceCell::new();
     eventually("a running daemon has the first partition", || async {

@@ -8,7 +8,8 @@ use crate::common::{Dice, Model, World, body, eventually, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    // One partition: two partitions could stop the daemon at the same time, and one of the two stops would be missed.
+    // With two partitions, two tasks could stop the daemon at the same time. Then the test would miss one of the two
+    // stops.
     let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
@@ -26,7 +27,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &bodies).await;
-    // The partition is written before the third stop.
+    // The daemon commits two batches before its third stop.
     for _ in 0..2 {
         eventually("it freezes", || async { frozen.is_stopped() }).await;
         frozen.signal("CONT");

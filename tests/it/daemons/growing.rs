@@ -1,5 +1,5 @@
-//! The partition count grows while users click, reconciles run, and daemons with the old and the new count run
-//! together.
+//! The partition count grows while users click and reconciles run. Daemons with the old count and with the new count
+//! run at the same time.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
@@ -18,7 +18,7 @@ fn set(world: &mut World, partitions: u16) {
     world.broker = Broker::new(&world.config.amqp).unwrap();
 }
 
-/// Checks that every event goes to exactly one queue. Works only while no daemon runs.
+/// Checks that every event goes to exactly one queue. No daemon must run during this check.
 async fn assert_bound_once(world: &World) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queued = || async {

@@ -14,7 +14,7 @@ async fn end_leases(world: &World) {
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
 }
 
-/// Starts a daemon. Kills it when one of its jobs has reached this point `times` times.
+/// Starts a daemon. Kills the daemon when one of its jobs has reached this point `times` times.
 async fn die_at(world: &World, point: &str, times: usize) {
     let points = vec![point; times].join(",");
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
@@ -42,7 +42,8 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         drift(&world, target(id), by).await;
     }
 
-    // The first daemon crashes after two pages of the reconcile. It has compared the third page, but not repaired it.
+    // The first daemon crashes after two pages of the reconcile. Before the crash the reconcile has compared the third
+    // page, but not repaired it.
     die_at(&world, "reconcile:compared", 3).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome IS NULL AND checkpoint IS NOT NULL").await, 1);
     end_leases(&world).await;

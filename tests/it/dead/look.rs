@@ -9,7 +9,8 @@ use tallyd_core::model::{Micros, UserId};
 use super::{METRICS, WITH_FILMS, assert_exits, film, letter, put, put_bodies, view};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// Control characters: they clear the screen, in ASCII and as C1, and reverse the reading direction.
+/// Control characters. Two sequences clear the screen (one in ASCII, one with a C1 character), and another character
+/// reverses the reading direction.
 const NASTY: &str = "{\"type\": \"\u{1b}[2J\u{9b}2J\u{202e}\u{7}";
 
 #[tokio::test(flavor = "multi_thread")]

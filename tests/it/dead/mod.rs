@@ -58,7 +58,7 @@ async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
     put(world, &letters).await;
 }
 
-/// Returns the ids in the table, and for each whether the letter is open.
+/// Returns each letter's id, and whether the letter is open.
 async fn ids(world: &World) -> Vec<(u64, bool)> {
     sqlx::query("SELECT id, CAST(replayed_at IS NULL AS UNSIGNED) FROM dead_letter ORDER BY id")
         .fetch_all(&world.pool)
@@ -73,8 +73,8 @@ async fn open(world: &World) -> i64 {
     world.count("SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL").await
 }
 
-/// Takes this many messages from the queues, and returns each with its partition. The single active consumer of a queue
-/// gets all messages, so `basic.get` does not work.
+/// Takes this many messages from the queues. Returns each message and the partition of its queue. The single active
+/// consumer of a queue gets all messages, so `basic.get` does not work.
 async fn take(world: &World, messages: usize) -> Vec<(Delivery, u16)> {
     let link = world.broker.connect("test").await.unwrap();
     let mut queues = Vec::new();

@@ -165,7 +165,7 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     world.close().await;
 }
 
-/// Starts a command. Waits until it has stopped itself after its first confirms.
+/// Starts a command. Waits until the command has stopped itself after its first confirms.
 async fn paused(world: &World, arguments: &[&str]) -> Child {
     let mut command = world.command();
     command.args(arguments).env("TALLYD_PAUSE_POINT", "dead:confirmed").stdout(Stdio::piped()).stderr(Stdio::piped());

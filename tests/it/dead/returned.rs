@@ -34,8 +34,8 @@ async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     link
 }
 
-/// Waits until the queue of returned messages has this count. It also waits for the broker to requeue the messages of a
-/// killed process.
+/// Waits until the queue of returned messages has this count. If a process was killed, this also gives the broker time
+/// to requeue the process' messages.
 async fn waits(world: &World, messages: u32) {
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let queue = world.broker.returned();

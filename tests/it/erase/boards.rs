@@ -24,8 +24,8 @@ fn weeks() -> [BoardPeriod; 2] {
     [now, now.previous().unwrap()].map(|period| BoardPeriod { board: "people".to_owned(), period: period.to_string() })
 }
 
-/// The users to erase have the same score as users before and after them. So the erase must find a place among equal
-/// scores.
+/// The users to erase have the same score as users before and after them. So the erase must find the user's place among
+/// equal scores.
 const SCORES: [(u64, f64); 8] = [
     (90_000_000_000, 5.0),
     (USER.0, 5.0),

@@ -30,7 +30,7 @@ const VIDEO: u64 = 42_042_042_042;
 /// The daemon counts likes, and API servers only publish.
 const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"like\"\n";
 
-/// Collects likes and unlikes. Each is later than the one before.
+/// Collects likes and unlikes. Each event's time is later than the time of the previous event.
 struct Likes {
     model: Model,
     events: Vec<LikeEvent>,

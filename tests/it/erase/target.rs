@@ -32,8 +32,8 @@ async fn nothing_is_left_of_a_target_and_others_keep_their_numbers() {
     world.outbox_added().await;
     // The first reconcile loads the buckets.
     world.reconcile("--full").await;
-    // A drift, so that the erase must also clean a report that lists the target. A row of a repair and a hint name the
-    // target, too.
+    // The test makes a drift, so that a report lists the target and the erase must clean the report. Also, a row of
+    // `repair` and a hint contain the target.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(VIDEO)));
     let before: String = world.redis().await.hget(&key, VIDEO).await.unwrap();
     assert_eq!(before, "2299,0,4");

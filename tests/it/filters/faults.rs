@@ -1,4 +1,4 @@
-//! Filter jobs that are killed or frozen, or whose Redis loses all or a part of its data.
+//! Filter jobs are killed or frozen, or Redis loses a part or all of its data during a job.
 
 use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
@@ -42,7 +42,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
-    // Runs the three cases together, because each waits for the run after the failed one.
+    // Runs the three cases at the same time, because each case waits for the run that follows the failed run.
     let points = ["filters:begun", "filters:fenced", "filters:written"];
     futures_util::future::join_all(points.map(flushed_at)).await;
 }

@@ -27,7 +27,7 @@ async fn a_filter_is_what_redisson_reads() {
     let mut redis = world.redis().await;
     let fields = ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building"];
     let fields: Vec<Option<String>> = redis.hmget(&config, &fields).await.unwrap();
-    // Redisson's optimalNumOfBits(600, 1e-5), and its optimalNumOfHashFunctions for that.
+    // Redisson's optimalNumOfBits(600, 1e-5), and the result of optimalNumOfHashFunctions for this number of bits.
     let expected = ["14377", "17", "600", "1.0E-5", "300"].map(|field| Some(field.to_owned()));
     assert_eq!(fields[..5], expected);
     assert_eq!(fields[5], None);
@@ -67,7 +67,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     assert_no_false_no(&world, target(42), (1..=30).chain([1_001])).await;
     let [_, _, added] = keys(&world, target(42));
     assert!(!redis.exists::<_, bool>(added).await.unwrap(), "the bits must be sent");
-    // If the filter says no for a user, a read does not ask MySQL. It asks MySQL about users who may like the target.
+    // If the filter says no for a user, a read does not ask MySQL. For other users, the read must ask MySQL.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
     let client = world.client();
@@ -173,8 +173,8 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     let (began, mut built, mut folded, mut builds) = (Instant::now(), 0, 0, 0);
     let mut redis = world.redis().await;
     while began.elapsed() < Duration::from_secs(25) || builds < 12 {
-        // The rounds in turn: another error rate, which needs another shape; a normal run; a stale filter of the same
-        // shape.
+        // Three kinds of rounds repeat in this order. The first run has another error rate and so another shape. The
+        // second run is normal, and the third run meets a stale filter of the same shape.
         let report = match builds % 3 {
             0 => run_with(&other).await,
             1 => run(world).await,

@@ -1,5 +1,5 @@
-//! Bloom filters: a "no" of a filter is always right. Neither builds, kills, lost data nor clicks at the same time
-//! change that.
+//! Bloom filters: a "no" of a filter is always right. Concurrent builds, kills, lost data and concurrent clicks must
+//! not make a "no" wrong.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
@@ -84,7 +84,7 @@ fn keys(world: &World, target: Target) -> [String; 3] {
     world.cache.keys.filter("video", target)
 }
 
-/// Returns whether the target's filter, or the users noted beside it, say that the user does not like the target.
+/// Returns true if the target has a filter, and neither the filter nor the users noted beside it include this user.
 /// Ignores remembered clicks.
 async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
     let [filter, config, added] = keys(world, target);
@@ -136,7 +136,7 @@ fn alone(world: &World) -> Client {
     client_of(&config)
 }
 
-/// Clicks by like.lua with the keys of the filter, but without bits, as the Python client does. The caller must know
+/// Clicks as the Python client does: calls like.lua with the filter's keys, but without bits. The caller must be sure
 /// that the click changes something.
 async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
     let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));

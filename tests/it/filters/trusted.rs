@@ -60,12 +60,12 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // First the epoch changes, as the next run sets it after a failover before it reaches this target. Then it looks as
-    // after an hour without a run.
+    // In the first pass the epoch has changed, as if a run after a failover has not reached this target yet. In the
+    // second pass the epoch is missing, as after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
         assert_eq!(refused(&world, target(42)).await, 0);
-        // The client asks MySQL, so a read fails, and a click counts without a check.
+        // The client asks MySQL, which is unreachable. So a read fails, and a click counts without a check.
         let asks = || async { client.liked(never, &[target(42)]).await.is_err() };
         eventually("the filter is not trusted", asks).await;
         let unlike = client.unlike(target(42), never, &[]).await.unwrap();

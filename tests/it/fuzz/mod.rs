@@ -19,7 +19,7 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads a count from the environment. It allows more runs than the suite does.
+/// Reads a count from the environment. With this count, a person can start more runs than the test suite.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))

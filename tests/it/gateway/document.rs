@@ -14,7 +14,7 @@ fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// Removes the fields that depend on which process counts likes.
+/// Removes the fields whose values depend on the process that counts likes.
 fn plain(mut told: Value) -> Value {
     for list in ["events", "likes"] {
         for entry in told[list].as_array_mut().into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! The real daemon gets harmful messages, and very many of them. It keeps running, and writes the valid events among
-//! them. It dead-letters the other messages with a reason, up to a limit.
+//! The real daemon gets harmful messages, and very many of them. The daemon keeps running, and writes the valid events
+//! among these messages. The daemon dead-letters the other messages with a reason, up to a limit.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -168,7 +168,8 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }
-    // The broker delivers the message to the daemons in turn, so each daemon sees only some of its deliveries.
+    // The broker delivers the message to one daemon after the other. So each daemon gets only some of the message's
+    // deliveries.
     let daemons = [world.daemon(), world.daemon(), world.daemon()];
     // Redelivered messages arrive in another order, so the test counts all rows.
     let written = || async { world.count("SELECT COUNT(*) FROM like_record").await };

@@ -16,7 +16,7 @@ use crate::fuzz::mutate::Mutations;
 const SETTINGS: &str = "[kinds]\nvideo = 1\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                         [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
 
-/// Text that ends a statement, a script, a key or a line unless it is escaped.
+/// Unless these texts are escaped, each one ends a statement, a script, a key or a line.
 const CODE: [&str; 10] = [
     "'; DROP TABLE counter; -- ",
     "1 OR 1=1",
@@ -33,7 +33,7 @@ const CODE: [&str; 10] = [
 /// Counters by kind, target and metric.
 type Numbers = BTreeMap<(u8, u64, u8), i64>;
 
-/// Returns events with code in each field, and with each number at its limits.
+/// Returns events. Some have code in one of their fields, others have a number at one of its limits.
 fn odd(now: i64) -> Vec<Vec<u8>> {
     let count = |number: i64| {
         json!({"type": "count", "kind": "video", "target_id": number % 5 + 1, "metric": "view", "delta": 1,

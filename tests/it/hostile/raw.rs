@@ -20,12 +20,12 @@ pub const LISTS_MAX: usize = 26_000;
 /// A frame can hold this many levels of tables, at six bytes each. The fields of the tables have empty names.
 pub const TABLES_MAX: usize = 21_700;
 
-/// Makes nested lists. Each has its type and its length, and the innermost list is empty.
+/// Makes nested lists. Each list has a type and a length, and the innermost list is empty.
 pub fn lists(levels: usize) -> Vec<u8> {
     (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
 }
 
-/// Makes nested tables. Each has one field.
+/// Makes nested tables. Each table has one field.
 pub fn tables(levels: usize) -> Vec<u8> {
     let table = |within: usize| {
         let length = long(6 * u32::try_from(within).unwrap());
@@ -43,7 +43,7 @@ pub fn too_large() -> Vec<u8> {
     [b"S", &long_text(&vec![b'x'; bytes])[..]].concat()
 }
 
-/// Publishes `body` to `queue` with a header of that value, and waits until the broker has it.
+/// Publishes `body` to `queue` with a header that has this value. Waits until the broker has the message.
 pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     let url = Url::parse(url).unwrap();
     let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();

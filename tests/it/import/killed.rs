@@ -1,4 +1,4 @@
-//! An import that crashes at any step or loses its source, and is then resumed.
+//! An import crashes at any step or loses its source, and a later command resumes the import.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -37,7 +37,7 @@ async fn an_import_that_dies_at_any_step_goes_on_where_it_was() {
             die(&world, &["old", "--resume"], point).await;
         }
         let last = report(&world, 0, &["old", "--resume"]);
-        // Two of the crashes happened after the first page and after the second page.
+        // One crash happened after the first page, and another crash after the second page.
         assert!(last["resumed_run"].is_u64() && last["rows"].as_u64().unwrap() < 90, "{last}");
         assert_brought_over(&world).await;
         for point in of_numbers {

@@ -24,7 +24,7 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
         let publisher = world.publisher().await;
         let daemon = world.daemon();
         old_likes(&world, (1..=100).map(|user| (user % 3 + 1, user))).await;
-        // The import has read the rows, but not written them.
+        // The import has read the rows, but has not written the rows yet.
         let import = paused_at(&world, &[], "import:read").await;
         let mut events = Vec::new();
         for user in 1..=10 {

@@ -27,9 +27,9 @@ use common::{World, body, eventually, stderr, target};
 enum Schema {
     /// An unlike keeps the row. The row has `deleted` and the time of the last change.
     SoftDelete,
-    /// An unlike deletes the row. A row has the time of its insert.
+    /// An unlike deletes the row. Each row contains the time of its insert.
     HardDelete,
-    /// An unlike deletes the row. A row has no time.
+    /// An unlike deletes the row. Rows contain no time.
     Timeless,
 }
 

@@ -1,4 +1,4 @@
-//! Invalid queries and rows: the error names the reason, and the import writes no row of the page.
+//! Invalid queries and rows. The error contains the reason, and the import writes no row of that page.
 
 use super::{Schema, block, here, old_likes, report, run, world};
 use crate::common::stderr;

@@ -32,7 +32,7 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
 }
 
 /// Starts users who like until the stop. `unlikes` percent of their clicks are unlikes. Each crowd has its own users.
-/// Returns the clicks that counted.
+/// The task returns a model of the clicks that Redis counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
     let client = Arc::new(world.client());
     let stop = stop.clone();

@@ -48,8 +48,9 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
     let world = World::new("old_values", OLD_KEYS).await;
     imported(&world, &[(1, 3), (2, 3), (3, 3), (4, 2), (5, 2), (6, 1)]).await;
     let mut redis = world.redis().await;
-    // Counts in Redis: right, too high, too low, missing (target 4), negative, and with an expiry. Other keys: a target
-    // that MySQL does not know, a value that is no number, a key without an id, and a key of another type.
+    // The counts of targets 1 to 6 in Redis are right, too high, too low, missing, negative, and with an expiry. Redis
+    // also contains a target that MySQL lacks, a value that is no number, keys without a valid id, and a key of another
+    // type.
     for (id, value) in [("1", "3"), ("2", "10"), ("3", "1"), ("5", "-4"), ("6", "7"), ("99", "8"), ("98", "many")] {
         let () = ask(&mut redis, &["SET", &key(&world, id), value]).await;
     }

@@ -71,7 +71,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         }
         let report = compared(&world).await;
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
-        // A recent first like also has no row in MySQL yet.
+        // There can be more than two phantoms, because a target's first like can be missing in MySQL for a moment.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);

@@ -17,7 +17,7 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, d
 /// The difference between the clocks of two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Clicks of some users on some targets, on two API servers. The clock of one API server is an hour behind.
+/// Users click on targets by two API servers. The clock of one API server is an hour behind.
 struct Clicks {
     dice: Dice,
     targets: u64,

@@ -148,7 +148,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
-    // The hash looks as if the server's clock had been a day ahead at its begin.
+    // The test sets the hash's start as if the server's clock had been a day ahead at that moment.
     let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
     client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
     assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes rotate");
@@ -178,8 +178,8 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let client = world.client();
-    // A server with a clock two minutes ahead left these rows. Users 7 and 8 like the target, user 9 no longer likes
-    // it.
+    // A server wrote these rows while its clock was two minutes ahead. Users 7 and 8 like the target, user 9 no longer
+    // likes it.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
     let rows = format!(
         "INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})"

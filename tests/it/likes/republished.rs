@@ -92,7 +92,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = world.client();
         let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
-        // The same set with a time one minute later, as if Redis' clock had then been put back.
+        // The set's time becomes one minute later, as if Redis' clock had been put back after the set.
         let place = world.cache.keys.place("video", target(42), BALANCE);
         let bucket = place.bucket.unwrap_or(place.key);
         let minute = set.at.after(Duration::from_secs(60));

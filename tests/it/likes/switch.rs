@@ -170,7 +170,7 @@ async fn an_announcement_that_is_older_is_replaced_again() {
     let mut world = World::new("switch_older", BY_API).await;
     let daemon = world.daemon();
     let since = announced(&world, "\"video:like\"", Micros(0)).await;
-    // Redis has an old announcement, as after a loss of its newest data.
+    // Redis contains an old announcement, as after a loss of Redis' newest data.
     world.cache.announce_writers(r#"{"api":[],"since":1795251385004538}"#).await.unwrap();
     assert_eq!(announced(&world, "\"video:like\"", Micros(0)).await, since);
     world.set(BY_DAEMON);

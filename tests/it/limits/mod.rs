@@ -24,8 +24,8 @@ fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// These limits are higher than the need of connections, log and epoll. A leak for each message or outage would exceed
-/// them by far.
+/// Connections, the log and epoll need less than these limits. A leak for each message or for each outage would exceed
+/// the limits by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
@@ -67,8 +67,8 @@ fn number_of(daemon: &Daemon, what: &str) -> usize {
     fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
 }
 
-/// After tens of thousands of small messages the consumer has a large prefetch. Then large messages arrive while MySQL
-/// doesn't answer, more than the consumer can hold in memory.
+/// After tens of thousands of small messages the consumer has a large prefetch. Then more large messages arrive than
+/// the consumer can hold in memory, and MySQL doesn't answer.
 async fn stays_under_memory_max(
     name: &str,
     partitions: u64,
@@ -103,7 +103,7 @@ async fn stays_under_memory_max(
     assert_eq!(world.counters().await, model.counters());
     let peak = peak_mib(&daemon);
     assert!(peak < memory_max_mib, "{peak} MiB");
-    // The first measurement is from the outage, the second one from after it.
+    // The first measurement was made during the outage, the second measurement after the outage.
     for [files, threads, tasks] in [held, [number_of(&daemon, "fd"), number_of(&daemon, "task"), tasks(&daemon)]] {
         println!("{peak} MiB, {files} files, {threads} threads, {tasks} tasks");
         assert!(files < FILES_MAX, "{files} files");

@@ -68,7 +68,7 @@ impl Site {
         Self { world, exchange, link, publisher }
     }
 
-    /// Publishes as the site's servers do.
+    /// Publishes events as the site's servers do.
     async fn publish(&self, body: &Value) {
         self.publisher.publish(&self.exchange, "user.7", body.to_string().as_bytes()).await.unwrap();
     }

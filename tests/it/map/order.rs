@@ -10,8 +10,8 @@ async fn events_of_one_second_end_in_the_queues_order_after_crashes() {
     eventually("the queue is bound", || async { daemon.log().matches("\"consuming\"").count() == 2 }).await;
     assert!(daemon.stop().success());
     let now = now_ms() / 1_000;
-    // The last event of user 1 is an unlike, and of user 2 a like. The last event of user 3 is from a later second, but
-    // it is published first.
+    // User 1's last event is an unlike, and user 2's last event is a like. The last event of user 3 is from a later
+    // second, but it is published first.
     for (action, user, ts) in [
         ("LIKE", 1, now),
         ("LIKE", 3, now),

@@ -48,7 +48,8 @@ async fn each_drifted_number_is_repaired_and_no_other() {
     }
 }
 
-/// If only Redis limits the purchases of an item, MySQL's sum can become negative, even if a rule forbids that.
+/// A rule forbids negative counts, but only Redis enforces the rule. So the sum of an item's purchases in MySQL can
+/// become negative.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown_it() {
     for layout in LAYOUTS {

@@ -25,7 +25,7 @@ impl Crowd {
         Self { stop, added, ended }
     }
 
-    /// Waits until the task has added this much more.
+    /// Waits until the task has added this amount since the call.
     async fn goes_on(&self, more: u64) {
         let until = self.added.load(Ordering::Relaxed) + more;
         eventually("somebody adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
@@ -135,7 +135,8 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
     }
 }
 
-/// Loses shares. In the layouts entity and string each counter has its own key, which is lost, too.
+/// Loses shares. In the layouts entity and string each counter has a separate key. This function deletes these keys,
+/// too.
 async fn forget_shares(product: &Product) {
     let mut redis = product.world.redis().await;
     for number in 1..=TARGETS {

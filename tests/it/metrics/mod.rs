@@ -1,4 +1,4 @@
-//! All metrics of a product: their counters in Redis, in MySQL, and compared.
+//! The counters of all metrics of a product: in Redis, in MySQL, and in comparisons of the two stores.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -15,7 +15,7 @@ use sqlx::Row;
 
 use crate::common::eventually;
 
-/// How many likes and unlikes happen between two steps.
+/// Users make this number of likes and unlikes between two steps.
 const SOME: u64 = 50;
 
 /// Returns the likes in tallyd's tables.
@@ -141,7 +141,7 @@ async fn cut_over(mover: &mut Mover, has_keys_of_deleted_posts: bool) {
     assert_tallyd_has_all(mover, &clicks).await;
 }
 
-/// Follows step 9. Its check must pass while users like.
+/// Follows step 9. The step's check must pass while users like.
 async fn keep_the_old_table(mover: &mut Mover) {
     mover.forward(9).await;
     mover.site.clicked(SOME).await;

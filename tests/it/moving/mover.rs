@@ -13,7 +13,8 @@ use crate::common::ports::free_port;
 use crate::common::servers::rabbitmqctl;
 use crate::common::{DEADLINE, Daemon, World, eventually, root, stack, stderr, stdout};
 
-/// The exit code if another run has the lock or a server is unreachable. The page says to try again.
+/// A command exits with this code if another run has the lock or a server is unreachable. The page then says to try
+/// again.
 const TRY_LATER: i32 = 75;
 
 pub struct Mover {
@@ -25,14 +26,14 @@ pub struct Mover {
     export: Option<Child>,
     /// The name of the daemon's account in RabbitMQ.
     account: String,
-    /// The time that `date` printed in step 6.
+    /// In step 6 `date` printed this time.
     cutover: String,
     /// The output of the last command.
     pub said: String,
 }
 
 impl Mover {
-    /// Makes a site, and tallyd beside it. tallyd has its accounts, but does not run.
+    /// Makes a site and tallyd's accounts. tallyd does not run yet.
     pub async fn new(name: &str) -> Self {
         let world = World::new(name, "").await;
         let account = format!("{}_d", world.name);

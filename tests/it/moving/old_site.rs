@@ -28,10 +28,10 @@ const USERS: u64 = 200;
 /// Users who liked long ago and never click again.
 pub const QUIET: std::ops::Range<u64> = 1_000..1_050;
 
-/// A post, and by how much its like count in Redis is too high.
+/// A post's id, and a number. The post's like count in Redis is too high by this number.
 pub const WRONG: (u64, i64) = (3, 5);
 
-/// Deleted posts: their rows are deleted, but their keys still exist. They are more than a reconcile repairs without
+/// Deleted posts: their rows are deleted, but their keys still exist. A reconcile repairs this many targets only with
 /// `--force`.
 const DELETED: std::ops::Range<u64> = 1_001..1_151;
 
@@ -50,13 +50,13 @@ pub enum Servers {
     Own,
 }
 
-/// All clicks of the users.
+/// Records all clicks of the users.
 #[derive(Default)]
 pub struct Clicks {
     pub servers: Servers,
     pub likes: BTreeSet<(u64, u64)>,
     pub views: BTreeMap<u64, i64>,
-    /// The views that were published, by post.
+    /// Maps a post to the number of its published views.
     pub views_published: BTreeMap<u64, i64>,
     /// The count of likes and unlikes that were published.
     pub published: u64,
@@ -113,7 +113,7 @@ impl OldSite {
         site
     }
 
-    /// Adds likes and views of the past. Some of their keys expire soon.
+    /// Adds likes and views of the past. Some of the keys with their counts expire soon.
     async fn like_long_ago(&self) {
         let mut clicks = self.clicks.lock().await;
         let mut redis = self.redis.connect().await;

@@ -1,4 +1,4 @@
-//! Parses docs/moving.md. Keeps the blocks of each step, and separately the blocks of its way back.
+//! Parses docs/moving.md. Stores the blocks of each step, and separately the blocks that undo the step.
 
 use std::fs;
 

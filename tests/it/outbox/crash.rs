@@ -9,8 +9,8 @@ use super::{Counts, METRICS, assert_exact, settle};
 const POINTS: [&str; 5] =
     ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
 
-/// Kills a daemon at each point, and at some points twice. The test has many targets in nearly as many buckets, so an
-/// addition takes several pipelines.
+/// Crashes a daemon at each fault point, and later another daemon at some of these points. The test has many targets in
+/// nearly as many buckets, so an addition takes several pipelines.
 async fn killed_everywhere(name: &str, settings: &str) {
     let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
     let publisher = world.publisher().await;

@@ -51,7 +51,7 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
     apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
-    // The partitions of maps have much larger ids. Each of two sends its row twice.
+    // The partitions of maps have much larger ids. Each of two such partitions sends its row twice.
     for map in [60_007, 60_001, 60_007, 60_001] {
         apply(&world, &world.cache, map, &[(5, vec![add(1, VIEW, 1)])]).await;
     }
@@ -136,7 +136,7 @@ async fn largest_numbers(name: &str, settings: &str) {
     values.extend((0..100).map(|_| i64::try_from(dice.below(1 << 54)).unwrap() - MAX));
     for next in values {
         number += 1;
-        // The first addition is alone in its target, the second one is beside another counter.
+        // The first addition changes the only counter of its target. The other target has two counters.
         let row = vec![add(1, VIEW, next - value), add(2, VIEW, 1), add(2, FORWARD, next - value)];
         apply(&world, &world.cache, 0, &[(number, row)]).await;
         value = next;

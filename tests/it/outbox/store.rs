@@ -65,7 +65,7 @@ async fn rows_are_deleted_only_once_they_are_added() {
     assert_eq!((some.pruned.of(0), some.rows.as_slice()), (rows[5], &all.rows[6..]));
     assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     assert_eq!(since(0).await, some);
-    // The daemon adds the rows again that were not noted. This changes nothing.
+    // The daemon repeats the rows that were not noted as added. This changes nothing.
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all rows are noted", || async { store.outbox_applied().await.unwrap() == numbers }).await;

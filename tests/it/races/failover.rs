@@ -1,4 +1,4 @@
-//! The consumer that a fence waits for crashes, and another consumer takes over.
+//! A fence waits for a consumer. The consumer crashes, and another consumer takes over.
 
 use super::stage::{Stage, assert_numbers, repair};
 use crate::common::{drift, target};
@@ -21,8 +21,8 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
         // From here on the frozen daemon holds the partition, and receives nothing from it.
         stage.daemon.logged("consuming").await;
         stage.daemon.signal("STOP");
-        // Likes before and after the fence, for right and wrong counters. They come after the sample of the first pass,
-        // and before the sample of the second pass.
+        // Users like targets with right and with wrong counters, before and after the fence. All of these likes are
+        // later than the first pass' sample, and earlier than the second pass' sample.
         for id in 1..=3 {
             stage.like(id, user).await;
         }

@@ -50,7 +50,7 @@ async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
     stage.close().await;
 }
 
-/// The grace is so long that a stall stays below it, even on a loaded machine.
+/// Even on a loaded machine, a stall is shorter than this grace.
 const LONG_GRACE: &str = "[reconcile]\npublish_grace = \"2s\"";
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;
 
-/// `publish_grace`. It is short, so the runs are short, too.
+/// The value of `publish_grace`. It is short, so that the runs are short, too.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// The count of reconciles, which run one after the other.
@@ -29,17 +29,17 @@ const ROUNDS: u64 = 10;
 /// One seed for each test. The same seed makes the same choices, but the order of events differs.
 const SEEDS: [u64; 2] = [2_203, 9_011];
 
-/// The fate of a click.
+/// Defines what happens to a click.
 #[derive(Clone, Copy, Debug)]
 enum Luck {
     Good,
     /// The click is counted and never published.
     Lost,
-    /// The answer of Redis is lost, so the click is counted again. It is published once.
+    /// The answer of Redis is lost, so the click is counted again. The event is published once.
     Twice,
     /// The click is published, and later published again.
     Repeated,
-    /// This much time passes between count and publish.
+    /// The event is published this long after the count.
     Stalled(Duration),
 }
 
@@ -127,7 +127,7 @@ impl Operator {
         for round in 0..ROUNDS {
             let mode = if round % 2 == 0 { "--full" } else { "--changed" };
             let run_dies = self.moment(35);
-            // The second value is how long no daemon runs after the crash.
+            // The second value is a duration: after the crash, no daemon runs for this time.
             let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
             let (world, daemon) = (&self.world, &mut self.daemon);
             tokio::join!(reconcile(world, mode, run_dies), async {
@@ -146,7 +146,7 @@ impl Operator {
     }
 }
 
-/// Runs a reconcile. Kills it after `dies` unless it has ended before.
+/// Runs a reconcile. Kills the reconcile after the time `dies`, unless the reconcile has ended before.
 async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
     let mut command = tokio::process::Command::from(world.command());
     command.args(["reconcile", mode, "--force", "--format", "json"]).kill_on_drop(true);

@@ -12,11 +12,11 @@ const REFUSED: &[u8] = b"*0\r\n";
 /// Redis' answer to a repair that added to one target.
 const ADDED: &[u8] = b"*1\r\n:1\r\n";
 
-/// Starts a run that measures a drift of 3 and fails, because its repair doesn't reach Redis in time.
+/// Starts a run that measures a drift of 3. The run fails, because its repair does not reach Redis in time.
 async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     let mut stage = Stage::new(name, "").await;
-    // An earlier repair loads the script into Redis. So the held command can run, and the client does not have to send
-    // the script again.
+    // An earlier repair loads the script into Redis. Without the script, the held command would fail and the client
+    // would have to send the script.
     drift(&stage.world, target(1), 1).await;
     assert_numbers(&stage.world.report(&["reconcile"]), &[("repaired", 1)]);
     drift(&stage.world, target(1), 3).await;

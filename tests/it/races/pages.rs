@@ -8,7 +8,7 @@ use crate::common::{Dice, World, drift, target};
 /// Twenty pages.
 const TARGETS: u64 = 200;
 
-/// Each seed makes other pages.
+/// With each seed, the runs are killed at other pages.
 const SEEDS: [u64; 3] = [1, 7, 1_914];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -20,7 +20,8 @@ async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
     stage.drained().await;
     for seed in SEEDS {
         let mut dice = Dice::new(seed);
-        // The run repairs the drifts of a kind at the end, so the checkpoint stops before the first of them.
+        // The run repairs the drifts of a kind at the end. So the checkpoint does not pass the first drift before the
+        // repairs.
         let first = 12 + dice.below(25);
         let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
         for id in &off {

@@ -9,9 +9,9 @@ use tallyd_core::model::{Micros, UserId};
 /// A count in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Act {
-    /// The counted event. Its `at` is the time of the count by Redis' clock.
+    /// The counted event. The event's `at` is the time when Redis counted it, by Redis' clock.
     pub event: LikeEvent,
-    /// The latest time at which the broker got the event. `None` if it was never published.
+    /// The broker got the event at this time or earlier. `None` if it was never published.
     pub published: Option<Micros>,
 }
 
@@ -38,19 +38,20 @@ struct Step {
 
 /// Returns the first wrong repair of a target, if there is one. The repairs must be in order.
 ///
-/// A repair is right if there is an instant, its cut, that explains it. At the cut Redis had the count that the repair
-/// names. This count was wrong by at least the added amount, in that direction. Then the repair can't have made a right
-/// counter wrong. It also can't have made a wrong counter wrong in the other direction.
+/// A repair is right if one instant explains the repair. This instant is the repair's cut. At the cut Redis had the
+/// count in the repair's row. This count was wrong by at least the added amount, and in the same direction. Then the
+/// repair can't have made a right counter wrong. The repair also can't have made a wrong counter wrong in the other
+/// direction.
 ///
 /// * The cut is after the run's begin, and at least `grace` before the row was written. A run waits for `grace` between
 ///   the last sample and its fence, and repairs after the fence.
-/// * Redis' count at an instant is the sum of all counts and all repairs before it. If a run was killed, its repair was
-///   added or not. So the proof keeps all sums that explain every repair so far. A rejected repair added nothing, but
-///   its measurement is checked, too.
+/// * Redis' count at an instant is the sum of all earlier counts and repairs. If a run was killed, Redis may or may not
+///   have added the run's repair. So the proof keeps every possible sum that explains all repairs so far. A rejected
+///   repair added nothing, but its measurement is checked, too.
 /// * MySQL's count at an instant comes from all published events whose `at` is not later. The repair must lead towards
 ///   this count, with one exception. If an event reached the broker later than `grace` after the cut, it can have been
 ///   behind the fence. For such a like Redis can look too high by one. For such an unlike it can look too low by one.
-///   This exception does not hold for events that were published within `grace` of their `at`.
+///   The exception does not apply to events that were published within `grace` after their `at`.
 pub fn first_wrong<'a>(acts: &[Act], rows: &'a [Row], grace: i64) -> Option<&'a Row> {
     let steps = steps(acts);
     let mut sums = BTreeSet::from([0]);
@@ -114,13 +115,14 @@ fn steps(acts: &[Act]) -> Vec<Step> {
 
 const GRACE: i64 = 100;
 
-/// Makes User 1's like or unlike at this instant, which is published this much later.
+/// Makes a user's like or unlike at the time `at`. The event is published `later` microseconds after `at`, or never.
 fn act(user: u64, at: i64, liked: bool, later: Option<i64>) -> Act {
     let event = LikeEvent { target: target(1), user: UserId(user), at: Micros(at), liked };
     Act { event, published: later.map(|later| Micros(at + later)) }
 }
 
-/// Makes a repair by a run that began at 1,000 and wrote the row at 1,500. Its cut is at 1,400 at the latest.
+/// Makes a repair by a run that began at 1,000 and wrote the row at 1,500. The latest possible cut of this repair is
+/// 1,400.
 fn row(before: i64, added: i64, outcome: Option<&str>) -> Row {
     Row { before, added, outcome: outcome.map(str::to_owned), began: Micros(1_000), noted: Micros(1_500) }
 }

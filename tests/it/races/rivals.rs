@@ -1,5 +1,5 @@
-//! Two reconcilers. The first is frozen until its lease has ended. Then the second does its work, and the first
-//! resumes.
+//! Two reconcilers. The first reconciler is frozen until its lease has ended. Then the second reconciler runs, and the
+//! first resumes.
 
 use std::process::Output;
 
@@ -45,7 +45,7 @@ async fn a_run_that_wakes_up_with_agreed_drifts_after_a_takeover_changes_nothing
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_wakes_up_between_note_and_repair_after_a_takeover_changes_nothing() {
-    // MySQL was asked before the takeover, so here it is Redis that rejects the repair.
+    // The first run asked MySQL before the takeover. So MySQL did not stop the repair, and Redis must reject it.
     let output = overtaken_at("rival_noted", "reconcile:noted", &[Some("stale")]).await;
     let report = serde_json::from_slice(&output.stdout).unwrap();
     assert_numbers(&report, &[("drifted", 1), ("repaired", 0), ("left", 1)]);

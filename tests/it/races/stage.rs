@@ -10,7 +10,7 @@ use tallyd_rabbitmq::Publisher;
 
 use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
 
-/// The count of targets. Each has the likes of users 1 to 3.
+/// The count of targets. Users 1 to 3 like each target.
 pub const TARGETS: u64 = 5;
 
 /// A world with a daemon, a loaded Redis, and some likes in Redis and MySQL.
@@ -79,7 +79,7 @@ impl Stage {
         Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))])
     }
 
-    /// Ends the lease of a run that can't end it any more.
+    /// Ends the lease of a killed run.
     pub async fn end_lease(&self) {
         sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'")
             .execute(&self.world.pool)
@@ -100,7 +100,8 @@ impl Stage {
         (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
     }
 
-    /// Checks that nothing is left to repair, and that Redis, `counter` and the rows equal the model. Ends the stage.
+    /// Checks that no repair is necessary. Also checks that Redis, `counter` and the like records equal the model. Ends
+    /// the stage.
     pub async fn close(self) {
         self.drained().await;
         let report = self.world.report(&["reconcile"]);

@@ -15,8 +15,8 @@ use crate::common::{Dice, World, target};
 /// Videos with comments. The videos with higher ids get few comments.
 const VIDEOS: u64 = 40;
 
-/// Comments by one API server until the stop: each has a row, and a moment later its event. Each comment has a row at
-/// once, and its event a moment later. Ends when the last event is published.
+/// Adds and deletes comments as one API server, until the stop. The table gets each change immediately, and the
+/// change's event is published a moment later. The task ends when the last event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
     let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
@@ -42,7 +42,8 @@ fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()
                 tokio::time::sleep(delay).await;
                 client.add(target(video), Metric(2), delta, &format!("{id}:{delta}")).await.unwrap();
             };
-            // Publishes half of the events in order, and the others at the same time as later events.
+            // Publishes about half of the events in order. The other events are published at the same time as later
+            // events.
             if dice.percent(50) {
                 publish.await;
             } else {

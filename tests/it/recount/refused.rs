@@ -5,7 +5,7 @@ use sqlx::AssertSqlSafe;
 use super::{QUERY, added, comment, count, run, settings, world};
 use crate::common::{World, stderr, stdout};
 
-/// Returns invalid queries, the rest of their block, and their error.
+/// Returns invalid queries. Each has the other settings of its block, and the expected error.
 fn wrong() -> Vec<(String, &'static str, &'static str)> {
     let order = "GROUP BY video_id ORDER BY video_id LIMIT :limit";
     vec![

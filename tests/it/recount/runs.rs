@@ -1,4 +1,4 @@
-//! Recounts that crash, that run at the same time, or that the daemon starts automatically.
+//! Recounts that crash, recounts at the same time, and recounts that the daemon starts automatically.
 
 use std::collections::BTreeMap;
 
@@ -122,8 +122,8 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     world.close().await;
 }
 
-/// A stopping daemon holds two events that it has not written. One is from before the stop, the other arrives while the
-/// daemon is frozen.
+/// A stopping daemon holds two events that it has not written. The first event arrives before the stop, the second
+/// event while the daemon is frozen.
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {

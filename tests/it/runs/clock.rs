@@ -38,8 +38,8 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         drift(&world, target(id), 2).await;
     }
     world.drained(&publisher).await;
-    // Targets 1 and 2 have events within the skew of every cut. They have no events while the run watches them, so the
-    // watch decides.
+    // Targets 1 and 2 have events within the skew of every cut. These targets get no events while the run watches them,
+    // so the run can decide after the watch.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!(
         (&report["repaired"], &report["busy"], &report["undecided"]),

@@ -75,7 +75,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let (world, daemon, _) = settled("future_lease", 3, "").await;
-    // MySQL leaves such leases if its clock was ahead by a day.
+    // Such leases exist if MySQL's clock was ahead by a day.
     let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     let output = world.tallyd(&["reconcile"]);
@@ -204,7 +204,7 @@ async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
         assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 1);
     }
     evict().await;
-    // Among the losses, the first load of all buckets counts, too.
+    // The daemon also counts the first load of all buckets as a loss.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
     daemon.logged("redis-evicts").await;
     let put_off = "SELECT COUNT(*) FROM job_run WHERE mode = 'rebuild' AND outcome = 'stopped'";

@@ -143,7 +143,7 @@ async fn a_full_run_killed_at_any_page_is_resumed_and_misses_nothing() {
     .await;
     run.kill().unwrap();
     run.wait().unwrap();
-    // The lease of the killed run would expire anyway. This test is about the time after that.
+    // The lease of the killed run would expire anyway. This test checks what happens after the lease has expired.
     sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'").execute(&world.pool).await.unwrap();
     let resumed = world.report(&["reconcile", "--resume", "--force"]);
     assert!(resumed["resumed_run"].is_u64(), "{resumed}");
@@ -239,7 +239,8 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     let (world, daemon, mut model) = settled("uncounted", 3, "").await;
-    // More rows than a run holds beside a page: like records without counters, inserted by hand.
+    // The test inserts like records of targets that have no counters. A run can't hold this many rows in memory beside
+    // a page.
     let rows: Vec<String> = (0..11_000).map(|id| format!("(1,{},7,0,'2026-01-01')", 100 + id)).collect();
     let sql =
         format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", rows.join(","));

@@ -62,7 +62,7 @@ async fn a_running_reconcile_obeys_a_throttle_and_its_end() {
     eventually("the run ends", || async { !is_amidst(&world).await }).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(run.wait().unwrap().success());
-    // A command whose run is paused reports that, and can be resumed.
+    // If an operator pauses the run of a command, the command reports the pause. Its run can be resumed.
     ordered(&world, &["throttle", "reconcile", "--targets-per-second", "1"]);
     let run = world.command().arg("reconcile").stderr(std::process::Stdio::piped()).spawn().unwrap();
     eventually("the run is active", || async { is_amidst(&world).await }).await;

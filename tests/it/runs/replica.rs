@@ -152,7 +152,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
-    // A run waits for a replica only for the given time, because other jobs wait behind the run. Then it stays due.
+    // A run waits for a replica only for the given time, because other jobs wait behind the run. After this time the
+    // run ends and stays due.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
     let ran =

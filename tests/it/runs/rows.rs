@@ -7,7 +7,8 @@ use tallyd_mysql::Store;
 use super::common::World;
 use super::settled;
 
-/// The count of rows, all of one metric. The other metrics have no row for these targets.
+/// The number of rows in `counter`. All of these rows belong to one metric. The other metrics have no row for these
+/// targets.
 const ROWS: i64 = 20_000;
 
 /// Settings with three metrics. The table has rows of only one metric.
@@ -54,11 +55,11 @@ async fn metrics_without_rows_cost_no_scan_of_the_counters() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let before = rows_read(&world).await;
-    // Redis is empty, so the run first loads it and then compares it.
+    // Redis is empty, so the run first loads the counters and then compares the counters.
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
     assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
-    // The run lists and reads the rows, once for the load and once for the comparison.
+    // The run lists the rows and reads the rows. It does this once for the load and once for the comparison.
     let read = rows_read(&world).await - before;
     assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
     assert!(daemon.stop().success());

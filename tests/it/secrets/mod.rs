@@ -22,7 +22,7 @@ use tallyd_mysql::Store;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Every planted secret contains this.
+/// Every planted secret contains this text.
 const PLANTED: &str = "s3cr3t";
 
 const TOKEN: &str = "s3cr3t-token-of-a-test";
@@ -69,7 +69,7 @@ impl Shown {
     }
 }
 
-/// Returns the text in all encodings: plain, in hex, as decimal bytes, and in base64 at each offset.
+/// Returns the text in each encoding: plain, in hex, as decimal bytes, and in base64 at each of the three offsets.
 fn ways_of_writing(text: &str) -> Vec<String> {
     let bytes = text.as_bytes();
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
@@ -77,7 +77,7 @@ fn ways_of_writing(text: &str) -> Vec<String> {
     let mut ways = vec![text.to_owned(), numbers.join(", "), numbers.join(","), hex.to_uppercase(), hex];
     for before in 0..3 {
         let encoded = BASE64_STANDARD.encode([vec![0; before], bytes.to_vec()].concat());
-        // Cuts the letters that depend on the neighbouring bytes.
+        // Cuts the base64 letters that also depend on the neighbouring bytes.
         let (from, to) = ((before * 8).div_ceil(6), (before + bytes.len()) * 8 / 6);
         ways.push(encoded[from..to].to_owned());
     }

@@ -11,8 +11,8 @@ use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use crate::common::World;
 
-/// MySQL's error codes for a missing right: to a database, to a login or a file, to a table, to administrators'
-/// commands.
+/// MySQL returns these error codes if a right is missing. The rights are for a database, a login or a file, a table,
+/// and administrators' commands.
 const DENIED: [u16; 4] = [1044, 1045, 1142, 1227];
 
 async fn is_denied(pool: &MySqlPool, sql: &str) {

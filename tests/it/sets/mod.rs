@@ -29,7 +29,7 @@ enum What {
     Reset,
 }
 
-/// The target's id, the time, and the change.
+/// The fields are the target's id, the time, and the change.
 type Event = (u64, i64, What);
 
 /// Returns the message to publish, with this routing key.

@@ -66,7 +66,7 @@ async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let more = some(13, 2_000, 5);
-    // The new events have other ids than the first events.
+    // The new events' ids differ from the first events' ids.
     let numbered: Vec<_> =
         more.iter().enumerate().map(|(at, event)| published(at + 1_000, *event, at as u64)).collect();
     for piece in numbered.chunks(500) {
@@ -111,8 +111,8 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     world.close().await;
 }
 
-/// Locks counters from the last to the first, in the reverse order of the daemon. This transaction has more to undo
-/// than a batch, so MySQL aborts the batch.
+/// Locks counters from the last to the first, in the reverse order of the daemon. This transaction has changed more
+/// rows than a batch, so MySQL aborts the batch.
 async fn lock_backwards(world: &World, rounds: u32) {
     sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
     let rows = vec!["(1)"; 2_000].join(",");

@@ -36,7 +36,7 @@ impl Clock {
         WatchedCount { number: (target(1), metric), at: self.at(second), delta }
     }
 
-    /// Returns the earlier count of a counter that now has `now`.
+    /// Returns the counter's earlier count. `now` is the counter's current count.
     fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
         counted_at(self.at(second), Duration::ZERO, now, counts)
     }

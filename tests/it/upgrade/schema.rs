@@ -1,5 +1,5 @@
-//! `tallyd migrate` with running daemons, with rivals and with SIGKILL. Also daemons that run while the steps of a
-//! future version are made.
+//! Runs `tallyd migrate` beside running daemons, beside rivals, and with SIGKILL. Also runs daemons while the steps of
+//! a future version change the schema.
 
 use std::process::{Child, Stdio};
 
@@ -8,7 +8,7 @@ use sqlx::{Connection, MySqlConnection};
 use crate::common::site::{Site, all_held, has_all};
 use crate::common::{World, eventually, stderr, stdout};
 
-/// Settings with two partitions, and with takeovers within seconds.
+/// With these settings there are two partitions, and a daemon takes over within seconds.
 const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
 
 /// Counts the sessions that wait for a table.
@@ -19,7 +19,7 @@ async fn execute(world: &World, sql: &'static str) {
     sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
 }
 
-/// Deletes the notes of all steps from this one on, as if they were never made.
+/// Deletes MySQL's records of this step and of all later steps, as if these steps had not run.
 async fn forget_from(world: &World, step: i64) {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
 }
@@ -31,7 +31,7 @@ async fn keep_outbox(world: &World) -> MySqlConnection {
     rival
 }
 
-/// Starts `tallyd migrate`. It waits for `outbox` in its second step.
+/// Starts `tallyd migrate`. The command waits for the table `outbox` in its second step.
 async fn migrate_that_waits(world: &World) -> Child {
     let account = world.accounts.as_ref().unwrap().of_migration(world.config.mysql.url.expose());
     let mut migrate = world.command();

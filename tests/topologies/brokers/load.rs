@@ -1,7 +1,7 @@
 //! Likes, unlikes and counts that continue while the broker has any fault.
 //!
-//! Users and services retry a call until it is confirmed, and so does this load. So the result is known exactly. For
-//! likes it is the newest event of each pair, for counts it is the sum of all ids.
+//! Like users and services, this load retries a call until the broker confirms it. So the test knows the exact result.
+//! For likes the result is the newest event of each pair, for counts it is the sum of all ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -22,8 +22,8 @@ pub const TARGETS: u64 = 200;
 /// The number of concurrent users.
 const USERS: u64 = 8;
 
-/// The pauses between two clicks of a user, and between two counts. This makes some hundred events a second. The load
-/// leaves enough time on two processors for three starting nodes.
+/// The pauses between two clicks of a user, and between two counts. This makes some hundred events a second. On two
+/// processors, three nodes can start while this load runs.
 const CLICK_EVERY: Duration = Duration::from_millis(40);
 const COUNT_EVERY: Duration = Duration::from_millis(10);
 
@@ -74,8 +74,8 @@ impl Load {
     }
 }
 
-/// One user after the other likes a video, and every fourth user unlikes it. Returns all events that can have been
-/// published.
+/// One user after the other likes a video. Every fourth user also unlikes the video. Returns all events that can have
+/// been published.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {

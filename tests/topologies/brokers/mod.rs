@@ -15,7 +15,7 @@ use load::{Load, TARGETS};
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
 
-/// How long a node is cut off.
+/// A node is cut off for this time.
 const CUT_OFF_S: u64 = 8;
 
 /// The nodes, a world that uses them, a daemon, and a continuous load.
@@ -41,7 +41,8 @@ impl Stage {
         stage
     }
 
-    /// Waits until new likes and counts are published, and are in MySQL for each partition. Prints how long that took.
+    /// Waits until new likes and counts are published, and are in MySQL for each partition. Prints the time that this
+    /// took.
     async fn goes_on(&self, after: &str) {
         let began = Instant::now();
         let (clicks, counted) = self.load.published();
@@ -80,9 +81,8 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // A click meets a fault only by chance. The checks below show that the daemon met faults. Some undone clicks
-        // had events that arrived, and some clicks were repeated. There are undone clicks whose events had arrived, and
-        // repeated ones.
+        // A click meets a fault only by chance, so the test checks the daemon's log for faults. Some undone clicks had
+        // events that arrived, and some clicks were repeated.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();

@@ -20,7 +20,7 @@ fn key(world: &World, target: Target) -> String {
     world.cache.keys.counters("video", world.cache.keys.bucket(target))
 }
 
-/// Returns the first target from `id` on whose counter is on this node.
+/// Returns a target whose counter is on this node. Its id is the smallest such id from `id` on.
 async fn target_on(nodes: &Nodes, world: &World, place: usize, id: u64) -> Target {
     for id in id.. {
         if nodes.place_of(&key(world, target(id))).await == place {
@@ -47,7 +47,7 @@ async fn a_frozen_master_delays_no_command_for_the_others() {
         let (client, target) = (Arc::clone(&client), targets[1]);
         async move { client.count(target, UserId(2), true, &[]).await }
     });
-    // A slot moves between the other nodes, so Redis redirects a command and the client reads the map again.
+    // A slot moves between the other nodes. So Redis redirects a command, and the client reads the map of slots again.
     for place in [2, 0] {
         nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to]).await;
     }

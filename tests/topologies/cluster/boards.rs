@@ -26,8 +26,8 @@ const BOARDS: &str =
 /// 2026-11-21T12:00:00Z, a Saturday in week 47.
 const NOW: Micros = Micros(1_795_262_400_000_000);
 
-/// Computes the places of all members one by one. A place is the count of members with more, or of different higher
-/// scores.
+/// Computes the places of all members one by one. In a competition ranking, a place depends on the number of members
+/// with higher scores. In a dense ranking, it depends on the number of different higher scores.
 fn placed(board: &[(Vec<u8>, u64)], ranking: Ranking) -> Vec<(u64, Vec<u8>, u64)> {
     let mut board = board.to_vec();
     board.sort_unstable_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));

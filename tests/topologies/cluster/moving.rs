@@ -40,22 +40,22 @@ async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
     }
 }
 
-/// Moves the slot of `key` slowly. After each key it waits for likes, until Redis redirects them.
+/// Moves the slot of `key` slowly. After each moved key, waits until Redis redirects likes or asks them to retry.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Redis returns the keys in any order. This key is first, because every like needs it. Some of the other keys can
-    // be needed by no like.
+    // Redis returns the keys in any order. This key is first, because every like needs it. Perhaps no like needs some
+    // of the other keys.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {
         nodes.migrate(from, to, moved).await;
         if place + 1 < keys.len() {
-            // Some zsets of the board are on one node and some on the other, so no like can add to all of them.
+            // The board's zsets are on two different nodes, so no like can add to all of these zsets.
             let (again, asked) = (nodes.errors(from, "TRYAGAIN").await, nodes.errors(from, "ASK").await);
             eventually("Redis asks a like to retry, or redirects it", || async {
-                // Redis redirects likes when they need none of the remaining keys.
+                // Redis redirects a like if the like needs none of the remaining keys.
                 nodes.errors(from, "TRYAGAIN").await > again || (place > 0 && nodes.errors(from, "ASK").await > asked)
             })
             .await;
@@ -117,8 +117,8 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));
     stage.like(&[(target(42), UserId(1), true)], &mut model).await;
     let (slot, from, to) = begin_to_move(nodes, &counters).await;
-    // The counter is on the other node, and the remembered clicks are on this node. Redis counts a like with the
-    // counter's key only.
+    // The counter is on the other node, and the remembered clicks are on this node. So the client counts a like by a
+    // call that uses only the counter's key.
     nodes.migrate(from, to, &counters).await;
     let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;

@@ -224,7 +224,7 @@ impl Nodes {
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
     }
 
-    /// Keeps the nodes from declaring another node dead that gets no CPU for some seconds.
+    /// If a node gets no CPU for some seconds, the other nodes must not declare this node dead.
     pub async fn be_patient(&self) {
         for place in self.alive() {
             let mut command = redis::cmd("CONFIG");

@@ -32,7 +32,8 @@ impl Stage {
         Some(Self { pair, proxy, world })
     }
 
-    /// Makes the replica the primary, and lets the address lead to it. Connections to the old primary stay open.
+    /// Makes the replica the primary. The address then leads to the new primary. Connections to the old primary stay
+    /// open.
     async fn promote(&mut self) {
         self.pair.promote().await;
         self.proxy.lead(self.pair.replica.address());
@@ -157,7 +158,7 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     }
     stage.world.drained(&publisher).await;
     stage.replica_has_all().await;
-    // Only this server has the later commits, although the daemon has already acknowledged their events.
+    // Only this server has the later commits, but the daemon has already acknowledged the events of those commits.
     run(&stage.pair.replica_pool, "STOP SLAVE").await;
     for user in 21..=25 {
         client.like(target(1), UserId(user), &[]).await.unwrap();

@@ -90,13 +90,13 @@ async fn isolate(node: &MySqlPool, on: bool) {
     let on = u8::from(on);
     let all = format!("SET GLOBAL wsrep_provider_options = 'gmcast.isolate={on}'");
     if sqlx::raw_sql(AssertSqlSafe(all)).execute(node).await.is_err() {
-        // Later versions of MariaDB have a variable for each option instead.
+        // Later versions of MariaDB instead have a separate variable for each option.
         run(node, &format!("SET GLOBAL wsrep_provider_gmcast_isolate = {on}")).await;
     }
 }
 
-/// Waits until a node has applied all commits of the other nodes. A confirmed commit or migration can arrive there
-/// late.
+/// Waits until a node has applied all commits of the other nodes. A confirmed commit or migration can reach another
+/// node late.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
         "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",

@@ -1,5 +1,5 @@
 //! MySQL on more than one server: a failover behind a fixed address, and a Galera cluster whose nodes all accept
-//! writes. and events that are spread by their target.
+//! writes. Other tests spread events by target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -15,7 +15,8 @@ use common::{Dice, Model, body, target};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 
-/// Returns endless likes and unlikes of 200 targets by 2,000 users. Each is later than the last.
+/// Returns endless likes and unlikes of 200 targets by 2,000 users. Each event's time is later than the time of the
+/// previous event.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
     let mut dice = Dice::new(seed);
     (0..).map(move |number| LikeEvent {

@@ -21,7 +21,7 @@ pub fn are_here() -> bool {
     here
 }
 
-/// The folder of an empty server. A copy of it is faster than a new installation.
+/// The folder of an empty server. Copying this folder is faster than a new installation.
 pub struct Template(tempfile::TempDir);
 
 impl Template {

@@ -18,7 +18,7 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     let mut world = World::on(server.admin_url(), "autocommit", "").await;
     let publisher = world.publisher().await;
     let (mut likes, mut model) = (stream_of_likes(35), Model::default());
-    // The test's own session began before the server had this setting.
+    // The test's own session must begin before the server gets this setting.
     let one = MySqlPoolOptions::new().max_connections(1);
     world.pool = one.connect(world.config.mysql.url.expose()).await.unwrap();
     run(&admin, "SET GLOBAL autocommit = 0").await;
@@ -65,7 +65,7 @@ async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
     world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
     daemon.logged("s: correct the wrong one").await;
     assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
-    // The clock is right again. The time of the third like is right by both clocks.
+    // The clock is right again. The third like's time is within the limits by both clocks.
     step_clocks(&admin, "").await;
     daemon.logged("outage-over").await;
     eventually("the current like is written", || async { count(likes).await == 2 }).await;

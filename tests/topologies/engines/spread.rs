@@ -27,7 +27,8 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     world.set(BY_TARGET);
     let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
-    // Clients of both kinds like the same targets for the same users, at the same time.
+    // Two clients take turns: one client spreads events by user, the other client by target. Both use the same targets
+    // and users.
     for number in 0..1_200 {
         let client = if number % 2 == 0 { &by_user } else { &by_target };
         let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));
@@ -46,7 +47,7 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
         }
     }
     world.drained(&publisher).await;
-    // The client also publishes an unlike that changes nothing. This unlike leaves a row whose count is zero.
+    // The client also publishes an unlike that changes nothing. After this unlike there is a row whose count is zero.
     let nonzero = |mut counters: BTreeMap<Target, i64>| {
         counters.retain(|_, count| *count != 0);
         counters

@@ -222,8 +222,8 @@ impl Group {
         set.arg("SET").arg(name).arg(value).query_async::<()>(&mut server).await.unwrap();
     }
 
-    /// Starts a sentinel without a password. It takes a replica for a master named "other". Returns its address. The
-    /// sentinel runs until the returned guard is dropped.
+    /// Starts a sentinel without a password. The sentinel mistakes a replica for a master named "other". Returns a
+    /// guard and the sentinel's address. The sentinel runs until the guard is dropped.
     pub fn mistaken(&self, replica: usize) -> (impl Drop + use<>, String) {
         let sentinel = Server::sentinel(self.folder.path(), "other", self.servers[replica].port, "");
         let address = sentinel.address();

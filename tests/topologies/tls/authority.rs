@@ -36,7 +36,8 @@ impl Certificate {
     }
 }
 
-/// Files of certificates. Each is in a separate folder. The servers run as other users, and must not read tallyd's key.
+/// The files of certificates and keys are in a temporary folder. The servers run as other users, and these users must
+/// not be able to read tallyd's key.
 pub struct Files(tempfile::TempDir);
 
 impl Files {

@@ -16,7 +16,7 @@ use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 
-/// The settings of all three servers. `certificate` is tallyd's own certificate, for each server.
+/// Returns the settings of all three servers. tallyd shows each server the same `certificate`.
 fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String {
     let file = |name: &str| servers.files.path(name).display().to_string();
     let mut tls = format!("tls_ca_file = \"{}\"\n", file("ca.pem"));

@@ -49,7 +49,7 @@ impl Servers {
         let files = Files::new();
         let folder = tempfile::tempdir().unwrap();
         fs::copy(files.path(&Certificate::Right.file()), files.path("shown.pem")).unwrap();
-        // RabbitMQ is the slowest server, so it starts first. The other servers start meanwhile.
+        // RabbitMQ is the slowest server, so it starts first. The other servers start while RabbitMQ starts.
         let rabbitmq = Rabbit::start(&files);
         let [redis_port, sentinel_port] = free_ports();
         let redis = redis_server(&files, redis_port, folder.path(), &["--save", ""]);

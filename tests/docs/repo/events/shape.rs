@@ -103,7 +103,8 @@ impl JsonSchema for MetricName {
 fn up_to(max: u64) -> String {
     let digits = max.to_string();
     let shorter = format!("[1-9][0-9]{{0,{}}}", digits.len() - 2);
-    // These integers are as long as the maximum: equal up to one smaller digit, then any digits.
+    // These integers have as many digits as the maximum. The first digits equal the maximum's digits. Then one digit is
+    // smaller, and any digits follow.
     let mut parts = vec![shorter];
     for (place, digit) in digits.bytes().enumerate() {
         let least = if place == 0 { b'1' } else { b'0' };
