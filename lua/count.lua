@@ -24,8 +24,8 @@
 -- A set is noted in the bucket's field `_s`, with its `at`. A reconcile does not repair a number that was set after the
 -- reconcile measured it.
 --
--- Each call counts: a repeated call counts twice. The script fails and changes nothing if the number would no longer be
--- exact (2^53 or more), or if the key holds no number.
+-- Each call counts: a repeated call counts twice. The script fails and changes nothing if the result would be 2^53 or
+-- more, which is no longer exact, or if the key holds no number.
 
 -- The largest number that is exact. A result above it is always detected.
 local exact = 9007199254740991
@@ -93,8 +93,8 @@ if ARGV[6] and ARGV[6] ~= '0' then
         return { 1, ARGV[6], loaded and before, 0 }
     end
 elseif ARGV[6] and set_at >= at and set_at < at + 300000000 then
-    -- The clock went back, and MySQL rejects events that are older than a set. A set that is further ahead was itself
-    -- rejected (future_max).
+    -- The clock went back, and MySQL rejects events that are older than a set. A set with an `at` that is further ahead
+    -- was itself rejected (future_max).
     at = set_at + 1
 end
 at = string.format('%.0f', at)

@@ -9,9 +9,10 @@
 -- ARGV[3]  the size of the filter that the following bits are for; empty without bits
 -- ARGV     then the user's bits for that size
 --
--- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can contradict this: check
--- the recent clicks first. Returns 1 if the answer is unknown: ask MySQL. Returns { size, hashIterations }, the shape
--- of the filter, if the bits are for another shape: call again with bits for the returned shape.
+-- Returns 0 if the user certainly does not like the target. Only a click of the last minutes can contradict this
+-- answer, so check the recent clicks first. Returns 1 if the answer is unknown: ask MySQL. Returns { size,
+-- hashIterations }, the shape of the filter, if the bits are for another shape: call again with bits for the returned
+-- shape.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'waiting', 'epoch')
 local size, iterations = config[1], config[2]

@@ -1,4 +1,4 @@
--- Sets whether a user likes a target. Counts it if that changes something, and returns the instant of the click.
+-- Sets whether a user likes a target. Counts the click if it changes something, and returns the instant of the click.
 --
 -- KEYS[1]  the key of the target's number: its bucket, for instance tally:c:{video:3a2f}; in the other layouts its own
 --          key

@@ -5,8 +5,8 @@
 -- ARGV[1]  how many clicks a window allows
 -- ARGV[2]  the length of a window in milliseconds, from its first click on
 --
--- Returns { 1, left } if this click is allowed, with the number of clicks that are left. Returns { 0, ms } if it is
--- not, with the milliseconds until the window ends.
+-- Returns { 1, left } if this click is allowed, with the number of clicks that are left. Returns { 0, ms } if this
+-- click is not allowed, with the milliseconds until the window ends.
 
 local used = redis.call('INCR', KEYS[1])
 if used == 1 then

@@ -1,5 +1,5 @@
--- Notes beside a target's filter that a user likes it. It is for likes that lua/like.lua counts without the filter's
--- keys.
+-- Notes beside a target's filter that a user likes the target. Call the script for likes that lua/like.lua counts
+-- without the filter's keys.
 --
 -- KEYS[1]  the users who like the target and are not in its filter's bits yet
 -- KEYS[2]  the filter's config. Leave it out while the slot of a Cluster is moving: then scripts with several keys fail

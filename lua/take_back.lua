@@ -11,8 +11,8 @@
 -- ARGV[5]  the `at` that like.lua returned
 --
 -- Returns 1 if the click was taken back. Then Redis remembers the state before the click. Returns 0, without changing
--- the number, if like.lua gave the event to more requests than have failed, if the user has clicked again since, or if
--- the click is forgotten. A newer click that is published sets the user's state.
+-- the number, in three cases: like.lua returned the event to more requests than have failed, the user has clicked again
+-- since, or Redis no longer remembers the click. A newer click that is published sets the user's state.
 --
 -- If the field is not a list of numbers, the script fails and changes nothing.
 

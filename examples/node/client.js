@@ -46,11 +46,11 @@ export const defaults = {
   windowMs: 60_000,
   // The timeout of each server.
   timeoutMs: 5_000,
-  // After a failure, MySQL is not asked for this time, so not every request waits for it.
+  // After a failure, MySQL is not asked for this time. So not every request has to wait for MySQL.
   mysqlRestMs: 5_000,
 };
 
-// tallyd would reject the event for this reason, so the click must not be counted.
+// tallyd would reject the event for this reason. So the click must not be counted.
 export class Refused extends RangeError {
   constructor(reason, value) {
     super(`${reason}: ${JSON.stringify(value)}`);
@@ -279,7 +279,7 @@ export class Client {
     await this.#call(BOARD, keys, [event.target_id, delta]).catch(() => {});
   }
 
-  // Runs like.lua, and retries once if its answer was lost. The script remembers the click, so the click counts once.
+  // Runs like.lua, and retries once if its answer was lost. The script remembers the click, so no click counts twice.
   async #callLike(keys, values) {
     const redis = this.#redis;
     try {

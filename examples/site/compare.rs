@@ -16,16 +16,16 @@ use tallyd_core::model::Micros;
 /// The most differences that are printed in words. Further differences are only counted.
 const NAMED_MAX: usize = 5;
 
-/// Counts of what one store contains.
+/// The numbers of pairs, likes and videos in one store.
 #[derive(Default)]
 pub struct View {
-    /// Pairs of user and video. Only the clicks and the rows have pairs.
+    /// The number of pairs of a user and a video. Only the clicks and the rows have pairs.
     pub pairs: u64,
     /// The sum of all videos' likes.
     pub likes: i64,
-    /// Videos that have at least one like.
+    /// The number of videos that have at least one like.
     pub videos: u64,
-    /// Pairs or videos that differ from the clicks.
+    /// The number of pairs or videos that differ from the clicks.
     pub different: u64,
 }
 

@@ -16,7 +16,7 @@ use crate::log::{Fact, Log};
 /// The timeout for the daemon to listen on all queues.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// The timeout for the daemon to stop. It is longer than the daemon's `[daemon] drain_max_s`.
+/// The timeout for the daemon to stop. This timeout is longer than the daemon's `[daemon] drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 /// The exit code of a command if the daemon's own run holds the job's lock.
@@ -58,7 +58,8 @@ impl Tallyd {
         Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })
     }
 
-    /// Prepares a command in its own process group. So Ctrl-C only reaches the demo, which stops the daemon cleanly.
+    /// Prepares a command in its own process group. So Ctrl-C reaches only the demo. The demo then stops the daemon
+    /// cleanly.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // The systemd unit sets the same variables.
@@ -116,7 +117,7 @@ impl Tallyd {
         Ok(String::from_utf8_lossy(&self.run("board", arguments).await?).into_owned())
     }
 
-    /// Runs a command and returns its output. If the daemon is running the same job, it waits.
+    /// Runs a command and returns its output. If the daemon is running the same job, the call waits.
     async fn run(&self, name: &str, arguments: Vec<String>) -> Result<Vec<u8>> {
         let until = Instant::now() + RUN_MAX;
         loop {

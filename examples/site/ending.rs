@@ -11,7 +11,7 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// How often the demo damages a video at most, until the command explains the drift.
+/// The demo damages a video at most this number of times, until the command explains the drift.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the end.
@@ -22,7 +22,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Returns whether the dry run found nothing, and the daemon exited successfully.
+    /// Returns true if the dry run found nothing and the daemon exited successfully.
     pub fn is_good(&self) -> bool {
         let Reconciled { drifted, counters_off, unknown, .. } = self.verified;
         drifted + counters_off + unknown == 0 && self.daemon.success()

@@ -1,5 +1,5 @@
 //! Causes faults that real sites have. An API server crashes between counting and publishing. Another API server counts
-//! twice after a timeout. A third one sends a message that is not an event.
+//! twice after a timeout. A third API server sends a message that is not an event.
 
 use anyhow::{Context, Result};
 use tallyd_core::model::{Target, UserId};
@@ -16,11 +16,11 @@ const MALFORMED: u64 = 8;
 /// The counts of faults so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Harm {
-    /// Clicks that count in Redis and were never published.
+    /// How many clicks count in Redis but were never published.
     pub lost: u64,
-    /// Likes that count twice in Redis.
+    /// How many likes count twice in Redis.
     pub doubled: u64,
-    /// Messages that are not events.
+    /// How many messages were sent that are not events.
     pub malformed: u64,
 }
 
@@ -37,7 +37,7 @@ impl Faults {
         Ok(Self { publisher, dice: Dice::new(u64::from(u32::MAX)), harm: Harm::default() })
     }
 
-    /// Causes a burst of all kinds of faults, and returns how many of each kind.
+    /// Causes a burst of all kinds of faults. Returns how many faults of each kind it has caused.
     pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
         for _ in 0..LOST {
             self.lose(site).await?;

@@ -13,7 +13,7 @@ pub const HALL: &str = "users";
 
 const PERIOD: &str = "total";
 
-/// Members of the board.
+/// The number of members of the board.
 const MEMBERS: u64 = 2_000;
 
 /// How many likes the demo adds after the loss.

@@ -1,4 +1,4 @@
-//! Reads the daemon's log as it grows. The demo learns about the daemon only from its log and from MySQL.
+//! Reads the daemon's log as it grows. The demo learns about the daemon only from the daemon's log and from MySQL.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +17,7 @@ pub enum Fact {
     Batch { events: u64, refused: u64, lag_ms: i64 },
     /// A reconcile begins.
     Reconciling,
-    /// A reconcile ended. Has its number in `job_run`.
+    /// A reconcile ended. Contains the run's number in `job_run`.
     Reconciled { run: u64, seconds: f64 },
     /// A run of a job failed. Has the message.
     Failed(String),
@@ -83,7 +83,7 @@ fn fact(line: &[u8]) -> Option<Fact> {
         return None;
     }
     let Ok(line) = serde_json::from_slice::<Line>(line) else {
-        // The line is not JSON. It is, for instance, a panic.
+        // The line is not JSON, but for instance the message of a panic.
         return Some(Fact::Warning(String::from_utf8_lossy(line).into_owned()));
     };
     let Line { events, refused, lag_ms, run, seconds, members, .. } = line;

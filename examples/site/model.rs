@@ -36,11 +36,11 @@ pub struct State {
 /// The result of all clicks.
 pub struct Model {
     pub pairs: HashMap<Pair, State>,
-    /// The number of likes of each video. The index is the video's id.
+    /// The number of likes of each video, at the index of the video's id.
     pub likes: Vec<i64>,
-    /// The keys of `pairs`, to choose a random one.
+    /// The keys of `pairs`, in a list from which a random key can be chosen.
     known: Vec<Pair>,
-    /// Clicks in flight to Redis. Other tasks must not click on these pairs.
+    /// The pairs whose click is in flight to Redis. Other tasks must not click on these pairs.
     busy: HashSet<Pair>,
     retired: HashSet<Pair>,
 }
@@ -51,8 +51,8 @@ impl Model {
         Self { pairs: HashMap::new(), likes, known: Vec::new(), busy: HashSet::new(), retired: HashSet::new() }
     }
 
-    /// Begins a click and returns whether it is a like. Users unlike only what they like, and like only what they
-    /// don't. Returns `None` if the pair can't be clicked now.
+    /// Begins a click and returns whether it is a like. Users unlike only videos that they like, and like only videos
+    /// that they don't like. Returns `None` if the pair can't be clicked now.
     pub fn begin(&mut self, pair: Pair) -> Option<bool> {
         let known = self.pairs.get(&pair);
         if self.busy.contains(&pair) || self.retired.contains(&pair) {

@@ -21,18 +21,19 @@ use crate::week::{self, Week};
 /// How often the daemon's log is read.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Log reads per status line.
+/// How often the log is read for one status line.
 const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
 
-/// How long before the end the last faults happen, so the viewer sees their repair.
+/// The last faults happen this long before the end, so that the viewer sees their repair.
 const LAST_FAULTS: Duration = Duration::from_secs(6);
 
-/// When last week's board closes, since the start.
+/// The time from the start until last week's board closes.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
-/// When the demo fills the board of all time, and when Redis loses the board at the earliest.
+/// The times from the start until the demo fills the board of all time, and until Redis loses this board at the
+/// earliest.
 const HALL_OPENS: Duration = Duration::from_secs(4);
 const HALL_LOST: Duration = Duration::from_secs(9);
 
@@ -137,8 +138,8 @@ impl<'a> Play<'a> {
             if left.is_zero() {
                 break;
             }
-            // Cause no faults during a reconcile. It could miss these faults correctly, and that would confuse the
-            // viewer.
+            // Cause no faults during a reconcile. The reconcile is allowed to miss such faults, but a missed fault
+            // would confuse the viewer.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
                 next_faults = elapsed + self.faults_every;
                 self.strike(&mut faults).await?;
@@ -249,7 +250,7 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Fills the board of all time, and deletes it in Redis after the daemon saved it.
+    /// Fills the board of all time. Deletes the board in Redis after the daemon saved it.
     async fn hall(&mut self, elapsed: Duration) -> Result<()> {
         let is_saved = self.hall_saved;
         match &mut self.played.hall {

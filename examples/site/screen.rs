@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Lines after which the header is repeated.
+/// The header is repeated after this number of lines.
 const HEADER_EVERY: u32 = 20;
 
 const BOLD: &str = "1";
@@ -40,7 +40,7 @@ pub struct Status {
     pub dead: u64,
 }
 
-/// The standard output. If its reader closes it, the demo stops.
+/// The standard output. If the reader of the output closes it, the demo stops.
 pub struct Screen {
     colours: bool,
     started: Instant,

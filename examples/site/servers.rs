@@ -52,7 +52,7 @@ impl Servers {
         Ok(Self { mysql, redis, keys: Cache::new(&config.redis, &config.metrics)?.keys })
     }
 
-    /// Returns the number of likes of each video, by Redis.
+    /// Returns the number of likes of each video in Redis.
     pub async fn redis_likes(&self) -> Result<HashMap<u64, i64>> {
         let mut pipeline = redis::pipe();
         for bucket in 0..self.keys.buckets() {
@@ -70,7 +70,7 @@ impl Servers {
             .collect()
     }
 
-    /// Returns how many counters in Redis differ from the clicks. It closes the gate while it compares.
+    /// Returns how many counters in Redis differ from the clicks. The gate is closed during the comparison.
     pub async fn drifted(&self, site: &Site) -> Result<usize> {
         let _closed = site.gate.write().await;
         let redis = self.redis_likes().await?;

@@ -1,4 +1,4 @@
-//! Prints the summary: the clicks, and beside them the content of MySQL and Redis.
+//! Prints the summary: the clicks, beside the content of MySQL and Redis.
 
 use crate::compare::{Comparison, View};
 use crate::ending::Ended;

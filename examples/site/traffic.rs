@@ -32,7 +32,7 @@ const AGAIN_PERCENT: u64 = 20;
 /// If clicks are late by at most this time, the users catch up in a burst. After a longer delay, the pace starts again.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
 
-/// How often a click is published if the broker is unreachable, and the pause between two tries.
+/// While the broker is unreachable, a click is published this number of times, with this pause between two tries.
 const PUBLISH_TRIES: u32 = 40;
 const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 
@@ -40,7 +40,7 @@ const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
 pub struct Site {
     pub client: Client,
     pub broker: Broker,
-    /// Closed while the demo compares Redis with the model, so no click is in flight to Redis.
+    /// The demo closes this gate while it compares Redis with the model, so that no click is in flight to Redis.
     pub gate: RwLock<()>,
     /// The count of clicks that the broker has confirmed.
     pub published: AtomicU64,
@@ -111,7 +111,7 @@ impl Site {
         self.publish(&counted).await
     }
 
-    /// Chooses the next click: its pair, and whether it is a like.
+    /// Chooses the next click. Returns the pair, and whether the click is a like.
     pub fn choose(&self, dice: &mut Dice) -> (Pair, bool) {
         loop {
             let again = if dice.below(100) < AGAIN_PERCENT { self.model().any(dice) } else { None };

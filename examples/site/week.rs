@@ -11,7 +11,7 @@ use crate::dice::Dice;
 use crate::servers::Servers;
 use crate::traffic::BOARD;
 
-/// Members of the board.
+/// The number of members of the board.
 const MEMBERS: u64 = 3_000;
 
 /// The number of likes of the first place. The other places follow Zipf's law.

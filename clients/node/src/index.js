@@ -160,7 +160,7 @@ export class Tallyd {
   }
 }
 
-// For `await using`, if Node has it.
+// Supports `await using`, if this version of Node has it.
 if (Symbol.asyncDispose) {
   Object.defineProperty(Tallyd.prototype, Symbol.asyncDispose, {
     value() {

@@ -88,7 +88,7 @@ class Session {
     if (returned !== undefined) entry.reject(new Return(returned));
     else if (!error) entry.resolve();
     else if (error.message === 'message nacked') entry.reject(new Nack(error.message));
-    // The channel was closed. Its error event came before and has the reason.
+    // The channel was closed. The channel's error event came before, and contains the reason.
     else entry.reject(this.#lost(error));
   }
 
@@ -101,7 +101,8 @@ class Session {
     this.#heardAt = performance.now();
   }
 
-  // A slow broker confirms from time to time. If it confirms nothing, it has stalled, and the connection is dropped.
+  // A slow broker confirms from time to time. A broker that confirms nothing has stalled, and the connection is
+  // dropped.
   #watchIn(ms) {
     return setTimeout(() => {
       this.#watch = null;

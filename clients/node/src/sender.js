@@ -1,4 +1,5 @@
-// Sends events to RabbitMQ. If API servers must count the number, it sends the event to the gateway, which counts it.
+// Sends events to RabbitMQ. If API servers must count the number, the event goes to the gateway instead, and the
+// gateway counts the number.
 //
 // The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the
 // event is not lost, and the next reconcile corrects the number in Redis.
@@ -103,8 +104,8 @@ export class Sender {
         for (const one of sent) one.result = new RejectedError(message, one.event, { cause: error });
       } else if (error instanceof NoAnswer) {
         for (const one of sent) one.why = error.message;
-        // Don't send a count again: Redis may have counted it, and would count it twice. MySQL counts its `event_id`
-        // once.
+        // Don't send a count again: Redis may have counted the event already, and would count it twice. MySQL counts
+        // its `event_id` once.
         if (this.#publisher && !(error instanceof Busy)) return sent.filter(({ event }) => event.type !== 'count');
       } else throw error;
     }

@@ -11,8 +11,8 @@ export function within(promise, timeoutMs, message) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// A call with a deadline. It waits for one thing at a time. When the deadline is over, it leaves no entry in the set,
-// because an outage can last long.
+// A call with a deadline. The call waits for one entry at a time. When the deadline is over, the call leaves no entry
+// in the set, because an outage can last long.
 export class Call {
   isLate = false;
   #cancel = null;

@@ -3,7 +3,7 @@
 
 import { within } from './waiting.js';
 
-// The longest time that an answer is used.
+// An answer is used for at most this time.
 const EVERY_MS = 10_000;
 // How long a publish waits for an answer.
 const READ_MAX_MS = 500;

@@ -24,7 +24,7 @@ pub struct Entry {
     pub place: u64,
     /// The member, as it was added. Any bytes.
     pub member: Vec<u8>,
-    /// The score in Redis. If the board's `tie` packs two columns, this number contains both columns.
+    /// The score in Redis. If the board's `tie` packs two columns into a score, this score contains both columns.
     pub score: f64,
     /// The two columns of a packed score. `None` for a board whose `tie` is `member`.
     pub columns: Option<Columns>,
@@ -35,12 +35,13 @@ pub struct Entry {
 pub struct Page {
     /// How many members the whole board has.
     pub members: u64,
-    /// The requested part, the best place first.
+    /// The requested members, the best place first.
     pub entries: Vec<Entry>,
 }
 
 impl Client {
-    /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the board's `score`.
+    /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the
+    /// board's `score`.
     ///
     /// # Errors [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
     /// unreachable, or refused the addition because a column would no longer fit into the score.
@@ -87,8 +88,8 @@ impl Client {
         self.read_part(&at, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Reads the `members` that are on the board of the current period, and ranks them among themselves. So a friends'
-    /// board costs one round trip and stores nothing.
+    /// Reads the `members` that are on the board of the current period, and ranks them among themselves. Use it for a
+    /// board of a user's friends: one round trip is enough, and nothing is stored.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
@@ -103,9 +104,9 @@ impl Client {
         Ok(entries(placed, rule))
     }
 
-    /// Reads a page of any period by the period's name, for instance `2026-W46`. It works like [`Client::board_page`].
-    /// It reads an archived period from MySQL, and any other period from Redis. Each call asks MySQL whether the period
-    /// is archived.
+    /// Reads a page of any period by the period's name, for instance `2026-W46`. Works like [`Client::board_page`]. The
+    /// call reads an archived period from MySQL, and any other period from Redis. Each call asks MySQL whether the
+    /// period is archived.
     ///
     /// # Errors
     /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].

@@ -27,7 +27,7 @@ pub enum Change {
     Add {
         /// The difference, from -2^31 to 2^31.
         delta: i64,
-        /// 1 to 64 characters, different for each event of this number.
+        /// An id of 1 to 64 characters. Each event of this number needs a different id.
         event_id: String,
     },
     /// The number is set to this value, from -[`NUMBER_MAX`] to [`NUMBER_MAX`].
@@ -46,7 +46,8 @@ pub struct Changed {
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
-    /// The time of the change. If the change was counted in Redis, it is Redis' clock, otherwise this machine's clock.
+    /// The time of the change. The time comes from Redis' clock if the change was counted in Redis, otherwise from this
+    /// machine's clock.
     pub at: Micros,
     /// The number in Redis after the change. `None` if Redis has lost the number, or if the daemon counts it.
     pub count: Option<i64>,
@@ -91,11 +92,11 @@ impl Counting {
 
 impl Client {
     /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"`, the call adds in Redis and
-    /// publishes the event. With `writer = "daemon"`, it only publishes the event, and `at` is the time of this
-    /// machine's clock. The clock must not be ahead by more than `[consumer] future_max`.
+    /// publishes the event. With `writer = "daemon"`, the call only publishes the event, and `at` is the time of this
+    /// machine's clock. This clock must not be ahead by more than `[consumer] future_max`.
     ///
     /// MySQL adds `delta` once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So do not
-    /// call this again after [`CountError::NotPublished`]. Call [`Client::republish`] with the values of the error.
+    /// repeat this call after [`CountError::NotPublished`]. Call [`Client::republish`] with the values of the error.
     ///
     /// # Errors [`CountError`] says whether the change counted.
     pub async fn add(
@@ -150,12 +151,12 @@ impl Client {
             Change::Reset => encode_reset(target.id, names, *at),
         };
         // The routing key is the target's id. So all changes of one number go through one partition in order, and are
-        // in one slot of `counter`. Likes use the user's id, because this spreads the likes of a popular target. Counts
-        // don't need that: a batch adds up all changes of a target.
+        // in one slot of `counter`. For likes it is the user's id, because this spreads the likes of a popular target.
+        // Counts need no spreading, because a batch adds up all changes of a target.
         self.publish_body(&target.id.to_string(), &body).await
     }
 
-    /// Counts a change and publishes it. The event has the time `at`, or without it the time of counting.
+    /// Counts a change and publishes it. The event's time is `at`. Without `at` it is the time of counting.
     async fn change(
         &self,
         target: Target,
@@ -213,8 +214,8 @@ impl Client {
         }
     }
 
-    /// Changes the number only in Redis. A repeated change has the `at` of the first call in `first`, and does nothing
-    /// if the number was set since.
+    /// Changes the number only in Redis. For a repeated change, `first` is the `at` of the first call, and the call
+    /// does nothing if the number was set since.
     async fn count_now(
         &self,
         target: Target,
@@ -228,8 +229,8 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // Redis notes the last set of a whole bucket. A number that can't be set must ignore sets of other numbers in
-        // the bucket.
+        // Redis stores only the time of the last set in a whole bucket. A number that can't be set must ignore sets of
+        // other numbers in the bucket.
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);

@@ -56,16 +56,18 @@ pub enum ClientError {
         #[source]
         source: CacheError,
     },
-    /// Redis refused the call, or failed to answer. If it failed to answer, the call may have run.
+    /// Redis refused the call, or failed to answer. If Redis failed to answer, the call may have run.
     #[error(transparent)]
     Redis(#[from] CacheError),
-    /// A script returned an answer that it never gives. The server has another script under its name, or is not Redis.
+    /// A script returned an answer that it never gives. The server has another script under this script's name, or is
+    /// not Redis.
     #[error("{0}")]
     Answer(&'static str),
     /// MySQL refused the query, timed out, or is unreachable.
     #[error(transparent)]
     MySql(#[from] StoreError),
-    /// RabbitMQ refused the message, did not confirm it in time, or is unreachable. It may still have the message.
+    /// RabbitMQ refused the message, did not confirm it in time, or is unreachable. RabbitMQ may still have received
+    /// the message.
     #[error(transparent)]
     Broker(#[from] BrokerError),
 }
@@ -119,8 +121,8 @@ pub enum CountError {
     NotPublished {
         /// The change.
         changed: Box<Changed>,
-        /// Whether the change still counts in Redis. It is also [`TakenBack::Yes`] if the daemon counts the number. A
-        /// set is never taken back.
+        /// Whether the change still counts in Redis. The value is also [`TakenBack::Yes`] if the daemon counts the
+        /// number. A set is never taken back.
         taken_back: TakenBack,
         /// The reason why the broker did not confirm the event.
         #[source]

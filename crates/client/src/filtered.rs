@@ -17,7 +17,8 @@ use tallyd_redis::recent::Seen;
 /// learns them again.
 const SHAPES_MAX: usize = 100_000;
 
-/// How long the epoch is cached. For this time after a failover, the client can still trust a filter that lost likes.
+/// How long the epoch is cached. Until this time has passed after a failover, the client may wrongly trust a filter
+/// that lost likes.
 const EPOCH_KEPT: Duration = Duration::from_secs(1);
 
 /// The known filters.
@@ -61,7 +62,7 @@ impl Shapes {
 }
 
 impl Client {
-    /// Returns whether the user likes each of `targets`, or `None` if Redis does not know it.
+    /// Returns for each of `targets` whether the user likes the target, or `None` if Redis does not know.
     pub(super) async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
         let seen = match &self.shapes {
             None => self.cache.recent_likes(&self.names, user, targets).await?,

@@ -1,5 +1,5 @@
-//! Reads in Redis which side counts each number. Daemons announce it and clients follow the announcement, so a site can
-//! change it while users click.
+//! Reads in Redis which side counts each number. Daemons announce the side, and clients follow the announcement. So a
+//! site can change the side while users click.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers::Writers;
 use tallyd_redis::Cache;
 
-/// The longest time that an answer of Redis is used.
+/// An answer of Redis is used for at most this time.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The pause after a failure.
@@ -27,13 +27,13 @@ pub(super) struct Followed {
     metrics: Metrics,
     /// `None` until the client has asked Redis.
     known: RwLock<Option<Arc<Writers>>>,
-    /// The writers that the client's own rules name.
+    /// The writers according to the client's own rules.
     own: Arc<Writers>,
-    /// Locked by the call that asks.
+    /// The call that asks Redis holds this lock.
     asked: Mutex<Asked>,
 }
 
-/// The state of asking Redis.
+/// When to ask Redis next, and whether the last try failed.
 #[derive(Default)]
 struct Asked {
     /// The time of the next question. `None` before the first question.

@@ -52,7 +52,7 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        // If the broker did not answer, don't publish again: a second answer would be too late.
+        // If the broker did not answer, don't publish again, because a second answer would be too late.
         let is_broken = |result: &Result<(), BrokerError>| match result {
             Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
             Err(error) => error.fate() != Fate::Item,
@@ -85,8 +85,8 @@ impl Client {
         Ok(results)
     }
 
-    /// Counts one click of each of `users`, and returns how long each user must wait. It is `None` if the click is
-    /// allowed.
+    /// Counts one click of each of `users`, and returns how long each user must wait. The wait is `None` if the click
+    /// is allowed.
     ///
     /// # Errors
     /// [`ClientError::Redis`].
@@ -101,7 +101,7 @@ impl Client {
         answers.iter().map(wait).collect()
     }
 
-    /// Remembers likes and unlikes that were published, for [`Client::likes_of`].
+    /// Remembers published likes and unlikes, so that [`Client::likes_of`] returns them.
     ///
     /// # Errors
     /// [`ClientError::Redis`].

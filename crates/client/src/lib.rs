@@ -82,10 +82,10 @@ pub struct Client {
     followed: Followed,
     /// MySQL, for questions that Redis can't answer.
     store: Store,
-    /// Until when MySQL is not asked for the likes of users, after a failure.
+    /// The instant until which MySQL is not asked for the likes of users, after a failure.
     clicks_unasked: Unasked,
-    /// Until when MySQL is not asked for numbers, after a failure. It is separate, so a loss of numbers in Redis does
-    /// not stop the questions about likes.
+    /// The instant until which MySQL is not asked for numbers, after a failure. This instant is separate, so a loss of
+    /// numbers in Redis does not stop the questions about likes.
     reads_unasked: Unasked,
     /// Limits the calls that read numbers from MySQL at the same time.
     reads: Semaphore,
@@ -223,7 +223,7 @@ impl Client {
     }
 
     /// Publishes, and retries once after a failure, because perhaps only the connection had broken. A repeated event
-    /// changes nothing. It ends within twice `[amqp] timeout_ms`, which is shorter than `[reconcile] publish_grace`.
+    /// changes nothing. The call ends within twice `[amqp] timeout_ms`. This is less than `[reconcile] publish_grace`.
     async fn twice<P>(&self, publish: impl Fn() -> P) -> Result<(), BrokerError>
     where
         P: Future<Output = Result<(), BrokerError>>,

@@ -1,4 +1,4 @@
-//! Counts likes that change what the user likes, publishes them, and takes them back if publishing fails.
+//! Counts likes that change what the user likes, publishes these likes, and takes a like back if it can't be published.
 
 use std::error::Error;
 
@@ -40,8 +40,8 @@ enum Answer {
         at: Micros,
         count: Option<i64>,
     },
-    /// Redis does not know it. Has the shape of the target's filter if the client should ask again with bits of that
-    /// shape.
+    /// Redis does not know whether the user likes the target. Contains the shape of the target's filter if the client
+    /// should ask again with bits of that shape.
     Unknown(Option<Shape>),
 }
 
@@ -190,8 +190,9 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. It costs
-    /// one round trip to Redis, and one query per kind with targets that Redis does not know.
+    /// Returns whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in the order of `targets`. The call
+    /// makes one round trip to Redis. If Redis does not know some of the targets, the call also makes one query to
+    /// MySQL for each kind of these targets.
     ///
     /// # Errors
     /// [`ClientError::Invalid`] for more targets; [`ClientError::Redis`]; [`ClientError::MySql`].
@@ -240,8 +241,8 @@ impl Client {
     async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
         let kind = self.kinds.name(wish.target.kind);
         if self.shapes.is_some() && wish.liked {
-            // Note the user before counting. A noted user who doesn't like the target costs only a query. But a user
-            // who likes the target and isn't noted can count twice.
+            // Note the user before counting. A noted user who doesn't like the target costs only a query. But a like of
+            // a user who isn't noted may be counted twice.
             self.cache.note_beside_filter(&kind, wish.target, wish.user).await?;
         }
         let answer =
@@ -277,7 +278,7 @@ impl Client {
         Ok(Call::new(&LIKE_SCRIPT, key).number(target.id).arg(part).arg(word(liked)))
     }
 
-    /// Builds the call that counts a click if it changes something. If the click has an `at`, it keeps this `at`.
+    /// Builds the call that counts a click if it changes something. A click that already has an `at` keeps it.
     fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let LikeEvent { target, user, at, liked } = click;
         let Place { key, part, bucket } = self.place(cache, target)?;

@@ -1,4 +1,4 @@
-//! Reads the numbers of many targets from Redis, and numbers that Redis doesn't know from MySQL.
+//! Reads the numbers of many targets from Redis. Reads from MySQL the numbers that Redis doesn't have.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -39,7 +39,7 @@ pub enum Source {
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// The number. It is never below zero, unless its rule says `below_zero`.
+    /// The number. The value is never below zero, unless the number's rule says `below_zero`.
     pub value: i64,
     /// The server that the number was read from.
     pub source: Source,
@@ -58,13 +58,13 @@ impl Numbers {
 }
 
 impl Client {
-    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in the order of `targets`. It
-    /// costs one round trip to Redis for each 500 targets, and one query to MySQL for each kind with targets that Redis
-    /// does not know.
+    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in the order of `targets`.
+    /// The call makes one round trip to Redis for each 500 targets. If Redis does not know some of the targets, the
+    /// call also makes one query to MySQL for each kind of these targets.
     ///
-    /// The call notes lost numbers in Redis, and a daemon loads them within seconds. Until then, at most four calls at
-    /// a time ask MySQL. Further calls return `None` for these numbers. A number that is below zero for a moment is
-    /// returned as zero, unless its rule says `below_zero`.
+    /// The call records in Redis which numbers are lost, and a daemon loads these numbers within seconds. Until then,
+    /// at most four calls at a time ask MySQL. Further calls return `None` for these numbers. A number that is below
+    /// zero for a moment is returned as zero, unless its rule says `below_zero`.
     ///
     /// # Errors
     /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). If only MySQL
@@ -74,7 +74,7 @@ impl Client {
         Ok(self.complete(targets, &found).await)
     }
 
-    /// Does the first half of [`Client::read`], which asks Redis. It is for callers that limit the time of each half.
+    /// Does the first half of [`Client::read`]: asks Redis. Use it if the time of each half must be limited.
     ///
     /// # Errors
     /// As [`Client::read`].
@@ -92,7 +92,7 @@ impl Client {
         Ok(found)
     }
 
-    /// Does the second half of [`Client::read`], which asks MySQL for the targets that Redis did not know.
+    /// Does the second half of [`Client::read`]: asks MySQL for the targets that Redis did not know.
     pub async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
         let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
         let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();

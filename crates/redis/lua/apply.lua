@@ -8,17 +8,18 @@
 -- ARGV     then for each bucket: the number of its targets, their ids, and for each target the amounts: "1",
 --          or "0,0,1" by metric
 --
--- A bucket holds a mark for each partition. It contains all rows up to the row with this number. The marks are the
--- fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the marks from `_0`
--- on. Partitions from 60000 on belong to maps. The field `_m` lists their marks, as "60001,60007".
+-- A bucket holds a mark for each partition: the number of a row. The bucket contains this row and all rows before. The
+-- marks are the fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the
+-- marks from `_0` on. Partitions from 60000 on belong to maps. The field `_m` lists the partitions of maps that have a
+-- mark, as "60001,60007".
 --
--- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks others.
--- The script skips it. So a call that arrives twice, late, or from two daemons adds nothing twice. The mark and the
--- numbers are in the same hash, so Redis can only lose both together.
+-- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks earlier
+-- rows. The script skips such a bucket. So a call that arrives twice, late, or from two daemons adds nothing twice. The
+-- mark and the numbers are in the same hash, so Redis can only lose both together.
 --
 -- Returns { left, place, mark, place, mark, ... }. `left` counts the targets that were skipped because their field
--- holds no numbers. The pairs after it are the places of the skipped buckets in KEYS, and their marks. A mark of -1
--- means that the bucket is not a hash.
+-- holds no numbers. Each pair after `left` has the place of a skipped bucket in KEYS, and this bucket's mark. A mark of
+-- -1 means that the bucket is not a hash.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition

@@ -1,4 +1,4 @@
--- Allows only this run to change a board's closed periods from now on.
+-- From now on, only this run can change the closed periods of the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the notes about frozen periods
@@ -8,8 +8,9 @@
 -- ARGV     then for each of these periods: its name, its generation in MySQL, and its note in MySQL
 --
 -- Returns the generation of the data in Redis: the number of the first run that claimed the board. If Redis loses its
--- data or goes back in time, so does the generation. If Redis went back to a state before a period existed, the script
--- notes again that the period is frozen. Then all members that are written to the period from now on are late.
+-- data, the generation is lost, too. If Redis goes back to an older state, so does the generation. If Redis went back
+-- to a state before a period existed, the script notes again that the period is frozen. Then all members that are
+-- written to this period from now on are late.
 
 redis.call('SET', KEYS[1], ARGV[1])
 local generation = redis.call('HGET', KEYS[2], '-')

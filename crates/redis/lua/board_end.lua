@@ -6,10 +6,11 @@
 -- ARGV[1]  the claim of this run
 --
 -- Returns  1  the frozen zset was deleted, or did not exist
---          0  late members arrived at the last moment. The frozen zset stays, and they must be merged into it first
+--          0  late members arrived at the last moment. The frozen zset stays. Merge the late members into the frozen
+--             zset first
 --         -1  another run has the claim
 --
--- It uses UNLINK. DEL and expiry free a large zset in one step, and all other clients wait for that.
+-- It uses UNLINK. DEL and expiry free a large zset in one step, and all other clients wait for this step.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

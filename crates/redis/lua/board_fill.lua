@@ -5,7 +5,7 @@
 -- ARGV[1]  the claim of this run
 -- ARGV     then scores and members in turn. Without them the script deletes the zset, to start over
 --
--- The zset expires after a day, unless it is moved to its final key before.
+-- The zset expires after a day, unless another script has moved the zset to its final key.
 --
 -- Returns how many members the zset has. Returns -1 if another run has the claim.
 

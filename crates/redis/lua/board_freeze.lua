@@ -17,7 +17,8 @@
 --         -2  there is no zset
 --         -3  pages are missing: another server has taken over
 --
--- The note and the zset change in one script, because a failover between two commands could separate them.
+-- The note and the zset change in one script, because after a failover between two commands only one of these changes
+-- might exist.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

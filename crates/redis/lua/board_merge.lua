@@ -1,17 +1,17 @@
 -- Moves one page of members between zsets, adding their scores. It has two uses. After a period was frozen, members
--- that were written to it too late move into the frozen zset. After Redis lost a board, members that were written since
--- move into the restored zset. The restored zset then becomes the live one.
+-- that were written to this period too late move into the frozen zset. After Redis lost a board, members that were
+-- written since the loss move into the restored zset. The restored zset then becomes the live zset.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the live zset, which has the late members, or the members since the loss
+-- KEYS[2]  the live zset, with the late members, or with the members since the loss
 -- KEYS[3]  the frozen zset, or the restored one
--- KEYS[4]  for a restored zset: the mark of its snapshot. The script deletes the mark with the first page, and sets it
---          again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
+-- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
+--          sets it again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
 -- ARGV[1]  the claim of this run
 -- ARGV[2]  how many members to move at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
--- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes that counts the moved members
+-- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes with the count of moved members
 --
 -- Returns  n  the number of moved members
 --         -1  another run has the claim
@@ -19,8 +19,8 @@
 --         -4-n  n members were moved, none remain, and the restored zset is the live one
 --
 -- Each member is added to one zset and removed from the other in the same script. So each score is added once, even if
--- the script runs several times or late. If a score doesn't fit, the script fails with an error that names the key and
--- the member. Members that were moved before the error stay moved.
+-- the script runs several times or late. If a sum is too large for a score, the script fails with an error that names
+-- the key and the member. Members that were moved before the error stay moved.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -30,7 +30,7 @@ if redis.call('EXISTS', KEYS[3]) == 0 then
 end
 local restored = tonumber(ARGV[5])
 if restored then
-    -- From now on only this zset has the moved members.
+    -- From now on only this zset contains the moved members.
     redis.call('PERSIST', KEYS[3])
     redis.call('UNLINK', KEYS[4])
 end
@@ -51,7 +51,8 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- For "earliest", the low part is that of the late score: with it the member reached this primary number.
+        -- For "earliest", the low part is that of the late score, because the late amount took the member to this
+        -- primary number.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
                 .. ' no longer holds what came late')

@@ -1,5 +1,5 @@
 -- Raises members of a live board to their scores in MySQL (in a snapshot or an archive), if MySQL's scores are higher.
--- It is used if Redis has gone back to an older state of the board.
+-- tallyd uses this script if Redis has gone back to an older state of the board.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset

@@ -11,7 +11,7 @@
 -- Returns  scan: { the next cursor, 0 at the end, { member, score, member, score, ... } }. A member that exists during
 --          the whole scan is returned at least once
 --          have: each member's score, or nil
---         -1  the mark is not that of this run: Redis has lost the board since
+--         -1  the mark is not the number of this run: Redis has lost the board since then
 --         -2  the board is frozen
 --         -3  the board has too few members: it was evicted or deleted
 --

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the filter's config
 -- KEYS[2]  the key of the new filter
--- ARGV[1]  the number of the run that builds it
+-- ARGV[1]  the number of the run that builds the new filter
 --
 -- Returns 1. Returns 0 if a later run has begun: then this run is outdated.
 

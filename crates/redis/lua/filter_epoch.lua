@@ -3,7 +3,7 @@
 -- KEYS[1]  tally:filter:epoch
 -- ARGV[1]  the number of this run
 -- ARGV[2]  the epoch
--- ARGV[3]  how many seconds readers trust them
+-- ARGV[3]  for how many seconds readers trust the filters of this epoch
 --
 -- Returns 1. Returns 0 if a later run has called the script before: then this run is outdated.
 

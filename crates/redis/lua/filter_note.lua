@@ -1,4 +1,5 @@
--- Notes users who like a target beside its filter. The daemon calls it for the likes that it has written.
+-- Notes beside a target's filter the users who like the target. The daemon calls the script for the likes that the
+-- daemon has written.
 --
 -- KEYS[1]  the filter's config
 -- KEYS[2]  the users who like the target and are not in its bits yet

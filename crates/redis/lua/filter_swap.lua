@@ -4,11 +4,11 @@
 -- KEYS[2]  its config: the fields of Redisson, and further fields of tallyd
 -- KEYS[3]  the users who like the target and are not in its bits yet
 -- KEYS[4]  the key of the new filter
--- ARGV[1]  the number of the run that built it
+-- ARGV[1]  the number of the run that built the new filter
 -- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them
 -- ARGV[6]  the number of users in it
 -- ARGV[7]  the number of the run since which this Redis is trusted
--- ARGV[8]  the number of further users that may be in it, because Redis remembered their clicks
+-- ARGV[8]  the number of further users that may be in the filter, because Redis remembered clicks of these users
 --
 -- Returns 1. Returns 0 and changes nothing if another run builds the filter, or if Redis has lost a part of it. Users
 -- who were noted during the build stay noted, because the filter may lack them.

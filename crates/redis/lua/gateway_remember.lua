@@ -3,7 +3,8 @@
 --
 -- KEYS[1]  the user's clicks, for instance tally:gw:{7}
 -- ARGV[1]  how many seconds the clicks are remembered after the last click
--- ARGV[2]  the most clicks that are remembered. If there are that many already, the script first forgets all of them
+-- ARGV[2]  the most clicks that are remembered. If Redis already remembers this number of clicks, the script first
+--          forgets all of them
 -- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-"
 --
 -- Returns 1.

@@ -1,16 +1,18 @@
--- Marks a bucket as being loaded, or as loaded. Until then, the numbers of missing targets are unknown, not zero.
+-- Marks a bucket as being loaded, or as loaded. Until a bucket is marked as loaded, the numbers of missing targets are
+-- unknown, not zero.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  "begin" or "end"
--- ARGV[2]  the number of the run that loads it
+-- ARGV[2]  the number of the run that loads the bucket
 -- ARGV[3]  begin: the last number of each partition's outbox, read before this call, as "0:17,3:12"
 --
 -- begin: if the bucket is not loaded, its field `_` becomes "~RUN:0", and its marks (apply.lua) are raised to the
--- numbers of ARGV[3]. The load contains these rows, so they are never added afterwards. Returns { cut, id, value, id,
--- value, ... }: this server's clock in microseconds since the epoch, as text, and the bucket's content at that instant.
--- Returns an empty list if the bucket is loaded.
+-- numbers of ARGV[3]. The load contains these rows, so the daemon never adds these rows afterwards. Returns { cut, id,
+-- value, id, value, ... }: this server's clock in microseconds since the epoch, as text, and the bucket's content at
+-- that instant. Returns an empty list if the bucket is loaded.
 --
--- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since, or another run loads it.
+-- end: "~RUN:N" becomes "RUN:N". Returns 1. Returns 0 if the bucket was flushed since "begin", or if another run is
+-- loading the bucket.
 
 -- Raises the bucket's marks to the numbers in the text.
 local function raise(text)

@@ -1,6 +1,6 @@
--- Checks which commands the account must not run. It runs none of the commands. ARGV has the commands with their
--- arguments, each as JSON. Returns the names of the commands that the account must not run, or that the server doesn't
--- know.
+-- Checks which commands the account is not allowed to run. The script runs none of these commands. ARGV has the
+-- commands with their arguments, each as JSON. Returns the names of the commands that the account is not allowed to
+-- run, or that the server doesn't have.
 local refused = {}
 for _, text in ipairs(ARGV) do
   local command = cjson.decode(text)

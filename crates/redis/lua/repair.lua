@@ -1,10 +1,10 @@
 -- Adds measured drifts to numbers of one bucket. Each drift is added at most once.
 --
 -- KEYS[1]  the bucket
--- ARGV[1]  the field `_` as the sample saw it
+-- ARGV[1]  the field `_` as it was in the sample
 -- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
--- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After it, another run can measure
---          the same drift
+-- ARGV[3]  the latest instant at which the repair can run, by this server's clock. After this instant, another run can
+--          measure the same drift
 -- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; the amount.
 --          "5@12" is for numbers that can also be set: 5 is added only if no number of the bucket was set since the
 --          instant 12. A "!" at the end allows a result below zero
@@ -20,8 +20,8 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set with a time in the future was made before the clock was put back. If it is up to five minutes ahead, it blocks
--- repairs, because lua/count.lua gives further sets later times than it.
+-- A set with a time in the future was made before the clock was put back. If this time is at most five minutes ahead,
+-- the set blocks repairs, because lua/count.lua gives every further set a later time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0

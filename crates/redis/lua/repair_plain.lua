@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the bucket: its field `_`
 -- KEYS     then the key of each number
--- ARGV[1]  the field `_` as the sample saw it
+-- ARGV[1]  the field `_` as it was in the sample
 -- ARGV[2]  the new value of `_`: the same loader, and the number of this repair
 -- ARGV[3]  the latest instant at which the repair can run, as in repair.lua
 -- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string";
@@ -19,8 +19,8 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set with a time in the future was made before the clock was put back. If it is up to five minutes ahead, it blocks
--- repairs, because lua/count.lua gives further sets later times than it.
+-- A set with a time in the future was made before the clock was put back. If this time is at most five minutes ahead,
+-- the set blocks repairs, because lua/count.lua gives every further set a later time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0

@@ -1,9 +1,9 @@
 //! Adds outbox rows to Redis. Each bucket gets each row once, even if a call runs twice or late
 //! (crates/redis/lua/apply.lua).
 //!
-//! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. A bucket that already
-//! has some of these rows answers with its mark. Such a bucket gets another call, with the sum of the rows after its
-//! mark.
+//! In the layout packed, one call carries the sums of all rows of a pass, for several buckets. If a bucket already has
+//! some of these rows, the script returns the bucket's mark. Such a bucket gets another call, with the sums of the rows
+//! after its mark.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -22,7 +22,7 @@ type Bucket = (Kind, u32);
 /// A row's addition to one metric of a target.
 type Sum = (Bucket, TargetId, u8, i64);
 
-/// Buckets per call. With this limit, the script blocks other commands only for a fraction of a millisecond.
+/// Buckets per call. With this limit, the script blocks other commands for only a fraction of a millisecond.
 const CALL_BUCKETS_MAX: usize = 32;
 
 /// Buckets per pipeline.
@@ -33,7 +33,7 @@ pub struct Applying<'r> {
     pass: Pass<'r>,
     /// Not sent yet.
     calls: VecDeque<BucketCall>,
-    /// Buckets that already have some of the rows, with their marks.
+    /// Maps each bucket that already has some of the rows to its mark.
     partly: HashMap<Bucket, u64>,
     left: Left,
     failed: Option<CacheError>,
@@ -55,18 +55,18 @@ struct BucketCall {
     buckets: Vec<Bucket>,
 }
 
-/// The additions that were skipped. A later call could not make these additions either. A reconcile reports the numbers
-/// as drifted or unknown.
+/// Counts the additions that were skipped. A later call could not make these additions either. A reconcile reports
+/// their numbers as drifted or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// Additions to kinds or metrics that the configuration doesn't know.
+    /// How many additions are to kinds or metrics that the configuration doesn't contain.
     pub unknown: u64,
-    /// Numbers whose field is not a list of numbers, because someone wrote to the field by hand.
+    /// How many targets or numbers were skipped because someone wrote something else to their field by hand.
     pub no_numbers: u64,
-    /// Buckets that are not hashes, because someone wrote to the key by hand.
+    /// How many buckets are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
-    /// Buckets whose mark names a row that MySQL doesn't have, because MySQL went back to an older state. The rows are
-    /// added to these buckets.
+    /// How many buckets have a mark with the number of a row that MySQL doesn't have, because MySQL went back to an
+    /// older state. The rows are added to these buckets.
     pub unknown_marks: u64,
 }
 
@@ -75,7 +75,7 @@ impl Pass<'_> {
         self.rows.last().map_or(self.after, |(number, _)| *number)
     }
 
-    /// Returns whether `mark` is below the last row's number, after `after`, and not the number of any row.
+    /// Returns whether `mark` is above `after` and below the last row's number, but is not the number of any row.
     fn is_unknown(&self, mark: u64) -> bool {
         mark > self.after && mark < self.last() && self.rows.binary_search_by_key(&mark, |(number, _)| *number).is_err()
     }
@@ -119,7 +119,7 @@ impl Cache {
         Applying { pass, calls: calls.into(), partly: HashMap::new(), left, failed: None }
     }
 
-    /// `None` if the configuration doesn't know the kind or the metric.
+    /// `None` if the configuration doesn't contain the kind or the metric.
     fn bucket_of(&self, pass: &Pass<'_>, Addition { target, metric, .. }: &Addition) -> Option<Bucket> {
         let is_named = self.is_packed() || !self.keys.metric(*metric).is_empty();
         let is_known = is_named && pass.kinds.get(target.kind).is_some();
@@ -226,7 +226,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes the mark that the bucket had. `None` means that the key is not a bucket.
+    /// Records the mark that the bucket had before the call. A mark of `None` means that the key is not a bucket.
     fn note_mark(&self, applying: &mut Applying<'_>, bucket: Option<&Bucket>, mark: Option<u64>) {
         let Some(mark) = mark else {
             applying.left.no_buckets += 1;
@@ -268,7 +268,8 @@ fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clon
     call
 }
 
-/// Positions of buckets in a call, each with the bucket's mark. `None` means that the key is not a bucket.
+/// The positions of buckets in a call, each with the bucket's mark. A mark of `None` means that the key is not a
+/// bucket.
 type Marks = Vec<(usize, Option<u64>)>;
 
 /// Reads the script's answer: how many numbers were skipped, and the marks of the buckets that were skipped.

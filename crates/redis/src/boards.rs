@@ -20,7 +20,7 @@ use super::{
     PIPELINE_COMMANDS_MAX, Result, text,
 };
 
-/// The zsets of a period that exist, and the notes about its freeze.
+/// The existing zsets of a period, and Redis' notes about the period's freeze.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoardKeys {
     /// The zset that clients write to.
@@ -36,20 +36,20 @@ pub struct BoardKeys {
 /// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// The period was changed. Has the count of changes or members.
+    /// The period was changed. Contains the number of changes or members.
     Done(u64),
     /// The zset to change is missing.
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim. Nothing was changed.
     Refused,
-    /// Redis has lost a part of the board: the mark of its snapshot, or one of the pages that raised it. Nothing was
-    /// changed.
+    /// Redis has lost a part of the board: the mark of the board's snapshot, or one of the pages that raised the board.
+    /// Nothing was changed.
     Lost,
     /// This many members were moved, and the restored zset is now the live one.
     Put(u64),
 }
 
-/// Members per read when the daemon counts different scores.
+/// The number of members per read when the daemon counts different scores.
 const DISTINCT_PAGE: u64 = 1_000;
 
 /// The zset to read.
@@ -105,9 +105,9 @@ impl Cache {
         Ok(found)
     }
 
-    /// Moves the live zset to its frozen key, so clients no longer write to it, and notes the freeze. Returns zero if a
-    /// frozen zset already exists. If the board was raised, `pages` is the number of pages that raised it. If Redis
-    /// lacks one of these pages, the result is [`Changed::Lost`].
+    /// Moves the live zset to its frozen key, so that clients no longer write to this zset. Also stores a note about
+    /// the freeze. Returns zero if a frozen zset already exists. If the board was raised, `pages` is the number of
+    /// pages that raised it. If Redis lacks one of these pages, the result is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -151,7 +151,7 @@ impl Cache {
         self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
-    /// Deletes the frozen zset. Returns zero if late members exist: then the zset stays.
+    /// Deletes the frozen zset. If late members exist, the zset stays, and the call returns zero.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -187,8 +187,8 @@ impl Cache {
         read_members(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`] it makes
-    /// further round trips, one per thousand members above the part.
+    /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`] the call
+    /// makes one more round trip per thousand members above the part.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.
@@ -219,8 +219,8 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
-    /// Returns a part of a period that MySQL has no archive of, and how many members the board has. `is_frozen` says
-    /// whether MySQL knows that the period is frozen. Returns `None` if MySQL knows it and Redis has lost the frozen
+    /// Returns a part of a period that is not archived in MySQL, and how many members the board has. `is_frozen` says
+    /// whether the period is frozen according to MySQL. Returns `None` if MySQL says so and Redis has lost the frozen
     /// zset.
     pub async fn read_unarchived(
         &self,
@@ -233,7 +233,7 @@ impl Cache {
         if is_frozen && !keys.frozen {
             return Ok(None);
         }
-        // If the zset was frozen a moment ago, MySQL may not know it yet.
+        // If the zset was frozen a moment ago, MySQL may not contain the freeze yet.
         let zset = if is_frozen || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
         self.read_board(at, zset, part, ranking).await.map(Some)
     }
@@ -298,7 +298,7 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    /// Begins a call of a script that changes something only if the run has the board's claim.
+    /// Begins a call of a script. The script changes something only if the run has the board's claim.
     pub(super) fn claimed<const KEYS: usize>(
         &self,
         script: &'static super::Script,

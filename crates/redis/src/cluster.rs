@@ -1,12 +1,12 @@
-//! Runs commands on a Redis Cluster. A pipeline is split into one pipeline per node. These run at the same time, and
-//! their answers are put back into the order of the commands.
+//! Runs commands on a Redis Cluster. A pipeline is split into one pipeline per node. These pipelines run at the same
+//! time. The answers are returned in the order of the commands.
 //!
 //! A command is sent again only after a node replied that the command did not run: MOVED, ASK, TRYAGAIN. After a lost
 //! connection or a timeout the command may have run, and a like must not be counted twice. The library's own Cluster
-//! connection never repeats such a command only if its retries are off. But then it breaks other guarantees: see
-//! docs/decisions/0101.
+//! connection can repeat such a command, unless the library's retries are off. Without retries, that connection breaks
+//! other guarantees (docs/decisions/0101).
 //!
-//! If a node is unreachable, only its own commands fail.
+//! If a node is unreachable, only the commands for this node fail.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,12 +22,12 @@ use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
 use crate::config::Redis;
 
-/// How long a command is retried. It is short, because a client that counts a like must publish it soon. Most moves of
-/// keys end within this time.
+/// How long a command is retried. This time is short, because a client that counts a like must publish the like soon.
+/// Most moves of keys end within this time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often a command is sent before the first pause: to its usual node, to the node of the redirection, and once
-/// more.
+/// The number of times that a command is sent before the first pause: to its usual node, to the node of the
+/// redirection, and once more.
 const AT_ONCE: u32 = 3;
 
 /// The first pause. Each further pause is twice as long.
@@ -38,10 +38,10 @@ pub(super) struct Cluster {
     /// The account and TLS settings for every node.
     login: Login,
     timeout: Duration,
-    /// Nodes that are asked for the rest of the Cluster.
+    /// The configured nodes, which are asked for the addresses of all other nodes.
     seeds: Vec<String>,
     links: Mutex<HashMap<String, Arc<Link>>>,
-    /// `None` if the map is unknown or turned out to be wrong.
+    /// Maps slots to nodes. `None` if the map is unknown or turned out to be wrong.
     map: tokio::sync::Mutex<Option<Arc<SlotMap>>>,
 }
 
@@ -58,9 +58,9 @@ struct Step {
 struct Answers {
     /// One per command.
     results: Vec<RedisResult<Value>>,
-    /// Commands that did not run yet.
+    /// The commands that did not run yet.
     open: Vec<Step>,
-    /// Whether the map of slots turned out to be wrong.
+    /// Set if the map of slots turned out to be wrong.
     stale: bool,
 }
 

@@ -1,12 +1,13 @@
-//! Notes up to which instant reconciles have compared Redis. Redis itself holds the note, so the note goes back in time
-//! together with the counters.
+//! Stores the instant up to which reconciles have compared Redis. This note is in Redis itself. So if Redis goes back
+//! to an older state, the note and the counters go back together.
 
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
 use super::{Cache, Context, Result, Servers, text};
 
-/// How many notes a Cluster holds, each in its own slot. There are so many that each master has some.
+/// The number of copies of the note on a Cluster, each in its own slot. The number is so high that every master has
+/// some copies.
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
@@ -19,7 +20,7 @@ impl Cache {
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Notes that reconciles have compared everything up to `cut`.
+    /// Records in Redis that reconciles have compared everything up to `cut`.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);

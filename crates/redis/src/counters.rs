@@ -29,16 +29,16 @@ pub struct Size {
     pub numbers: u64,
 }
 
-/// An amount to add to a number, and the state of its bucket when the drift was measured.
+/// An amount to add to a number, and the state of the number's bucket when the drift was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
     pub number: CounterKey,
     pub delta: i64,
-    /// Whether the repair can take the number below zero.
+    /// Whether the repair is allowed to take the number below zero.
     pub below_zero: bool,
     /// Repair only if no number of the bucket was set since this instant: a set makes the measured difference invalid.
     pub not_set_since: Option<Micros>,
-    /// The bucket's state at the sample.
+    /// The state of the number's bucket at the time of the sample.
     pub loaded: Loaded,
     /// The latest instant at which the repair can run, by Redis' clock.
     pub until: Micros,
@@ -80,8 +80,8 @@ impl Repaired {
 
 impl Cache {
     /// Returns a sample of each number, in the order of `numbers`. A number has no sample if the configuration doesn't
-    /// know its kind. It also has none if its field is not a list of numbers, or if its key is not a bucket. Numbers of
-    /// the same target are read together if they follow each other in `numbers`.
+    /// contain its kind. A number also has no sample if its field is not a list of numbers, or if its key is not a
+    /// bucket. Numbers of the same target are read together if they follow each other in `numbers`.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -148,8 +148,9 @@ impl Cache {
         (call, members)
     }
 
-    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call notes `pass` in the
-    /// bucket, a number that no call used before. A repair is never retried: a call that timed out may still run late.
+    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call stores `pass` in the
+    /// bucket. No earlier call used the same `pass`. A repair is never retried: a call that timed out may still run
+    /// late.
     ///
     /// # Errors
     /// Redis failed to answer. It is unknown which repairs ran. Each was added at most once.
@@ -163,8 +164,8 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, they may have seen two states of the bucket. Apply only the
-            // repairs that belong to the first state.
+            // If two calls sampled numbers of one bucket, the samples may be from two states of the bucket. Apply only
+            // the repairs that belong to the first state.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
             // Make only one call per bucket. The first call changes the bucket's state, so a second call could not
@@ -225,7 +226,7 @@ impl Cache {
         Ok(largest)
     }
 
-    /// Returns the size of each of these buckets. It counts the numbers of `metrics`. For the layout packed.
+    /// Returns the size of each of these buckets. It counts the numbers of `metrics`. It is only for the layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -254,7 +255,8 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. For the layout packed.
+    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. It is only for the layout
+    /// packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -290,7 +292,8 @@ impl Cache {
     }
 
     /// Returns a page of the targets that have their own key, and the cursor of the next page (`None` at the end). A
-    /// target can appear twice. For the layouts `entity` and `string`: the layout packed has no such keys.
+    /// target can appear twice. It is only for the layouts `entity` and `string`, because the layout packed has no such
+    /// keys.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),
@@ -325,7 +328,7 @@ impl Cache {
     }
 }
 
-/// Splits `buckets` into ranges, each for one pipeline.
+/// Splits the range `buckets` into smaller ranges, each for one pipeline.
 pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let Range { start, end } = buckets;
     (start..end)

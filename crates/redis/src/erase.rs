@@ -16,13 +16,14 @@ pub enum BoardZset {
     Frozen,
     /// A zset that a restore was filling when the restore stopped.
     Filling,
-    /// A zset that a restore has filled. Has the tag of the source that the members came from.
+    /// A zset that a restore has filled. Contains the tag of the source that the members came from.
     Restored(String),
 }
 
 impl Cache {
-    /// Erases these clicks, and the gateways' record of them. Returns the number of erased fields. If other requests
-    /// got the event of an older click, a field with the count of these requests stays until the whole hash expires.
+    /// Erases these clicks, and the clicks that gateways have remembered for the same users and targets. Returns the
+    /// number of erased fields. If other requests got the event of an older click, a field with the count of these
+    /// requests stays until the whole hash expires.
     pub async fn forget_clicks(&self, kinds: &KindNames, pairs: &[(Target, UserId)]) -> Result<u64> {
         const ACTION: &str = "forget clicks";
         let mut forgotten = 0;

@@ -20,7 +20,7 @@ pub enum CacheError {
         #[source]
         source: Whole<RedisError>,
     },
-    /// One side does not trust the other: a certificate or TLS setting is wrong.
+    /// The client or the server does not trust the other, because a certificate or a TLS setting is wrong.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
 }
@@ -39,12 +39,12 @@ impl CacheError {
         Self::Command { action, source: Whole(source) }
     }
 
-    /// Returns whether a retry can help, and what is wrong otherwise.
+    /// Returns whether a retry can help. If not, also returns what is wrong.
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
-            // The configuration says that the server is a node of a Cluster and it is not, or the reverse. Or sentinels
-            // don't know the configured master.
+            // The configuration says that the server is a node of a Cluster, but the server is none, or the reverse. Or
+            // sentinels don't know the configured master.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
             _ if is_refusal(source) => Fate::Refused,
             _ if source.code() == Some(NO_REPLICAS) => Fate::Passing,
@@ -56,7 +56,8 @@ impl CacheError {
         }
     }
 
-    /// Returns whether the command did not run because a Cluster is moving the slot, so the keys are on two nodes.
+    /// Returns whether the command did not run because a Cluster is moving the slot. Until the move ends, the keys are
+    /// on two nodes.
     pub fn is_of_a_moving_slot(&self) -> bool {
         self.code() == Some("TRYAGAIN")
     }

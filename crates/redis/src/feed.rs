@@ -24,7 +24,7 @@ pub struct Gain<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Once {
     pub partition: u16,
-    /// The row's number, and the addition's place in the row, from 1.
+    /// The row's number, and the addition's place in the row. The first place is 1.
     pub place: (u64, usize),
     /// The previous addition that was sent for the board. `None` if that addition has arrived for sure.
     pub after: Option<(u64, usize)>,

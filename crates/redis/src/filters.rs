@@ -1,7 +1,7 @@
 //! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users.
 //!
-//! Every call that changes a filter carries its run's number, or the shape that the call is meant for. If the run or
-//! the shape is outdated, the call does nothing. So a call can arrive twice or late.
+//! Every call that changes a filter carries the number of the run, or the shape that the call is meant for. If the run
+//! or the shape is outdated, the call does nothing. So a call can arrive twice or late.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +15,20 @@ use super::{
     NOTE_BESIDE, Result, text,
 };
 
-/// Bytes that one call appends. The limit keeps Redis responsive.
+/// The most bytes that one call appends. The limit keeps Redis responsive.
 pub const PIECE_BYTES: usize = 64 << 10;
 
 /// Pieces in flight at the same time.
 const PIECES_AT_ONCE: usize = 8;
 
-/// Users whose bits one call sets.
+/// The most users whose bits one call sets.
 const FOLD_USERS: usize = 100;
 
-/// Users that one call notes.
+/// The most users that one call adds beside filters.
 const NOTE_USERS: usize = 1_000;
 
-/// How long a noted user stays if the target has no filter, in seconds. It is longer than readers trust a filter
-/// without another run.
+/// How long a noted user stays if the target has no filter, in seconds. Readers trust a filter for a shorter time than
+/// this if no other run begins.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// Fields or members per step of a scan.
@@ -39,15 +39,15 @@ const SCAN_COUNT: u64 = 1_000;
 pub struct FilterState {
     /// `None` while the first filter of the target is being built.
     pub shape: Option<Shape>,
-    /// The number of users that it was sized for.
+    /// The number of users that the filter was sized for.
     pub expected: u64,
-    /// The rate of false positives that it was sized for, as Java writes it.
+    /// The rate of false positives that the filter was sized for, in Java's number format.
     pub false_positive: String,
-    /// How many users were added. It includes users who have since unliked the target.
+    /// How many users were added to the filter. The number includes users who have since unliked the target.
     pub inserted: u64,
     /// The count of further users that may be in the filter: Redis remembered their clicks when the filter was built.
     pub others: u64,
-    /// The run that is building a new filter, or that stopped during the build.
+    /// The number of the run that is building a new filter, or that stopped during the build.
     pub building: Option<u64>,
     /// The epoch in which the filter was built: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
@@ -60,16 +60,16 @@ pub struct FilterState {
 /// A new filter that should replace the old one.
 #[derive(Clone, Debug)]
 pub struct Built {
-    /// The run that built the filter.
+    /// The number of the run that built the filter.
     pub run: u64,
     pub shape: Shape,
-    /// The number of users that it was sized for.
+    /// The number of users that the filter was sized for.
     pub expected: u64,
     /// The rate of false positives that it was sized for.
     pub false_positive: f64,
-    /// The count of users that came from MySQL's rows.
+    /// The number of users from MySQL's rows.
     pub users: u64,
-    /// The count of users that came from clicks that Redis remembers. Some of these users may also be in `users`.
+    /// The number of users from clicks that Redis remembers. Some of these users may also be in `users`.
     pub others: u64,
     /// The epoch: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
@@ -118,7 +118,8 @@ impl Cache {
     }
 
     /// Makes scripts note each user who likes one of `targets` beside its filter, until [`Cache::fold_filter`]. Returns
-    /// the count of targets for which this succeeded. It is less than all only if a later run has begun.
+    /// the count of targets for which this succeeded. The count is smaller than the number of targets only if a later
+    /// run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -155,8 +156,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Appends to a filter that `run` builds and that has `from` bytes so far. Returns false if another run builds the
-    /// filter now, or if a part is missing.
+    /// Appends bytes to a filter that `run` is building. `from` is the number of bytes that the filter has so far.
+    /// Returns false if another run builds the filter now, or if a part is missing.
     pub async fn write_filter(
         &self,
         kinds: &KindNames,
@@ -231,7 +232,7 @@ impl Cache {
     }
 
     /// Makes readers trust only filters of this epoch, for `keep_s` seconds from now on. Returns false if a later run
-    /// has already called it.
+    /// has already called this function.
     pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
         let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
         Ok(self.eval("set which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
@@ -265,8 +266,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes beside a target's filter that the user likes it. The note expires after a week, unless the target has a
-    /// filter.
+    /// Notes beside a target's filter that the user likes the target. The note expires after a week, unless the target
+    /// has a filter.
     pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);
@@ -277,8 +278,8 @@ impl Cache {
         }
     }
 
-    /// Notes users beside the filters of targets that they like. It skips targets without a filter and kinds without a
-    /// name.
+    /// Notes each user beside the filters of the targets that the user likes. Targets without a filter and kinds
+    /// without a name are skipped.
     ///
     /// # Errors Redis failed to answer. Some of the users may have been noted.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
@@ -354,8 +355,8 @@ const FIELDS: [&str; 9] = [
     "others",
 ];
 
-/// Reads a filter's config: its state, and the count of users that must be noted beside it. Returns `None` if there is
-/// no config.
+/// Reads a filter's config. Returns the filter's state, and the number of users that must be noted beside the filter.
+/// Returns `None` if there is no config.
 pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {

@@ -1,5 +1,5 @@
-//! The claims to a board's closed periods, and Redis' notes about their freezes. The notes go back in time, or are
-//! lost, together with the zsets.
+//! The claims to a board's closed periods, and Redis' notes about the freezes of these periods. The notes are lost, or
+//! go back to an older state, together with the zsets.
 
 use redis::Value;
 use tallyd_core::model::Freeze;
@@ -16,8 +16,8 @@ pub(super) fn late_field(period: &str) -> String {
 
 impl Cache {
     /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis
-    /// went back to a state before a period existed, this notes again that the period is frozen. `frozen` has the
-    /// periods that are frozen in MySQL, each with MySQL's generation and note.
+    /// went back to a state before a period existed, the call stores again that the period is frozen. `frozen` contains
+    /// the periods that are frozen in MySQL, each with MySQL's generation and note.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -36,7 +36,7 @@ impl Cache {
 }
 
 /// Reads the notes of a period, and how many late members were moved. If no run has claimed the data yet, the data is
-/// newer than everything that MySQL knows.
+/// newer than everything that MySQL contains.
 pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
     let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
     let freeze = |generation| Freeze { generation, note: number(note) };

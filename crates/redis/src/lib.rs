@@ -1,10 +1,10 @@
 //! The daemon's access to Redis, which holds data derived from MySQL. This crate has every command and key of the
 //! daemon.
 //!
-//! Each server has one connection, shared and pipelined. The connection is dropped at the first sign of a problem: an
-//! I/O error, a timeout, a demoted master, or a server that is still loading. The next call connects again. A command
-//! that timed out can still run later. So callers send only commands that are harmless if they run late or twice. This
-//! crate never resends a command that may have run.
+//! Each server has one connection, shared and pipelined. A problem drops the connection: an I/O error, a timeout, a
+//! demoted master, or a server that is still loading. The next call connects again. A command that timed out can still
+//! run later. So callers send only commands that are harmless if they run late or twice. This crate never resends a
+//! command that may have run.
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
 
@@ -63,7 +63,7 @@ use login::Login;
 use sentinel::Sentinels;
 
 /// The most commands in one pipeline. Redis must answer the pipeline within `[redis] timeout_ms`, and live traffic
-/// waits for that.
+/// waits for the answer.
 const PIPELINE_COMMANDS_MAX: usize = 500;
 
 /// Connections that this process has opened.
@@ -151,9 +151,9 @@ static MAY: Script = script!("../lua/may.lua");
 pub struct Call {
     script: &'static Script,
     keys: Vec<String>,
-    /// All arguments in one buffer, because there may be millions of them.
+    /// All arguments in one buffer, because there may be millions of arguments.
     arguments: Vec<u8>,
-    /// Where each argument ends.
+    /// The position in the buffer at which each argument ends.
     ends: Vec<usize>,
 }
 
@@ -249,8 +249,9 @@ impl Cache {
         }
     }
 
-    /// Returns Redis' clock, which decides an event's `at` and a sample's cut. On a Cluster it is the slowest clock of
-    /// all masters, so each event that is counted from now on has a later `at`.
+    /// Returns the time of Redis' clock. An event's `at` and a sample's cut come from this clock. On a Cluster the call
+    /// returns the time of the slowest clock of all masters. So each event that is counted from now on has a later
+    /// `at`.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -264,15 +265,15 @@ impl Cache {
     }
 
     /// Returns a name of the data set in Redis. The name changes after a restart, a failover, and a new replication. On
-    /// a Cluster, it changes if any master does.
+    /// a Cluster, the name changes if one of these happens to any master.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
         Ok(name.into_iter().collect::<Vec<_>>().join(" "))
     }
 
-    /// Returns the `maxmemory-policy` of all servers, without duplicates. It says which keys Redis evicts if memory is
-    /// full.
+    /// Returns the `maxmemory-policy` of all servers, without duplicates. This setting says which keys Redis evicts if
+    /// memory is full.
     pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }

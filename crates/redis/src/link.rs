@@ -1,5 +1,5 @@
-//! A connection to one server, or to the master that sentinels name. All calls share the connection, and it is
-//! pipelined. It is dropped at the first sign of a problem with the connection or the server.
+//! A connection to one server, or to the master that sentinels name. All calls share the connection and use pipelines.
+//! The connection is dropped at the first sign of a problem with the connection or the server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,11 @@ use super::{OPENED, text};
 /// A master's error code for writes while it has too few replicas (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
 
-/// While the link is used, it asks sentinels for the current master at this interval.
+/// While a link is used, the link asks sentinels for the current master at this interval.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// If the link was not used for this time, it waits for the sentinels' answer: the server may have been replaced.
+/// If a link was not used for this time, the next call waits for the sentinels' answer, because the server may have
+/// been replaced.
 const REST: Duration = Duration::from_secs(3);
 
 /// A connection to one server. It connects when first used.
@@ -76,7 +77,8 @@ impl Link {
             let mut connection = self.connect().await?;
             pipeline.query_async::<Vec<RedisResult<Value>>>(&mut connection).await
         };
-        // The library has its own timeouts. This further timeout also works in states of the connection that they miss.
+        // The library has its own timeouts. This additional timeout also works in states of the connection in which the
+        // library's timeouts don't.
         let failed = match tokio::time::timeout(time, answered).await {
             Ok(Ok(results)) => {
                 match results.iter().find_map(|result| result.as_ref().err().and_then(|error| self.judge(error))) {
@@ -102,8 +104,8 @@ impl Link {
         }
     }
 
-    /// Returns whether sentinels name another master now. It asks in the background and returns false. Only if the link
-    /// was not used for a long time, the caller waits for the answer.
+    /// Returns whether sentinels name another master now. Usually it asks in the background and returns false. It waits
+    /// for the answer only if the link was not used for a long time.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };
@@ -161,7 +163,7 @@ impl Link {
     }
 }
 
-/// Returns the error for a server that is a node of a Cluster although the configuration says that it is not, or the
+/// Returns an error if the server is a node of a Cluster but the configuration says that the server is none, or the
 /// reverse.
 fn wrong_kind(is_node: bool) -> RedisError {
     let what = if is_node {

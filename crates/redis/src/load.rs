@@ -24,7 +24,7 @@ pub struct Lost {
     pub cuts: Vec<Option<NonZeroI64>>,
     /// The nonzero numbers that the buckets held at their cuts.
     pub held: HashMap<CounterKey, i64>,
-    /// Targets whose field is not a list of numbers, because someone wrote to it by hand.
+    /// The targets whose field is not a list of numbers, because someone wrote to the field by hand.
     pub unreadable: HashSet<Target>,
 }
 
@@ -46,7 +46,7 @@ impl Lost {
 pub struct Unloaded {
     /// How many buckets are not loaded.
     pub lost: u64,
-    /// Keys of buckets that do not hold a bucket.
+    /// The names of keys that should hold a bucket but hold something else.
     pub foreign: Vec<String>,
 }
 
@@ -80,9 +80,9 @@ impl Cache {
 
     /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks these buckets as being
     /// loaded by `run`, and returns their numbers of `metrics` at that instant. It checks at most four million buckets,
-    /// and stops early if the buckets hold more than `fields_max` numbers. `outbox` has the last row's number of each
-    /// partition's outbox, read before this call. The load contains these rows, so the daemon never adds them to the
-    /// buckets afterwards.
+    /// and stops early if the buckets hold more than `fields_max` numbers. `outbox` contains the number of the last row
+    /// of each partition's outbox. The caller has read these numbers before this call. The load contains these rows, so
+    /// the daemon never adds them to the buckets afterwards.
     ///
     /// # Errors Redis failed to answer, or returned an unexpected answer.
     pub async fn begin_load(

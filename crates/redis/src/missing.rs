@@ -6,11 +6,11 @@ use tallyd_core::model::{Kind, Target};
 
 use super::{Cache, CacheError, Context, Result, text};
 
-/// How long the note of missing buckets is kept, in seconds.
+/// How long Redis keeps the list of missing buckets, in seconds.
 const MISSING_KEPT_S: u64 = 3_600;
 
 impl Cache {
-    /// Notes that the buckets of `targets` are missing. A daemon checks them within seconds.
+    /// Adds the buckets of `targets` to the list of missing buckets. A daemon checks the listed buckets within seconds.
     pub async fn note_missing(&self, kinds: &KindNames, targets: impl Iterator<Item = Target>) -> Result<()> {
         const ACTION: &str = "note missing buckets";
         let mut names: Vec<String> = targets
@@ -28,7 +28,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes up to `limit` buckets from the note and returns them with their kinds. Invalid names are dropped.
+    /// Removes up to `limit` buckets from the list, and returns these buckets with their kinds. Invalid names are
+    /// dropped.
     pub async fn take_missing(&self, kinds: &KindNames, limit: usize) -> Result<Vec<(Kind, u32)>> {
         const ACTION: &str = "read which buckets are missing";
         let mut pipeline = Pipeline::new();

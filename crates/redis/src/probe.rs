@@ -19,7 +19,8 @@ const ON_BOARDS: [&str; 17] = [
 /// The daemon's command on the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on the notes of the cut, and on the announcement of which program counts each number.
+/// The daemon's commands on two kinds of keys: the notes of the cut, and the announcement of which program counts each
+/// number.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -28,10 +29,10 @@ const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "S
 /// The daemon's commands on keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];
 
-/// An example target. Its keys are named like the keys of all targets.
+/// An example target. The keys of all other targets are named by the same patterns.
 const EXAMPLE: Target = Target { kind: Kind(1), id: TargetId(1) };
 
-/// How Redis saves its data, so the data survives a restart.
+/// How Redis saves its data for the next restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
     /// Redis logs every write.
@@ -45,8 +46,8 @@ pub enum Persistence {
 }
 
 impl Cache {
-    /// Returns commands that the daemon needs but that its account must not run, or that a server doesn't know. It runs
-    /// none of these commands.
+    /// Returns the commands that the daemon needs but its account is not allowed to run, or that a server doesn't have.
+    /// It runs none of these commands.
     ///
     /// # Errors Redis failed to answer, or the account lacks the right to run scripts.
     pub async fn missing_rights(&self, filters: bool) -> Result<Vec<String>> {
@@ -169,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// Commands that are not checked, because the check itself runs them.
+    /// The commands that are not checked, because the check itself runs these commands.
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
     /// Scripts of the API servers, which have another account.
@@ -247,8 +248,8 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // These commands drop a layout or all filters, find the nodes of a Cluster, note missing buckets (the client
-        // does that), and read settings. They also ask sentinels for the master, and ask the master for its role.
+        // These commands drop a layout or all filters, find the nodes of a Cluster, note missing buckets (only the
+        // client does), or read settings. Others ask sentinels for the master, or ask the master for its role.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));

@@ -1,5 +1,5 @@
-//! Remembers clicks that gateways have published, for a minute. So a user sees these clicks before they are in MySQL.
-//! Nothing is counted here.
+//! Remembers for a minute the clicks that gateways have published. So answers to a user include these clicks before
+//! MySQL contains them. Nothing is counted here.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use tallyd_core::model::{Micros, Target, UserId};
 
 use super::{Cache, CacheError, Call, Context, GATEWAY_REMEMBER, Result, text};
 
-/// How long a click is remembered, in seconds. This is longer than an event needs to reach MySQL.
+/// How long a click is remembered, in seconds. An event usually reaches MySQL in less time.
 const REMEMBERED_S: u64 = 60;
 
 /// The most clicks of a user that are remembered.
@@ -21,7 +21,7 @@ const REMEMBERED_MAX: u64 = 2_000;
 pub struct Published {
     /// When the user clicked.
     pub at: Micros,
-    /// Whether it was a like.
+    /// Whether the click was a like.
     pub liked: bool,
 }
 

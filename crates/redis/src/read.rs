@@ -15,7 +15,7 @@ pub enum Found {
     /// The numbers, in the order of the requested metrics.
     Known(Vec<i64>),
     /// The numbers are unknown, not zero. Redis is still loading the bucket, the field is not a list of numbers, or the
-    /// configuration doesn't know the kind.
+    /// configuration doesn't contain the kind.
     Unknown,
     /// The numbers are unknown, not zero. Redis has lost the bucket.
     Missing,

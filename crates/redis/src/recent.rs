@@ -21,14 +21,14 @@ pub fn shape(parts: &[Value]) -> Option<Shape> {
 pub enum Seen {
     /// Whether the user likes the target.
     Known(bool),
-    /// Nothing. It is unknown whether the user likes the target. If the bits were for another shape, it has the shape
-    /// of the target's filter.
+    /// Nothing. It is unknown whether the user likes the target. If the bits were for another shape, the variant
+    /// contains the shape of the target's filter.
     Unknown(Option<Shape>),
 }
 
 impl Cache {
-    /// Remembers a click for `keep_s`, unless a newer click is remembered. It is for clicks that lua/like.lua has
-    /// counted without remembering them. The call is optional: without it, the script can misjudge a later click.
+    /// Remembers a click for `keep_s`, unless a newer click is remembered. The call is for clicks that lua/like.lua has
+    /// counted but not remembered. The call is optional: without it, the script can misjudge a later click.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
@@ -60,8 +60,8 @@ impl Cache {
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of that epoch. Each target comes
-    /// with the known shape of its filter.
+    /// Does the same as [`Cache::recent_likes`], and then asks the targets' filters of that epoch. `targets` contains
+    /// each target with the last known shape of its filter.
     pub async fn filtered_likes(
         &self,
         kinds: &KindNames,

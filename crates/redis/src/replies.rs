@@ -23,7 +23,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         counters::read_sample(answer, layout, &members).is_some()
     });
     let map = SlotMap::read(answer, "asked");
-    // Look up nodes in each map, too, because commands do the same.
+    // Also look up nodes in each parsed map, because commands do the same.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
     let could_be = [
         read::read_found(layout, metrics, answer).is_some(),

@@ -1,11 +1,11 @@
-//! Redis Sentinel: finds the master. Sentinels are asked for each new connection, and every second while it is used.
-//! After a failover, sentinels leave the old master unchanged for about ten seconds. Everything that is counted there
-//! in this time is lost.
+//! Redis Sentinel: finds the master. Sentinels are asked before each new connection, and every second while a
+//! connection is used. After a failover, sentinels leave the old master unchanged for about ten seconds. Everything
+//! that is counted on the old master during these seconds is lost.
 //!
-//! All sentinels are asked at the same time. The client uses an address as soon as the majority has named it. So a
-//! single sentinel that is unreachable, disconnected or outdated decides nothing. If there is no majority, the client
-//! tries the most frequent address first. The server must confirm that it is the master. If its ROLE is not master, it
-//! was demoted or is not promoted yet.
+//! All sentinels are asked at the same time. The client uses an address as soon as the majority has named this address.
+//! So a single sentinel that is unreachable, disconnected or outdated decides nothing. If there is no majority, the
+//! client tries the most frequent address first. The server must confirm that it is the master. If its ROLE is not
+//! master, it was demoted or is not promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ impl Sentinels {
         }
     }
 
-    /// Returns whether most sentinels name another master now. A minority can be outdated, so the link ignores it while
-    /// it works.
+    /// Returns whether most sentinels name another master now. A minority can be outdated, so a link that works ignores
+    /// the minority.
     pub(super) async fn have_left(&self, master: &str) -> bool {
         self.told().await.is_ok_and(|told| told.have_left(master))
     }
@@ -145,7 +145,8 @@ impl Sentinels {
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
             if let Some(told) = votes.take(answer) {
-                // Don't abort the other tasks, because that would close their connections. They end within `time`.
+                // Don't abort the other tasks, because an abort would close their connections. These tasks end within
+                // `time`.
                 asked.detach_all();
                 return Ok(told);
             }

@@ -7,7 +7,7 @@ use redis::{Arg, Cmd, Value};
 /// The number of slots of every Cluster.
 const SLOTS: u16 = 16_384;
 
-/// The slots that each master serves.
+/// Maps ranges of slots to the masters that serve these slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
     /// First slot, last slot, and `host:port`, sorted.
@@ -15,8 +15,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. It replaces the host of nodes that
-    /// don't know their own host. Returns `None` if the answer is invalid, or if no node serves a slot.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave the answer. For nodes that don't know their own
+    /// host, `asked` is used as the host. Returns `None` if the answer is invalid, or if no node serves a slot.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();
@@ -48,7 +48,8 @@ fn read_range(range: &Value, asked: &str) -> Option<(u16, u16, String)> {
     Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, address(host, &port.to_string(), asked)?))
 }
 
-/// The node that a MOVED or ASK names, as `host:port`. Without a host, it is on the host that answered.
+/// Returns the node that a MOVED or ASK names, as `host:port`. If the answer names no host, the node is on the host
+/// that answered.
 pub(super) fn redirected(node: &str, asked: &str) -> Option<String> {
     let (host, port) = node.rsplit_once(':')?;
     address(host, port, asked)
@@ -79,7 +80,7 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
 }
 
 /// The slot of a key: CRC-16 (XMODEM) of the text between the first `{` and the next `}`. If there is no such text, or
-/// if it is empty, the CRC-16 of the whole key.
+/// if the text is empty, the slot is the CRC-16 of the whole key.
 fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;

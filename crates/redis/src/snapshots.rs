@@ -1,7 +1,7 @@
 //! Reads a board for its snapshot while clients write to the board, and restores a lost board.
 //!
-//! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. An empty server lacks
-//! the mark, and so does a server that was started from an old backup. The script that reads a page also checks the
+//! A mark beside the zset shows whether Redis has lost the board since the last snapshot began. The mark is missing on
+//! an empty server, and on a server that was started from an old backup. The script that reads a page also checks the
 //! mark.
 
 use redis::{Pipeline, Value};
@@ -31,7 +31,7 @@ pub enum Scanned<T> {
 pub struct ScanPage {
     /// The next cursor. `None` at the end.
     pub next: Option<String>,
-    /// The members. Earlier pages can have the same members.
+    /// The members. Earlier pages can contain some of the same members.
     pub members: Vec<BoardMember>,
 }
 
@@ -137,7 +137,7 @@ impl Cache {
     }
 
     /// Returns whether the restored zset is complete, and whether a restore was interrupted after it began to move
-    /// members. If it was, only this zset has the moved additions since the loss.
+    /// members. After such an interruption, only this zset contains the moved additions since the loss.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
@@ -156,7 +156,7 @@ impl Cache {
         self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
-    /// Notes that the filled zset is complete.
+    /// Records that the filled zset is complete.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -165,7 +165,7 @@ impl Cache {
         self.change("end the filling of a board", call).await
     }
 
-    /// Makes the restored zset the frozen one, and notes the run. Returns zero if a frozen zset exists.
+    /// Makes the restored zset the frozen zset, and records the run's number. Returns zero if a frozen zset exists.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -185,8 +185,9 @@ impl Cache {
         self.change("restore a board", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises members of a live board whose scores are too low, and returns the count of raised members. `pages_before`
-    /// is for a board that will be frozen afterwards: the count of pages that must have arrived before this page.
+    /// Raises the members of a live board that have a lower score than in `members`, and returns the count of raised
+    /// members. `pages_before` is for a board that will be frozen afterwards: the count of pages that must have arrived
+    /// before this page.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -225,7 +226,7 @@ fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
-/// Reads the answer of crates/redis/lua/board_scan.lua. Returns an unexpected answer as the error.
+/// Reads the answer of crates/redis/lua/board_scan.lua. If the answer is unexpected, the error contains the answer.
 pub(super) fn scanned<T>(
     answer: Value,
     read: impl FnOnce(&Value) -> Option<T>,

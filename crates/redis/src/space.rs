@@ -9,16 +9,17 @@ use tallyd_core::model::{Metric, Target};
 use super::counters::pieces;
 use super::{Cache, Context, Result, text};
 
-/// The setting of Redis for the most fields that a compact hash can have.
+/// Redis' setting for the maximum number of fields of a compact hash.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
 
 /// The default of this setting in Redis 7 and 8 and Valkey 8 and 9.
 pub const LISTPACK_FIELDS: u64 = 512;
 
-/// The most targets per bucket on average. Fewer targets cost more memory for keys, more targets cost more time.
+/// The maximum average number of targets per bucket. With fewer targets per bucket, keys take more memory. With more
+/// targets per bucket, commands take more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
-/// How many digits a popular target's number has.
+/// The number of digits in a popular target's number.
 const DIGITS: u64 = 7;
 
 impl Cache {
@@ -132,8 +133,8 @@ pub fn suited_bits(targets: u64) -> u8 {
     buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8
 }
 
-/// Returns the length of a popular target's field in bytes. A metric's code is its place in the field, and places
-/// without a metric hold a zero.
+/// Returns the length of a popular target's field in bytes. A metric's code is the place of its number in the field.
+/// Places without a metric contain a zero.
 pub fn field_bytes(metrics: &[Metric]) -> u64 {
     let places = metrics.iter().map(|metric| u64::from(metric.0)).max().unwrap_or(0);
     places * 2 + metrics.len() as u64 * (DIGITS - 1)

@@ -1,4 +1,5 @@
-//! The text in Redis that tells clients which program counts each number (`tallyd_core::writers`). Daemons write it.
+//! Reads and writes the text in Redis that says which program counts each number (`tallyd_core::writers`). Daemons
+//! write it.
 
 use redis::{Pipeline, Value};
 

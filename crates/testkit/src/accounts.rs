@@ -1,6 +1,6 @@
-//! Creates the accounts that daemons and commands use in tests. They come from the files under ops/, with the test's
-//! names. The account that created the world has all rights. Programs that run in the world have only the rights in
-//! these files.
+//! Creates the accounts that daemons and commands use in tests. Their rights come from the files under ops/, with the
+//! test's names. The account that created the world has all rights. Programs that run in the world have only the rights
+//! in these files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use sqlx::{AssertSqlSafe, MySqlPool};
 
 use super::{root, stack};
 
-/// The password of all test accounts. Output that contains this text shows a secret.
+/// The password of all test accounts. If an output contains this text, the output shows a secret.
 pub const PASSWORD: &str = "s3cr3t-of-a-test";
 
-/// The name of the account on RabbitMQ. All tests share it, because creating one takes a second.
+/// The name of the account on RabbitMQ. All tests share this account, because creating an account takes a second.
 const RABBITMQ: &str = "tallyd";
 
 /// The names of a world's accounts. The names are short enough for MySQL.

@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 /// The largest answer in bytes. Screenshots are the largest answers.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// How often chromedriver is started at most. It needs the same port for IPv4 and IPv6, but picks a port that is free
-/// for one of these. It ends if the port is not free for the other.
+/// The maximum number of times that chromedriver is started. It needs one port for IPv4 and IPv6, but only checks that
+/// the port is free for one of the two protocols. If the port is not free for the other protocol, chromedriver ends.
 const STARTS_MAX: usize = 5;
 
 /// Starts the driver and returns it with its port. Returns `None` if the driver ended without opening a port.
@@ -39,7 +39,7 @@ pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    /// Chromium's process, which survives when its driver is killed.
+    /// The number of Chromium's process. This process survives when chromedriver is killed.
     process: i64,
     profile: tempfile::TempDir,
 }

@@ -18,10 +18,10 @@ pub struct Clicker {
     /// The number of this clicker, from 0.
     pub number: u64,
     pub users: u64,
-    /// Popular targets, from 1. They get half of the clicks, so the same user flips the same target many times a
-    /// second.
+    /// The number of popular targets. Their ids begin at 1. They get half of the clicks, so the same user flips the
+    /// same target many times a second.
     pub hot: u64,
-    /// Other targets, from 100. They get the other half of the clicks.
+    /// The number of other targets. Their ids begin at 100. They get the other half of the clicks.
     pub cold: u64,
 }
 

@@ -73,7 +73,7 @@ impl Drop for Daemon {
     }
 }
 
-/// After a failure, prints the logs of all daemons, also of daemons that have ended.
+/// After a failure, prints the logs of all daemons. This includes daemons that have ended.
 impl Drop for World {
     fn drop(&mut self) {
         let started = if std::thread::panicking() { STARTED.load(Ordering::Relaxed) } else { 0 };

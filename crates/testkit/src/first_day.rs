@@ -59,7 +59,8 @@ impl FirstDay {
         command.output().unwrap()
     }
 
-    /// Runs `tallyd init` and checks its files and output, which must show no secret. Returns config.toml.
+    /// Runs `tallyd init`, and checks the files and the output of this command. Only password files may contain a
+    /// secret. Returns config.toml.
     pub fn initialized(&self, environment: &[(&'static str, String)], arguments: &[&str]) -> String {
         let output = self.init(environment, arguments);
         assert!(output.status.success(), "{}", stderr(&output));
@@ -145,7 +146,7 @@ impl FirstDay {
     }
 
     /// Starts the daemon, and a gateway with the settings of gateway.env. Sends a like to the gateway, and waits until
-    /// the gateway reads it from MySQL and from Redis.
+    /// the gateway reads this like from MySQL and from Redis.
     pub async fn likes_over_http(&self) {
         let daemon = self.daemon().await;
         let text = fs::read_to_string(self.path("gateway.env")).unwrap();

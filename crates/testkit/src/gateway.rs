@@ -45,7 +45,7 @@ impl Answer {
 }
 
 impl World {
-    /// Starts a gateway and waits until it accepts requests. Addresses of servers and proxies in `environment` get an
+    /// Starts a gateway and waits until it accepts requests. In `environment`, addresses of servers and proxies get an
     /// API server's account.
     pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
         let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));

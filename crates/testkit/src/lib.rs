@@ -85,8 +85,7 @@ impl World {
         Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
     }
 
-    /// Does the same as [`World::new`] on another MySQL. `admin_url` has an account with all rights, and no database
-    /// name.
+    /// Like [`World::new`], but on another MySQL. `admin_url` has an account with all rights and no database name.
     pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
         Self::with(admin_url, name, settings, |_| None).await
     }
@@ -128,8 +127,7 @@ impl World {
         write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
 
-    /// Deletes everything that the test created. Call it only after success: after a failure the data is needed for
-    /// debugging.
+    /// Deletes everything that the test created. Don't call it after a failure, because the data helps debugging.
     pub async fn close(self) {
         let link = self.broker.connect("test").await.unwrap();
         for partition in 0..self.broker.partitions() {
@@ -176,7 +174,7 @@ impl World {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
     }
 
-    /// Runs a reconcile and returns its report. If the daemon is running a reconcile, it waits.
+    /// Runs a reconcile and returns its report. If the daemon is running a reconcile, this call waits.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = std::cell::RefCell::new(serde_json::Value::Null);
         eventually("no other run is running", || async {
@@ -215,8 +213,8 @@ impl World {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
 
-    /// Returns the value of an environment variable for the daemon. If it is an address with the account that has all
-    /// rights, such as a proxy's, it gets the daemon's account.
+    /// Returns the value of an environment variable for the daemon. An address with the account that has all rights,
+    /// such as a proxy's address, gets the daemon's account.
     fn as_daemon(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
@@ -294,9 +292,9 @@ impl World {
         counters
     }
 
-    /// Waits until the daemon has written all messages that were published before. It publishes one more event to each
-    /// partition's queue, for a target that no test uses. Queues are read in order, so the test waits for these events.
-    /// It doesn't use the broker's queue depths, because they are seconds old.
+    /// Waits until the daemon has written all messages that were published before. It publishes one more event to the
+    /// queue of each partition, for a target that no test uses. Queues are read in order, so the test waits for these
+    /// events. The broker's queue depths would be seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);

@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// Describes where unwritten messages can be: the count of dead letters, and the depth of each queue.
+    /// Describes where unwritten messages can be: returns the count of dead letters and the depth of each queue.
     async fn whereabouts(&self) -> String {
         let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
         let link = self.broker.connect("test").await.unwrap();

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The server of each proxy of this process, by the proxy's address.
+/// Maps the address of each proxy of this process to the address of its server.
 static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 /// Returns the server that an address leads to through proxies of this process.
@@ -41,13 +41,13 @@ struct Line {
     muted: AtomicBool,
     /// The bytes that the server sent, if the proxy records them.
     answers: Mutex<Option<Vec<u8>>>,
-    /// The bytes from a client that start the hold.
+    /// If a client sends these bytes, the proxy starts to hold back bytes.
     last_words: Mutex<Option<Vec<u8>>>,
     /// The range of delays of each piece, in milliseconds.
     delay: Mutex<Option<Range<u64>>>,
-    /// How many bytes of answers each connection still passes.
+    /// After this number of further bytes of answers, each connection is closed.
     answers_left: Mutex<Option<usize>>,
-    /// The count of passed pieces, which varies the delays.
+    /// The number of passed pieces. The delays depend on this number.
     pieces: AtomicU64,
 }
 
@@ -86,7 +86,7 @@ impl Proxy {
         (proxy, url.to_string())
     }
 
-    /// Leads new connections to another server. Open connections keep their server.
+    /// Connects new clients to another server. Open connections keep their server.
     pub fn lead(&self, server: String) {
         *self.line.server.lock().unwrap() = server;
     }
@@ -124,7 +124,7 @@ impl Proxy {
         *self.line.held.borrow()
     }
 
-    /// Sends the held bytes to the server, also the bytes of clients that have disconnected since.
+    /// Sends the held bytes to the server. This includes bytes of clients that have disconnected since.
     pub fn release(&self) {
         self.line.held.send_replace(false);
     }
@@ -146,7 +146,7 @@ impl Proxy {
         *self.line.delay.lock().unwrap() = Some(milliseconds);
     }
 
-    /// Closes each connection, also each open connection, after this many further bytes from the server.
+    /// Closes each connection after this number of further bytes from the server. This includes the open connections.
     pub fn truncate(&self, bytes: usize) {
         *self.line.answers_left.lock().unwrap() = Some(bytes);
     }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::clicker::Clicker;
 use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
-/// How many clickers click at the same time, each on few popular targets and many other targets.
+/// How many clickers click at the same time. Each clicks on few popular targets and many other targets.
 const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
@@ -29,7 +29,7 @@ impl Site {
         Self::of(&Arc::new(world.client()), CLICKERS, each)
     }
 
-    /// Starts `clickers` clickers. They are like `each`, except for their numbers.
+    /// Starts `clickers` copies of the clicker `each`, each copy with a different number.
     pub fn of(client: &Arc<Client>, clickers: u64, each: Clicker) -> Self {
         let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for number in 0..clickers {

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 LOG = logging.getLogger("tallyd")
 
-# The longest time that an answer is used.
+# An answer is used for at most this time.
 EVERY_S = 10.0
 # How long a publish waits for an answer.
 READ_MAX_S = 0.5
