@@ -1,4 +1,4 @@
-//! Rebuilds when a migration is added: the library watches only the files that it knows.
+//! Rebuilds this crate when a migration is added. The library watches only the migrations of the last build.
 
 fn main() {
     println!("cargo:rerun-if-changed=../../migrations");

@@ -1,4 +1,4 @@
-//! Addresses of servers, which can contain secrets.
+//! Addresses of servers. An address can contain secrets.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,6 +1,7 @@
 //! How to continue the work after an error from a server.
 
-/// The way to continue after an error. The server's crate decides it, and callers match on it.
+/// The way to continue after an error. The crate of the server (for example `tallyd-mysql`) chooses the fate, and
+/// callers match on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The cause is the server, the network or a competing writer: the same work can succeed later.

@@ -17,7 +17,8 @@ use crate::secret::Secret;
 /// TLS settings of the connections to a server.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// Certificates of trusted authorities (PEM), in addition to the system's or instead of them.
+    /// Certificates of trusted authorities (PEM). They are used in addition to the system's authorities, or instead of
+    /// them.
     pub authorities: Option<String>,
     /// The client certificate, for a server that requests one.
     pub identity: Option<Identity>,

@@ -1,5 +1,6 @@
-//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so Java servers can read
-//! the filters. A test compares it with the results of Redisson's own code in tests/vectors/filters.json. Pure.
+//! The arithmetic of a Bloom filter. The arithmetic is the same as in Redisson's `RBloomFilter<String>`, so Java
+//! servers can read the filters. A test compares this code with the results of Redisson's own code in
+//! tests/vectors/filters.json. Pure.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -8,10 +9,10 @@ use crate::model::UserId;
 /// Redisson's hash key.
 const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_f3a2_7251, 0xf86c_6a11_d0c1_8e95]);
 
-/// The largest filter, in bits: Redisson's limit, and the largest string in Redis.
+/// The maximum number of bits of a filter. It is Redisson's limit, and the size of the largest string in Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The maximum number of bits per user. No allowed rate needs more.
+/// The maximum number of bits per user. No allowed rate of false positives needs more bits.
 const ITERATIONS_MAX: u32 = 64;
 
 /// The size of a filter, and how many bits each user sets in it.
@@ -54,8 +55,8 @@ impl Shape {
         self.size.div_ceil(8)
     }
 
-    /// Returns the bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is the highest bit of
-    /// the first byte, as in Redis' SETBIT.
+    /// Returns the positions of the bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is
+    /// the highest bit of the first byte, as in Redis' SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The maximum duration of an order. It ends an order that the operator forgot.
+/// The maximum duration of an order. Without a maximum, an order that the operator forgot would never end.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// The maximum length of a reason, in characters.
@@ -55,7 +55,7 @@ pub enum Command {
     Pause,
     /// Compare at most this many targets each second.
     Throttle {
-        /// The limit, in rows of `counter`.
+        /// The maximum number of rows of `counter` to compare each second.
         targets_per_second: u32,
     },
 }
@@ -75,13 +75,13 @@ impl Command {
 pub struct Order {
     pub task: Task,
     pub command: Command,
-    /// When the order was given, by MySQL's clock.
+    /// The time of the order, by MySQL's clock.
     pub since: Micros,
-    /// When the order ends, by MySQL's clock.
+    /// The time when the order ends, by MySQL's clock.
     pub until: Micros,
     /// The user and host that gave the order.
     pub by: String,
-    /// The operator's reason. It can be empty.
+    /// The operator's reason, or an empty text.
     pub reason: String,
 }
 

@@ -16,11 +16,12 @@ use crate::outbox::OutboxOffsets;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub value: i64,
-    /// When the sample was read, by Redis' clock. Every like in the sample has an earlier `at`.
+    /// The time when the sample was read, by Redis' clock. Every like in the sample has an earlier `at`.
     pub cut: Micros,
     /// The state of the target's bucket at the cut.
     pub loaded: Loaded,
-    /// The position in each partition's outbox that the bucket had reached at the cut.
+    /// Maps each partition to an outbox row's number. Up to this row, the bucket contained the partition's outbox at
+    /// the cut.
     pub offsets: OutboxOffsets,
 }
 
@@ -31,12 +32,12 @@ pub struct Truth {
     pub counted: i64,
     /// `COUNT(*) WHERE is_del = 0` over `like_record`. Set only if the caller asked to count the rows.
     pub rows: Option<i64>,
-    /// The newest `at` that was applied, or `None` without a counter. Each event that changes a row changes its
-    /// target's counter in the same transaction.
+    /// The newest `at` that was applied, or `None` if the target has no counter. Each event that changes a row changes
+    /// its target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
 
-/// A logged event of a watched target and a user, or the state of their row before an event.
+/// A logged event of a watched target and a user. Or the state that the target's and user's row had before an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
     /// The event, or the row's state before an event.
@@ -45,7 +46,7 @@ pub struct WatchedEvent {
     pub is_former: bool,
 }
 
-/// A change of a watched counter other than likes, since the watch began.
+/// A change of a watched counter since the watch began. The counter's metric is not `like`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     pub number: CounterKey,
@@ -88,19 +89,20 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
 /// contain yet, or `None` if it is unknown.
 ///
 /// The sample is compared with the table `counter` and not with the rows. If `counter` and the rows differ, a full run
-/// adds the difference to `counter` and to the outbox. The outbox then brings it to Redis.
+/// adds the difference to `counter` and to the outbox. The daemon then adds this difference to Redis, as it does with
+/// every outbox row.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
 }
 
-/// Computes the value of one target as of `cut`, from the current value `now`, the logged events, and the row states
+/// Computes the value of one target as of `cut`. Uses the current value `now`, the logged events, and the row states
 /// before these events. The log must begin before the cut.
 ///
 /// Only users with an event after the cut change the result. A user's state at the cut is the newest logged state up to
 /// the cut. If there is none, the state is "not liked", because the row was created after the cut.
 ///
-/// Returns `None` if an event is within `skew` of the cut, because then the order is unknown.
+/// Returns `None` if an event is within `skew` of the cut, because the order of this event and the cut is then unknown.
 pub fn value_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -126,8 +128,8 @@ pub fn value_at<'a>(
 /// The log must begin before the cut.
 ///
 /// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. A set event before the cut is harmless: the changes that it made void were
-/// also before the cut.
+/// if an event is within `skew` of the cut. A set event before the cut is harmless. It makes only changes void that
+/// were also before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -153,8 +155,8 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// Sorts `watched`, which can be in any order. `like` is the metric whose events are logged with the row states
-    /// before them.
+    /// Sorts `watched`. Its entries can be in any order. `like` is the metric whose events are logged with the row
+    /// states before them.
     pub fn new(like: Metric, mut watched: Watched) -> Self {
         watched.likes.sort_by_key(|logged| logged.event.target);
         watched.counts.sort_by_key(|logged| logged.number);
@@ -289,8 +291,8 @@ mod tests {
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
         }
 
-        /// The same for a counter with count and set events. The value is exact, or unknown if the counter was set
-        /// after the cut.
+        /// Tests a counter with count and set events. The computed value must be exact, or unknown if the counter was
+        /// set after the cut.
         #[test]
         fn a_counted_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..20),
@@ -315,7 +317,7 @@ mod tests {
         }
     }
 
-    /// `at`, whether the change sets the counter, and the amount or value.
+    /// The change's `at`, whether the change sets the counter, and the added amount or the new value.
     type Change = (i64, bool, i64);
 
     /// A counter that follows the consumer's rules.

@@ -28,7 +28,8 @@ pub struct Cleared {
     pub removed: usize,
     /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
-    /// Whether the remaining body contains the subject's id in an unexpected place. A person must decide what it means.
+    /// Whether the remaining body contains the subject's id in an unexpected place. A person must then decide what the
+    /// id means there.
     pub unclear: bool,
 }
 
@@ -49,12 +50,12 @@ impl Subject {
         }
     }
 
-    /// The subject's id in decimal, which is its member name on boards.
+    /// The subject's id in decimal. On boards this text is the subject's member name.
     pub fn member(&self) -> String {
         self.id().to_string()
     }
 
-    /// Removes the subject's events from a body, which is one event or a list.
+    /// Removes the subject's events from a body. The body is one event or a list of events.
     pub fn clear(&self, body: &[u8]) -> Cleared {
         let untouched = |unclear| Cleared { removed: 0, body: Some(body.to_vec()), unclear };
         if body.trim_ascii_start().first() != Some(&b'[') {

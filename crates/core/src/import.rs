@@ -1,14 +1,15 @@
-//! Rules for importing a site's like table: the versions of the imported rows, how to recognise rows that an import
-//! wrote, and how the two sides differ. Pure.
+//! Rules for importing a site's like table. They define the versions of imported rows, how to recognise imported rows,
+//! and how to compare the two sides. Pure.
 //!
-//! A table without deleted rows cannot show later that a row was deleted. So a second pass removes the rows that the
-//! import wrote and the table no longer has. It recognises the import's rows by their `update_at`, the signature:
+//! If a site's table does not keep deleted rows, it cannot show later that a row was deleted. So a second pass removes
+//! imported rows that the site's table no longer contains. The pass recognises the import's rows by their `update_at`,
+//! the signature:
 //!
 //! * If the table has no times, `update_at` is the import's start.
-//! * If the table has times, `update_at` is the row's time without its fraction of a second, minus two seconds, plus
-//!   the microseconds of the import's start.
+//! * If the table has times, `update_at` is the row's time in whole seconds, minus two seconds, plus the microseconds
+//!   of the import's start.
 //!
-//! The table can have rounded a time up to the next second. Because of the two seconds, the import's row is older than
+//! The table may have rounded a time up to the next second. Because of the two seconds, the import's row is older than
 //! the event that made the site's row. So each event wins over the import's row. The start's microseconds are never
 //! whole milliseconds, so the time of a millisecond clock never matches the signature.
 
@@ -24,7 +25,7 @@ use crate::model::{Micros, TargetId, UserId};
 /// A row's key. Both sides are sorted by this key.
 pub type Key = (TargetId, UserId);
 
-/// A key before the first row.
+/// A key that is lower than the key of every row.
 pub const FIRST: Key = (TargetId(0), UserId(0));
 
 /// The largest possible key.
@@ -40,7 +41,7 @@ const SECOND: i64 = 1_000_000;
 pub struct SiteLike {
     pub key: Key,
     pub liked: bool,
-    /// When the row was written. `None` if the table has no times.
+    /// The time when the row was written. `None` if the table has no times.
     pub at: Option<Micros>,
 }
 
@@ -56,9 +57,9 @@ pub struct Sums {
 pub struct Start(Micros);
 
 impl Start {
-    /// The start of an import that begins now.
+    /// Returns the start time of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Many clocks only have whole milliseconds.
+        // Many clocks give only whole milliseconds.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
@@ -67,7 +68,7 @@ impl Start {
         match at {
             None => self.0,
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
-            // The table can have rounded the time up to this whole second. The imported row must not be newer than the
+            // The table may have rounded the time up to this whole second. The imported row must not be newer than the
             // event that made the site's row.
             Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
             Some(at) => at,
@@ -84,7 +85,7 @@ impl Start {
     }
 }
 
-/// The side that has a row which the other side lacks.
+/// The side with a row that the other side lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.
@@ -93,7 +94,7 @@ pub enum Side {
     Here,
 }
 
-/// The maximum number of rows between two differences in one range. If more rows are between two differences, each
+/// If at most this number of rows is between two differences, both differences are in one range. Otherwise each
 /// difference gets its own range.
 const TOGETHER: usize = 100;
 
@@ -114,7 +115,7 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // The number of rows of both sides before this difference.
+        // The number of rows that are before this difference on the two sides together.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {

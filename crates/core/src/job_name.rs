@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A job. Each job has one lock, which all daemons, commands and modes share. So a job has at most one run at a time.
+/// A job. Each job has one lock. All daemons, commands and modes share this lock. So a job has at most one run at a
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.

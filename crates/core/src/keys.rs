@@ -7,7 +7,7 @@ use super::template::escaped;
 use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Target, UserId};
 
-/// The bucket field that says which run loaded the bucket. No target's id is equal to it.
+/// The bucket field that says which run loaded the bucket. No target's id is equal to this name.
 pub const LOADED: &str = "_";
 
 /// The bucket field with the time when a counter of the bucket was last set (lua/count.lua).
@@ -16,8 +16,8 @@ pub const SET_AT: &str = "_s";
 /// The first character of bucket fields that do not hold a target.
 pub const NO_TARGET: char = '_';
 
-/// Returns the maximum number of bucket fields that do not hold a target. These are `_` and `_s`. If the daemon counts,
-/// a bucket also has `_o`, `_m`, one field per partition and one field for corrections by reconciles.
+/// Returns the maximum number of bucket fields that do not hold a target. These are `_` and `_s`. If the daemon writes
+/// counters, a bucket also contains `_o`, `_m`, one field per partition and one field for corrections by reconciles.
 pub fn fields_beside(partitions: u16) -> u64 {
     u64::from(partitions) + 5
 }
@@ -37,7 +37,7 @@ pub struct Place {
     /// The part of the key that holds the counter: the place in a bucket's field, `entity:` and a field's name, or
     /// `string`.
     pub part: String,
-    /// The target's bucket, if it is another key.
+    /// The key of the target's bucket, if the counter is not in the bucket.
     pub bucket: Option<String>,
 }
 
@@ -74,12 +74,13 @@ impl Keys {
         layout::bucket(target.id, self.layout.bucket_bits)
     }
 
-    /// `video:3a2f`: the bucket's name. In keys it is between braces, because it is the hash tag in a Redis Cluster.
+    /// `video:3a2f`: the bucket's name. In keys the name is between braces, because the name is the hash tag in a Redis
+    /// Cluster.
     pub fn bucket_name(&self, kind: &str, bucket: u32) -> String {
         format!("{kind}:{}", self.layout.bucket_name(bucket))
     }
 
-    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed it holds the counters.
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed this hash holds the counters.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
         format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
@@ -113,7 +114,7 @@ impl Keys {
         }
     }
 
-    /// The metric's name, or empty if the configuration does not have it.
+    /// The metric's name, or an empty text if the configuration does not contain the metric.
     pub fn metric(&self, metric: Metric) -> &str {
         self.metrics.get(&metric.0).map_or("", String::as_str)
     }
@@ -139,8 +140,8 @@ impl Keys {
     }
 
     /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. These keys hold a target's Bloom
-    /// filter, the filter's shape, and the users who like the target but are not in the filter's bits yet. They are in
-    /// the bucket's slot.
+    /// filter, the filter's shape, and new likers. New likers are users who like the target but are not in the filter's
+    /// bits yet. They are in the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -184,8 +185,8 @@ impl Keys {
         format!("{}c:writers", self.prefix)
     }
 
-    /// `c:compared:{7}:packed:13`: the time up to which the layout is compared. In a Cluster such keys with different
-    /// numbers are in different slots.
+    /// `c:compared:{7}:packed:13`: the time up to which the layout's counters were compared. In a Cluster such keys
+    /// with different numbers are in different slots.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -195,18 +196,18 @@ impl Keys {
         format!("{}board:{{{board}}}:{period}", self.prefix)
     }
 
-    /// `board:{likes}:added`: the rows of each partition's outbox that were added to the board.
+    /// `board:{likes}:added`: for each partition, the number of the last outbox row that was added to the board.
     pub fn board_added(&self, board: &str) -> String {
         self.board(board, "added")
     }
 
-    /// `board:{likes}:2026-W46:frozen`: the zset of a closed period, which receives no more writes.
+    /// `board:{likes}:2026-W46:frozen`: the zset of a closed period. This zset receives no more writes.
     pub fn frozen_board(&self, board: &str, period: &str) -> String {
         format!("{}:frozen", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. It is deleted
-    /// with the zset.
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. The number is
+    /// deleted with the zset.
     pub fn board_mark(&self, board: &str, period: &str) -> String {
         format!("{}:snapshot", self.board(board, period))
     }
@@ -216,25 +217,25 @@ impl Keys {
         format!("{}:filling", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with this tag. It replaces the
-    /// period's zset in the next step.
+    /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with this tag. In the next
+    /// step this zset replaces the period's zset.
     pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: the frozen periods, each with the run that restored it. The field `-` holds the data's
-    /// generation.
+    /// `board:{likes}:freezes`: maps each frozen period to the run that restored the period. The field `-` holds the
+    /// data's generation.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }
 
-    /// `board:{likes}:2026-W46:raised`: how many pages of the archive were added to a live zset that is older than the
-    /// archive.
+    /// `board:{likes}:2026-W46:raised`: the number of the archive's pages that were added to a live zset. This zset is
+    /// older than the archive.
     pub fn raised_board(&self, board: &str, period: &str) -> String {
         format!("{}:raised", self.board(board, period))
     }
 
-    /// `board:{likes}:claim`: the number of the archiver's run that can change the board's closed periods.
+    /// `board:{likes}:claim`: the number of the archiver's run that has the right to change the board's closed periods.
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
     }
@@ -254,7 +255,7 @@ impl KindNames {
         Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
     }
 
-    /// The kind's name, or `None` if the configuration no longer has it.
+    /// The kind's name, or `None` if the configuration no longer contains the kind.
     pub fn get(&self, kind: Kind) -> Option<&str> {
         self.0.get(&kind.0).map(String::as_str)
     }

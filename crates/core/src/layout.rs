@@ -7,8 +7,8 @@
 //! * *entity*: a hash for each target, a field for each metric.
 //! * *string*: a key for each counter.
 //!
-//! In the layouts entity and string, a bucket does not hold counters. It only says whether Redis has lost the counters
-//! of its targets.
+//! In the layouts entity and string, a bucket does not hold counters. Such a bucket only shows whether Redis has lost
+//! the counters of the bucket's targets.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ use crate::model::{Metric, TargetId};
 /// The largest `bucket_bits`. 2^28 buckets of about 122 targets each are more than enough for all targets.
 pub const BUCKET_BITS_MAX: u8 = 28;
 
-/// The largest absolute value of a counter. A larger value was written by hand and is ignored. The difference of two
-/// valid values fits into 64 bits.
+/// The largest absolute value of a counter. If a value is larger, a person wrote it by hand. tallyd ignores this value.
+/// The difference of two valid values fits into 64 bits.
 const NUMBER_MAX: i64 = 1 << 62;
 
 /// The layout of the counters in Redis.
@@ -73,8 +73,7 @@ impl Layout {
 
     /// Parses the name that commands use, `packed:13`.
     ///
-    /// # Errors
-    /// Returns a sentence that says what is allowed.
+    /// # Errors If the name is invalid, returns a sentence that says which names are allowed.
     pub fn named(name: &str, template: &str) -> Result<Self, String> {
         let wrong =
             || format!("{name} is not a layout: write packed:BITS, entity:BITS or string:BITS, for example packed:13");
@@ -106,7 +105,7 @@ impl Layout {
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// Returns the layout's letter, which is not a hex digit. `packed` has no letter.
+    /// Returns the layout's letter. The letter is not a hex digit. `packed` has no letter.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",
@@ -195,7 +194,7 @@ pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The field `_`: which run loaded a bucket, and the last repair.
+/// The value of a bucket's field `_`: the run that loaded the bucket, and the bucket's last repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loaded {
     /// Missing targets are unknown: Redis was flushed, or no run has loaded the bucket.

@@ -105,7 +105,8 @@ pub struct BoardMember {
 /// The freeze of a board's period in Redis. The greater of two freezes is newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The number of the first run that claimed the board in this data set. It is higher after each loss of all data.
+    /// The number of the first run that claimed the board in this data set. After each loss of all data this number is
+    /// higher.
     pub generation: u64,
     /// The number of the run that restored the frozen zset, or 0 if no run restored it. `None` if the period was never
     /// frozen.

@@ -1,8 +1,8 @@
 //! Outboxes: their rows, up to which row each outbox is applied, and which rows a sample from Redis lacks. Pure.
 //!
-//! For a counter with `writer = "daemon"`, Redis has the value of the table `counter` minus the outbox rows that were
-//! not added to the bucket yet. A sample contains the bucket's offsets, which say which rows these are. So a reconcile
-//! does not have to wait. It compares a busy counter as exactly as a quiet counter.
+//! For a counter with `writer = "daemon"`, Redis contains the value of the table `counter` minus the outbox rows that
+//! were not added to the bucket yet. A sample contains the bucket's offsets. These offsets show which rows were added.
+//! So a reconcile does not have to wait. It compares a busy counter as exactly as a quiet counter.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -19,13 +19,13 @@ pub const CORRECTIONS: u16 = u16::MAX;
 /// has locked.
 pub const IMPORTS: u16 = u16::MAX - 1;
 
-/// One offset per partition: the number of a row in its outbox. Zero means no row. The text form is `0:17,3:12`. Cheap
-/// to clone.
+/// Maps a partition to its offset: the number of a row in the partition's outbox. Zero means no row. The text form is
+/// `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
 impl OutboxOffsets {
-    /// Parses the text. Returns `None` if it is invalid.
+    /// Parses the text. Returns `None` if the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let mut offsets = BTreeMap::new();
         for pair in text.split(',').filter(|_| !text.is_empty()) {
@@ -104,7 +104,7 @@ pub struct OutboxRow {
 pub struct Since {
     /// The rows, sorted by partition and number.
     pub rows: Vec<OutboxRow>,
-    /// Rows up to these offsets are missing: they were deleted, or there are too many to read.
+    /// `rows` does not contain rows up to these offsets, because these rows were deleted or are too many to read.
     pub pruned: OutboxOffsets,
 }
 
@@ -133,8 +133,8 @@ impl OutboxLag {
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// Returns the amount that a sample of the counter lacks. `offsets` are the offsets of its bucket in the sample.
-    /// Returns `None` if needed rows are deleted.
+    /// Returns the amount that a sample of the counter lacks. `offsets` are the offsets of the counter's bucket in the
+    /// sample. Returns `None` if needed rows are deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {

@@ -1,4 +1,4 @@
-//! The prefetch: it depends on the size of messages and on their redeliveries. Pure: no I/O, no clock.
+//! Calculates the prefetch from the sizes of messages and from the number of redeliveries. Pure: no I/O, no clock.
 //!
 //! The broker counts messages and not bytes, but a list of events has a thousand times the bytes of one event.
 //!
@@ -10,11 +10,12 @@
 /// The prefetch before the size of messages is known.
 const FIRST_PREFETCH: u16 = 200;
 
-/// The smallest prefetch, for messages of any size. The second message can arrive while the daemon writes the first.
+/// The smallest prefetch, for messages of any size. With two, the next message can arrive while the daemon writes a
+/// message.
 pub const PREFETCH_MIN: u16 = 2;
 
-/// A session that fails before it acknowledges a message divides the next session's prefetch by sixteen. Perhaps it
-/// failed at a message that the library cannot read. The return count of such a message is unknown. Four failed
+/// A session that fails before it acknowledges a message divides the next session's prefetch by sixteen. The session
+/// perhaps failed at a message that the library cannot read. The return count of such a message is unknown. Four failed
 /// sessions reduce the largest prefetch to one message. If four daemons get the queue in turn, they return the other
 /// messages sixteen times. The queue's limit is twenty.
 const FAILED_LEAVES: u16 = 16;
@@ -22,7 +23,7 @@ const FAILED_LEAVES: u16 = 16;
 /// The size of a partition's messages.
 #[derive(Debug, Default)]
 pub struct MessageSizes {
-    /// The moving mean in bytes. 0 before the first message.
+    /// The moving mean of the messages' sizes, in bytes. It is 0 before the first message.
     mean: usize,
 }
 

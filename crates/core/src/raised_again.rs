@@ -2,18 +2,20 @@
 //! high again. The repairs would never end, and would remove the writer's likes each time. Pure.
 //!
 //! A counter is *raised again* if it is now higher than the last run left it. The last run must have found the counter
-//! too high. If that run lowered the counter, it left zero drift. The repairs of a metric stop if this run and the
-//! previous run each found at least [`RAISED_MIN`] of the metric's counters raised again. A run that stops its repairs
-//! leaves the drifts. If these drifts grow, the next run also stops. If they do not grow, the next run repairs them.
+//! too high. If that run lowered the counter, it left zero drift. A run stops its repairs of a metric if it finds at
+//! least [`RAISED_MIN`] of the metric's counters raised again, and the previous run did, too. A run that stops its
+//! repairs leaves the drifts. If these drifts grow, the next run also stops its repairs. Otherwise the next run repairs
+//! the drifts.
 //!
-//! This does not happen by chance. Likes are sometimes lost or counted twice, but not for the same hundred targets in
-//! three runs.
+//! Chance does not raise so many counters again. Likes are sometimes lost or counted twice, but not for the same
+//! hundred targets in three runs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// If fewer counters of a metric are raised again, a run repairs them, because a few hot targets can drift in each run.
+/// If fewer counters of a metric are raised again, a run repairs these counters. A few hot targets can drift in each
+/// run.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
@@ -32,9 +34,9 @@ pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
-    /// How many counters the last run found raised again, by metric.
+    /// Maps a metric to the number of its counters that the last run found raised again.
     by_last: BTreeMap<Metric, u64>,
-    /// How many counters this run found raised again, by metric.
+    /// Maps a metric to the number of its counters that this run found raised again.
     by_this: BTreeMap<Metric, u64>,
 }
 
@@ -130,8 +132,8 @@ mod tests {
             }
         }
 
-        /// A writer without events raises some counters among others. The third run stops its repairs. After the writer
-        /// has ended, a run repairs the counters.
+        /// A writer without events raises some of the counters. The third run stops its repairs. After the writer has
+        /// ended, a run repairs the counters.
         #[test]
         fn a_writer_without_events_is_found_in_the_third_run(
             raised in 100_u64..300,

@@ -10,7 +10,8 @@ pub enum Ranking {
     /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
     #[default]
     Ordinal,
-    /// 1, 2, 2, 4: equal members share a place, and the next member's place counts all of them.
+    /// 1, 2, 2, 4: equal members share a place. A member's place is one more than the number of members with higher
+    /// scores.
     Competition,
     /// 1, 2, 2, 3: equal members share a place, and the next member gets the next place.
     Dense,
@@ -27,14 +28,15 @@ pub struct Placed {
     pub score: f64,
 }
 
-/// The members before a page.
+/// The numbers of members and scores before a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     /// The number of members before the page's first one.
     pub members: u64,
     /// The number of members with a higher score than the page's first one.
     pub higher: u64,
-    /// The number of different higher scores. Only used by [`Ranking::Dense`].
+    /// The number of different scores that are higher than the score of the page's first member. Only used by
+    /// [`Ranking::Dense`].
     pub distinct: u64,
 }
 

@@ -8,7 +8,7 @@ const TARGETS_MIN: u64 = 100;
 /// The limits of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairLimits<'a> {
-    /// The maximum percentage of the checked targets that can have drifted.
+    /// The maximum percentage of drifted targets among the checked targets.
     pub targets_max_percent: u8,
     /// The largest allowed drift of a counter.
     pub abs_max: i64,

@@ -1,5 +1,5 @@
-//! Counters with set events: which events of a batch are valid, and how the table `counter` changes. Pure: no I/O, no
-//! clock.
+//! Counters with set events. Decides which events of a batch are valid, and computes the changes of the table
+//! `counter`. Pure: no I/O, no clock.
 //!
 //! A counter's value is the value of its newest set event, plus all counts with a later `at` than this set. Counts with
 //! an earlier or equal `at` are void, even if they arrive later. So the order of arrival does not matter. A count that
@@ -51,7 +51,7 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
     newest
 }
 
-/// Selects the valid events. `known` has the last set of each counter.
+/// Selects the valid events. `known` maps each counter to its last set.
 pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
@@ -68,8 +68,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Returns the change of each row of `counter`, sorted by key. `standing` has the former state of the counters that
-    /// are set. Returns `None` if a difference does not fit into 64 bits.
+    /// Returns the change of each row of `counter`, sorted by key. `standing` maps each counter that is set to its
+    /// former state. Returns `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {

@@ -69,7 +69,7 @@ pub struct Ruled {
 pub struct Rules {
     of_kind: HashMap<(Kind, Metric), Ruled>,
     of_all: HashMap<Metric, Ruled>,
-    /// The boards, by the kinds of their rules.
+    /// Maps the kind and metric of a rule to the rule's board. The kind is `None` if the rule is for all kinds.
     boards: HashMap<(Option<Kind>, Metric), String>,
 }
 

@@ -1,9 +1,9 @@
-//! A board's score: two columns in 53 bits. A zset's score is a double, which represents integers of 53 bits exactly.
-//! lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both. Pure.
+//! A board's score: two columns in 53 bits. A zset's score is a double. A double represents integers of 53 bits
+//! exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both. Pure.
 //!
-//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the time
-//! that remained in the period when the member reached the primary number. With the remaining time, the member that
-//! reached the number first is ahead.
+//! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the
+//! remaining time. The remaining time is the time from the moment when the member reached the primary number to the
+//! period's end. With the remaining time, the member that reached the number first is ahead.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! Finds the placeholders in a site's own SQL: the query of a `[[recount]]` or an `[[import]]`, or the statement of an
 //! `[[export]]`. Pure.
 //!
-//! The parser distinguishes only quotes, comments and the words outside of them. MySQL checks everything else.
+//! The parser distinguishes only quotes, comments, and the words outside of quotes and comments. MySQL checks
+//! everything else.
 
 /// The placeholders of a `[[recount]]`: the last id of the previous page, and the number of rows.
 pub const OF_RECOUNT: &[&str] = &["after", "limit"];
@@ -75,8 +76,8 @@ impl Query {
         }
     }
 
-    /// Returns the statement with the values in place of the placeholders. `values` are in the order of the list for
-    /// [`Self::parse`]. A value is a number, or text that a server parses as one value.
+    /// Returns the statement with the values in place of the placeholders. `values` are in the order of the
+    /// placeholders that [`Self::parse`] received. A value is a number, or text that a server parses as one value.
     pub fn sql<V: ToString>(&self, values: &[V]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),

@@ -1,20 +1,21 @@
 //! Detects a broker that has messages and does not deliver them. Pure: the current time is an argument.
 //!
 //! RabbitMQ can stop delivering without an error. For example, a queue that was deleted and recreated within moments
-//! keeps the consumers of the former queue (seen with 3.10). Then messages to consumers that had received something are
-//! lost in flight. So a session checks the queue's depth if it has received messages, holds none, and receives nothing
-//! for 5 s. If two checks in a row find messages in the queue, the session ends. A consumer that waits for its turn has
-//! received nothing, so it does not check.
+//! keeps the consumers of the former queue (seen with 3.10). Messages to consumers that have already received a message
+//! are then lost in flight. So a session checks the queue's depth if it has received messages, holds none, and receives
+//! nothing for 5 s. If two checks in a row find messages in the queue, the session ends. A consumer that waits for its
+//! turn has received nothing, so it does not check.
 
 use std::time::{Duration, Instant};
 
-/// The time without messages before the queue's depth is checked, and between two checks.
+/// If no message arrives for this duration, the queue's depth is checked. The check is repeated after the same
+/// duration.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Detects a broker that has messages and delivers none.
 #[derive(Debug, Default)]
 pub struct StallDetector {
-    /// When a message arrived or the depth was last checked. `None` before the first message.
+    /// The time of the last message or of the last check, whichever is later. `None` before the first message.
     since: Option<Instant>,
     /// Whether the queue had messages at the last check.
     had_messages: bool,

@@ -121,7 +121,7 @@ impl Template {
     /// Returns the target of a name, or `None` if the name is not for this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
-        // Only the id varies, and the pattern has it once.
+        // Only the id varies, and the pattern contains the id once.
         let before: usize =
             self.0.iter().take_while(|part| **part != Part::Id).map(|part| part.len(kind, metric)).sum();
         let (head, tail) = (around.get(..before)?, around.get(before + 1..)?);

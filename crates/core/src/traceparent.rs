@@ -7,7 +7,7 @@ pub const HEADER: &str = "traceparent";
 const LENGTH: usize = 55;
 
 /// Returns the four fields of a valid header, without additions of later versions. Returns `None` for an invalid
-/// header, which the standard says to ignore.
+/// header. The standard says to ignore such a header.
 pub fn parse(value: &str) -> Option<&str> {
     let (fields, rest) = value.split_at_checked(LENGTH)?;
     let mut parts = fields.split('-');

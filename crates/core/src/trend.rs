@@ -3,11 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An increase up to this amount counts as chance, even if few targets are compared: a few hot targets have events in
-/// flight.
+/// An increase up to this amount is treated as chance, even if few targets are compared. The reason is that a few hot
+/// targets have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// An increase up to one twentieth also counts as chance.
+/// An increase up to the former value divided by this number is also treated as chance.
 const TOLERATED_PART: u64 = 20;
 
 /// Returns a short name for a set of compared counters. Runs with the same name are comparable.
@@ -27,7 +27,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Describes the value that has grown since `before` by more than chance. Returns `None` if no value has.
+    /// Describes a value whose increase since `before` is too large for chance. Returns `None` if there is no such
+    /// value.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |before: &str, after: &str, now: u64, then: u64| {
             let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);

@@ -8,7 +8,7 @@ use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Micros};
 use crate::rules::{Rules, Writes};
 
-/// The writer of each metric of each kind in Redis. The daemon counts all metrics that are not listed.
+/// The kinds and metrics whose counters API servers write in Redis. The daemon writes all other counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writers {
     by_api: BTreeSet<(Kind, Metric)>,
@@ -34,7 +34,7 @@ impl Writers {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Whether API servers now count a metric that the daemon counted `before`.
+    /// Whether API servers now write a counter that the daemon wrote according to `before`.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))

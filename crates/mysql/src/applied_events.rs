@@ -1,8 +1,9 @@
-//! The ledger of applied `count` events. With it, each event counts once even if it is delivered several times.
+//! The ledger of applied `count` events. With this ledger, each event is applied once, even if the broker delivers the
+//! event several times.
 //!
 //! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So entries of similar times are
-//! together. The table has 32 partitions, one per day, and reuses them. An expired partition is emptied in one step
-//! (TRUNCATE PARTITION), and not row by row.
+//! together. The table has 32 partitions, each for one day. An empty partition is used again for a later day. An
+//! expired partition is emptied in one step (TRUNCATE PARTITION), and not row by row.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -76,9 +77,9 @@ impl Store {
     /// Deletes expired days from the ledger, and from the log of additions to settable counters. A day expires `keep`
     /// after its end. Returns how many partitions were emptied.
     ///
-    /// First raises the ledger's floor. From then on every batch refuses events of the expired days, even if its daemon
-    /// has another configuration. A batch that still uses the former floor has locked its partition's row. This call
-    /// waits for such a batch, but only for seconds. The next call deletes the rest.
+    /// First raises the ledger's floor. From then on every batch refuses events of the expired days, even if the
+    /// batch's daemon has another configuration. A batch that still uses the former floor has locked its partition's
+    /// row. This call waits for such a batch, but only for seconds. The next call deletes the rest.
     ///
     /// # Errors
     /// Fails if MySQL fails, for example because the account has no right to ALTER and DROP the tables.
@@ -100,8 +101,8 @@ impl Store {
                 if held.is_none() {
                     continue;
                 }
-                // The statement waits for transactions that use the table, and later statements wait behind it. If the
-                // statement fails, the connection is closed, so the session's setting does not matter.
+                // The statement waits for transactions that use the table. Later statements wait behind this statement.
+                // If it fails, the connection is closed, so the session's setting does not matter.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -115,8 +116,8 @@ impl Store {
     }
 }
 
-/// Returns the partitions whose days are all expired. These days are not expired: the days from one day before the
-/// first kept day (for clock differences) to the day after tomorrow.
+/// Returns the partitions whose days are all expired. The first day that is not expired is one day before the first
+/// kept day, because clocks differ. The last such day is the day after tomorrow.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()

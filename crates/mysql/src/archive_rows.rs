@@ -10,13 +10,13 @@ use tallyd_core::ranks::{Before, Placed, Ranking, place};
 use super::boards::{PeriodRow, PeriodState, begin};
 use super::{Context, Result, Store};
 
-/// The maximum number of rows that one statement deletes. It keeps the transaction short.
+/// The maximum number of rows that one statement deletes. The limit keeps the transaction short.
 const TRIM_ROWS_MAX: u64 = 1_000;
 
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// SQL statements that write members to their places. They can be built while other statements run.
+/// SQL statements that write members to their places. `Places` can be built while other statements run.
 pub struct Places(Vec<String>);
 
 impl Places {
@@ -30,7 +30,7 @@ impl Places {
 /// The state of a period in MySQL, for readers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
-    /// The archive is verified. Contains a page of it.
+    /// The archive is verified. Contains a page of the archive.
     Page {
         /// The number of members of the whole board.
         members: u64,
@@ -38,15 +38,15 @@ pub enum Archived {
     },
     /// The archive is deleted.
     Pruned,
-    /// The zset is frozen, and no copy of it is verified.
+    /// The zset is frozen, and no copy of the zset is verified.
     Frozen,
     /// MySQL has no record that the zset was frozen.
     Absent,
 }
 
 impl Store {
-    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, even while a
-    /// run copies late writes to another copy.
+    /// Skips the first `after` members of an archived period, and reads the next `count` members. The verified copy is
+    /// complete, even while a run copies late writes to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let (copy, members) = match self.board_period(at).await? {
             None => return Ok(Archived::Absent),
@@ -126,7 +126,7 @@ impl Store {
         .await
     }
 
-    /// Counts the places up to `after` with a score above `score`, and the different scores of these places.
+    /// Counts the places up to `after` whose score is above `score`. Also counts the different scores of these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
@@ -182,8 +182,8 @@ impl Store {
     }
 }
 
-/// Returns one statement as text, which the server does not prepare. Strings are hexadecimal, so nothing needs quoting.
-/// A score has the fewest digits that represent it exactly.
+/// Returns one statement as text. The server does not prepare this statement. Strings are hexadecimal, so nothing needs
+/// quoting. A score has the fewest digits that represent it exactly.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();

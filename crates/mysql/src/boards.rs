@@ -20,7 +20,7 @@ pub enum PeriodState {
     Frozen,
     /// The rows contain the whole board, and are verified.
     Done,
-    /// Done, and deleted from Redis.
+    /// The board is archived and verified, and was deleted from Redis.
     Ended,
     /// The rows are deleted or are being deleted, because their time in MySQL is over.
     Pruned,
@@ -30,19 +30,19 @@ pub enum PeriodState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodRow {
     pub state: PeriodState,
-    /// The last verified tally of the rows, or zeros before the first verification.
+    /// The last verified tally of the rows. All its numbers are zero before the first verification.
     pub tally: Tally,
     /// The number of the board's members that are not archived.
     pub left_out: u64,
-    /// When the rows were last verified.
+    /// The time when the rows were last verified.
     pub done_at: Option<Micros>,
-    /// When the frozen zset was restored from the rows. `None` if it is the original board.
+    /// The time when the frozen zset was restored from the rows. `None` if the zset is the original board.
     pub restored_at: Option<Micros>,
     /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
-    /// The freeze in Redis when the rows were verified.
+    /// The freeze that Redis contained when the rows were verified.
     pub frozen: Freeze,
-    /// How many late members Redis had moved into the frozen zset when the rows were verified.
+    /// The number of late members that Redis had moved into the frozen zset when the rows were verified.
     pub late_members: u64,
 }
 
@@ -54,9 +54,9 @@ pub struct Done {
     /// The number of members that are not archived.
     pub left_out: u64,
     pub copy: u8,
-    /// The freeze in Redis.
+    /// The freeze that Redis contains.
     pub frozen: Freeze,
-    /// How many late members Redis has moved into the frozen zset.
+    /// The number of late members that Redis has moved into the frozen zset.
     pub late_members: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Selects the counters that the next `changed` reconcile compares. The first are hints: drifts that were seen, and
-//! late events. The counters that changed recently follow.
+//! Selects the counters that the next `changed` reconcile compares. The first counters are hints: counters with a drift
+//! that was found, or with late events. After the hints come the counters that changed recently.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
@@ -96,14 +96,15 @@ impl Store {
         .await
     }
 
-    /// Records hints, each with the drift of Redis if it is known, up to the maximum number. Returns how many hints
-    /// were not recorded.
+    /// Records hints up to the maximum number. A hint contains the drift of Redis if this drift is known. Returns how
+    /// many hints were not recorded.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Returns the oldest hints, at most `limit`, sorted by key. Each hint has the time when it was last recorded.
+    /// Returns the oldest hints, at most `limit`, sorted by key. Each hint comes with the time when the hint was last
+    /// recorded.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
@@ -155,7 +156,8 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
 
 /// Records hints, sorted by key, in the caller's transaction. Returns how many hints did not fit.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
-    // Existing hints need no space. A new time prevents their deletion by a run that has just checked them.
+    // Existing hints need no space. They get a new time, so a run that has just checked these hints does not delete
+    // them.
     for piece in in_shapes(seen) {
         let sql = format!(
             "UPDATE drift_seen SET seen_at = NOW(6) WHERE (kind, target_id, metric) IN ({})",

@@ -1,4 +1,4 @@
-//! The names that codes of kinds and metrics have had, and whether a code is in use.
+//! Records the names of kinds' and metrics' codes, and checks whether a code is in use.
 
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ impl Of {
     }
 }
 
-/// A code that MySQL knows.
+/// A code that is recorded in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
     pub code: u8,
     pub name: String,
-    /// Whether the code is removed: a configuration no longer had it, and no row used it.
+    /// Whether the code is removed: a configuration no longer contained the code, and no row used the code.
     pub removed: bool,
 }
 
@@ -55,7 +55,7 @@ pub enum Noted {
 }
 
 impl Store {
-    /// The known codes, in order.
+    /// Returns the recorded codes, in order.
     pub async fn registered(&self, of: Of) -> Result<Vec<Registered>> {
         const ACTION: &str = "read the names of codes";
         let (table, column) = of.table();

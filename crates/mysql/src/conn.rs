@@ -1,5 +1,5 @@
-//! A connection from the pool. It is closed instead of released if its work has not ended, or if its server is perhaps
-//! no longer the primary.
+//! A connection from the pool. If the connection's work has not ended, or if its server is perhaps no longer the
+//! primary, the connection is closed instead of released.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,10 +11,10 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// How long after a server's last "not the primary" error the address can still lead to the former primary.
+/// After a server's last "not the primary" error, the address may lead to the former primary for this duration.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// How often a transaction is tried if other transactions block it.
+/// If other transactions block a transaction, it is tried at most this number of times.
 pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
@@ -26,8 +26,8 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. If the work does not end, because of
-    /// the timeout or because the caller is dropped, the connection is closed instead of released.
+    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. After a timeout, or if the caller is
+    /// dropped before the work ends, the connection is closed instead of released.
     ///
     /// # Errors
     /// Returns the error of `work`, or the timeout.
@@ -97,9 +97,9 @@ fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// The time when a server last said that it is not the primary. Every pool closes connections that are older than this
-/// time. Otherwise read-only clients would stay connected to the former primary, and read old data as long as it
-/// allows.
+/// The time of a server's last error "not the primary". Every pool closes connections that are older than this time.
+/// Otherwise read-only clients would stay connected to the former primary. They would read old data as long as the
+/// former primary accepts reads.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {
@@ -116,7 +116,7 @@ pub(super) fn note_no_primary() {
 
 pub(super) fn is_from_before_a_failover(age: Duration) -> bool {
     let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
-    // The address can move a little later than the error. So connections that were opened within this time are closed,
-    // too. The time limit prevents that new connections are closed again and again.
+    // The address may start to lead to the new primary a little later than the error. So connections that were opened
+    // within this time are closed, too. The time limit prevents that new connections are closed again and again.
     age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }

@@ -9,11 +9,12 @@ use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
 
-/// A running daemon reads its orders once a second, so it has used a connection within this time.
+/// A connection is in use if a statement used it within this number of seconds. A running daemon reads its orders once
+/// a second.
 const USED_WITHIN_S: u32 = 3;
 
-/// How often to check for other connections: for five seconds. After that, the connections of a daemon or command that
-/// has just ended no longer count.
+/// The number of checks for other connections. The checks take five seconds in total, which is longer than
+/// `USED_WITHIN_S`. So the last checks no longer find connections of a daemon or command that has just ended.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -21,7 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 pub type InForce = (Order, Duration);
 
 impl Store {
-    /// Returns the current orders. Skips orders that only a newer version knows.
+    /// Returns the current orders. Skips orders that only a newer version supports.
     pub async fn orders(&self) -> Result<Vec<InForce>> {
         const ACTION: &str = "read the orders";
         let mut conn = self.acquire().await?;
@@ -95,8 +96,8 @@ impl Store {
 }
 
 impl Store {
-    /// Whether this process is the only one that uses this database with this account. A daemon behind a proxy, or on
-    /// another node of a cluster, can be missed.
+    /// Whether this process is the only one that uses this database with this account. The check may miss a daemon
+    /// behind a proxy, or on another node of a cluster.
     pub async fn is_used_alone(&self) -> Result<bool> {
         const ACTION: &str = "check for connections of daemons";
         // This statement excludes itself by its text, because a proxy changes connection ids.
@@ -105,8 +106,8 @@ impl Store {
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
         for _ in 0..LOOKS {
-            // Closes this process' idle connections, because they would count. An error means that a connection is
-            // already closed.
+            // Closes this process' idle connections, because the query would count these connections, too. An error
+            // means that a connection is already closed.
             while let Some(idle) = self.pool.try_acquire() {
                 let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
             }

@@ -1,4 +1,4 @@
-//! Reads for a reconcile: which targets exist, and their counters as of one instant.
+//! Reads the existing targets, and the targets' counters as of one instant, for a reconcile.
 
 use std::collections::HashMap;
 
@@ -95,7 +95,7 @@ impl Store {
     }
 }
 
-/// Fails on a server that is not the primary. A replica with lag could have the fence but an older state.
+/// Fails on a server that is not the primary. A replica with lag could contain the fence but an older state.
 async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
     // Some versions of MariaDB return a word. All other servers return a number.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";

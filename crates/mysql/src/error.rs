@@ -76,8 +76,8 @@ impl StoreError {
         }
     }
 
-    /// Whether another transaction was faster: after a deadlock, or because it has just inserted the row. Retry the
-    /// same transaction immediately.
+    /// Whether another transaction was faster. There was a deadlock, or the other transaction has just inserted the
+    /// row. Retry the same transaction immediately.
     pub fn is_contention(&self) -> bool {
         // 3101 is from MySQL's group replication. Galera reports 1213, at the COMMIT or at another statement.
         self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
@@ -99,9 +99,9 @@ impl StoreError {
         self.number() == Some(1205)
     }
 
-    /// Whether the request was perhaps too large for the server or the network: it took too long, or needed too large a
-    /// packet, too much memory or too many locks. This excludes errors of the connection, of competing transactions and
-    /// of a server that is not the primary.
+    /// Whether the request was perhaps too large for the server or the network. It may have needed too much time or
+    /// memory, too large a packet, or too many locks. This excludes errors of the connection, of competing transactions
+    /// and of a server that is not the primary.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)

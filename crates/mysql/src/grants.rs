@@ -1,4 +1,4 @@
-//! Parses SHOW GRANTS: which rights an account lacks on a table.
+//! Parses SHOW GRANTS, and finds the rights that an account lacks on a table.
 
 /// Returns the rights of `needed` that no grant gives on `database`.`table`, in the order of `needed`. Returns nothing
 /// if the account has roles, because SHOW GRANTS does not list the rights of roles.

@@ -2,7 +2,7 @@
 //! most one run at a time, in all daemons and commands together.
 //!
 //! The lease alone does not protect writes, because a frozen holder can resume after its lease has ended. A fence
-//! protects them: each transaction checks that `job_lock` still names its run.
+//! protects the writes: each transaction checks that `job_lock` still contains the transaction's run.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -14,15 +14,15 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store, StoreError, datetime, micros};
 
-/// How long a lease lasts unless it is renewed.
+/// A lease ends after this duration unless the run renews it.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 /// A lease that has more than this time left is void, because the clock was set back. The limit is longer than a lease
 /// because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. It distinguishes two processes with the same run number, which is possible after a
-/// failover that lost commits.
+/// A random number of this process. After a failover that lost commits, two processes may have the same run number.
+/// This token distinguishes the two processes.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n. So numbers grow from run to
@@ -60,7 +60,7 @@ pub enum Outcome {
     Done,
     /// The run failed and stays due.
     Failed,
-    /// The run would have changed too much. The job is not due before its next scheduled time.
+    /// The run's changes would have exceeded a safety limit. The job is not due before its next scheduled time.
     LimitExceeded,
     /// The run needs a person to correct something first. The job is not due before its next scheduled time.
     Refused,
@@ -175,8 +175,8 @@ impl Store {
         .await
     }
 
-    /// Returns when the last run of this mode began. Only completed runs count, and runs that must not be retried
-    /// before the next scheduled time. A run that began in the future does not count, because the clock was ahead.
+    /// Returns when the last run of this mode began. Considers only completed runs and runs that must not be retried
+    /// before the next scheduled time. Ignores a run with a start in the future, because the clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";

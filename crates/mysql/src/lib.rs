@@ -3,8 +3,8 @@
 //! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). Each error
 //! says whether a retry can succeed ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or whether one row is the
 //! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB
-//! 10.11 and later, so they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, which MySQL
-//! deprecates. There is an alternative to it.
+//! 10.11 and later, so they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, and MySQL
+//! deprecates user variables. `likes::old_states` is the alternative.
 
 #![warn(unreachable_pub)]
 
@@ -71,8 +71,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// The time limit for asking the server why there was no connection.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
-/// The maximum age of a connection. The pool closes an older connection when it is idle. If connections stay open
-/// during a failover, read-only clients such as API servers notice the failover only by this.
+/// The maximum age of a connection. The pool closes an older connection when it is idle. During a failover, connections
+/// may stay open. Then read-only clients such as API servers notice the failover only when the pool closes a
+/// connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -82,7 +83,7 @@ pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A pool of connections. It connects at the first use, so a daemon can start while MySQL is unreachable.
+/// A pool of connections. The pool connects at the first use, so a daemon can start while MySQL is unreachable.
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
@@ -156,7 +157,8 @@ impl Store {
         servers.iter().map(replica).collect()
     }
 
-    /// Acquires a connection. Dropping the connection releases it, or closes it if its work has not ended.
+    /// Acquires a connection. Dropping a [`Conn`] releases the connection. If its work has not ended, dropping closes
+    /// the connection.
     ///
     /// # Errors
     /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
@@ -230,9 +232,10 @@ impl Store {
 }
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
-    // Strict mode: the library does not set it, and values would be cut silently. `wait_timeout`: a daemon that freezes
-    // within a transaction locks its partition's row, and by default the server would wait eight hours. `autocommit`: a
-    // server can have it off. Then writes outside of a transaction would be rolled back.
+    // Strict mode: without it MySQL would silently truncate values, and the library does not set strict mode.
+    // `wait_timeout`: a daemon that freezes within a transaction locks its partition's row, and by default the server
+    // would wait eight hours. `autocommit`: a server may have autocommit off. Then writes outside of a transaction
+    // would be rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -257,7 +260,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let mode = match said {
         true => options.get_ssl_mode(),
         // Uses TLS if the server supports it, without checking the server's identity. Without TLS, MySQL accepts the
-        // password only if the server has it in its cache.
+        // password only if the password is in the server's cache.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
         // The library's default verifies nothing and falls back to plain text.
         false => MySqlSslMode::VerifyIdentity,

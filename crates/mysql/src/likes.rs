@@ -1,9 +1,10 @@
 //! The statements of a batch. `src/consumer/transaction.rs` runs them in one transaction.
 //!
 //! There are two ways of writing rows. Both are exact even if two writers write the same (target, user) pair.
-//! [`upsert`] gets each row's old state from the statement that writes the row, under the row's lock. It is 1.5 times
-//! as fast, but needs user variables, which MySQL deprecates. [`old_states`] first reads and locks the existing rows.
-//! Then missing rows are inserted without an "or update". So the second of two writers fails (1062) and runs again.
+//! [`upsert`] gets each row's old state from the statement that writes the row, under the row's lock. [`upsert`] is 1.5
+//! times as fast as the other way. But it needs user variables, and MySQL deprecates user variables. The other way
+//! begins with [`old_states`]. This function reads and locks the existing rows. Then missing rows are inserted without
+//! an "or update". So the second of two writers fails (1062) and runs again.
 
 use std::collections::HashMap;
 
@@ -75,14 +76,16 @@ macro_rules! newer {
     };
 }
 
-/// Rows in one statement: less than 400 KB.
+/// The maximum number of rows in one statement. Such a statement has less than 400 KB.
 const STATEMENT_ROWS: usize = 4_000;
 
-/// Rows in one statement that appends to `@former`. Each append copies the text before it.
+/// The maximum number of rows in one statement that appends to `@former`. The number is small because each append
+/// copies the whole text.
 const NOTED_ROWS: usize = 500;
 
 /// Appends each existing row to `@former` as `kind:target:user:was_del`, with 2 instead of `was_del` if the row stays.
-/// Then the newer state wins. MySQL assigns columns from left to right, so the version is assigned last.
+/// After the append, the row gets the newer of the two states. MySQL assigns columns from left to right, so the version
+/// is assigned last.
 const UPSERT: &str = concat!(
     "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
     newer!(),
@@ -141,13 +144,14 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
-/// Parses the text that [`UPSERT`] wrote about `piece`, one note per existing row. Returns `None` if it is invalid.
+/// Parses the text that [`UPSERT`] wrote about `piece`, one entry per existing row. Returns `None` if the text is
+/// invalid.
 fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();
     let mut before = Vec::with_capacity(piece.len());
     for ((target, user), _) in piece {
-        // The server writes the rows in the order of the statement, so the notes have the same order.
+        // The server writes the rows in the order of the statement, so the entries have the same order.
         let was = next.map(read_note).and_then(|note| {
             let (kind, id, by, was) = note?;
             (kind == target.kind.0 && id == target.id.0 && by == user.0).then_some(was)
@@ -161,7 +165,7 @@ fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
             next = notes.next();
         }
     }
-    // A note is left that belongs to no row of the piece.
+    // An entry is left that belongs to no row of the piece.
     if next.is_some() { None } else { Some(before) }
 }
 
@@ -176,7 +180,7 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
     if parts.next().is_none() { Some(note) } else { None }
 }
 
-/// Writes a piece of rows. Its length is one of the shapes.
+/// Writes a piece of rows. The number of rows is one of the shapes.
 async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
@@ -190,7 +194,8 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Adds statements that add each difference, sorted by key, to the counter row of `slot`.
+/// Adds statements that add each difference to the counter's row in the slot `slot`. The differences must be sorted by
+/// key.
 pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
     for piece in differences.chunks(STATEMENT_ROWS) {
         text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");

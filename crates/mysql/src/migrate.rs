@@ -15,16 +15,16 @@ use tracing::warn;
 use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
 use super::{Context, Result, Store, StoreError};
 
-/// Seconds to wait for another `tallyd migrate`.
+/// The maximum number of seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
 
-/// How many seconds a step can wait for a table, and block other statements from the table.
+/// A step can wait for a table, and block other statements from this table, for at most this number of seconds.
 const TABLE_WAIT_S: u64 = 2;
 
 /// The pause before a step is retried. Statements that waited behind the step run in this time.
 const TABLE_REST: Duration = Duration::from_secs(3);
 
-/// How often a step is tried. This takes five minutes in total.
+/// The maximum number of attempts for a step. All attempts together take five minutes.
 const TABLE_TRIES: u32 = 60;
 
 /// MySQL's error number for a lock that was not acquired in time.

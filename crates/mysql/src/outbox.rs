@@ -1,12 +1,12 @@
 //! The outbox: changes that the daemon must add to Redis. The transaction that changes `counter` also writes the
-//! outbox, and src/outbox adds its rows to Redis.
+//! outbox. The module src/outbox adds the outbox rows to Redis.
 //!
-//! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader who sees a row
-//! also sees all earlier rows of its partition. The number is the last number plus one, and at least MySQL's clock in
-//! microseconds. So numbers do not repeat if MySQL loses commits (after a restore or a failover), and new rows are
-//! always above Redis' offsets. A row has up to a thousand items, so a batch needs only a few rows.
+//! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader that finds a row
+//! can also read all earlier rows of the row's partition. The number is the last number plus one, and at least MySQL's
+//! clock in microseconds. So numbers do not repeat if MySQL loses commits (after a restore or a failover). The numbers
+//! of new rows are always above Redis' offsets. A row has up to a thousand items, so a batch needs only a few rows.
 //!
-//! A row's body has additions as `kind:target:metric:delta`. After the additions it has the new likes as
+//! A row's body contains additions as `kind:target:metric:delta`. After the additions it contains the new likes as
 //! `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
@@ -21,17 +21,17 @@ use super::partitions::{self, LAST};
 use super::text::Text;
 use super::{Context, Result, Store, micros};
 
-/// Items in one row: about 30 KiB.
+/// The maximum number of items in one row. Such a row has about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
 /// The maximum number of additions that a reconcile reads from the outboxes for a page. Reading them takes seconds and
 /// some dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
-/// Rows in one read: some megabytes.
+/// The maximum number of rows in one read. They can have some megabytes.
 const READ_ROWS: u64 = 100;
 
-/// Rows that one statement deletes.
+/// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
 /// The end of a partition's outbox.
@@ -87,7 +87,7 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     number
 }
 
-/// Returns the bodies of the rows, as many as needed.
+/// Encodes the additions and likes as the bodies of as few rows as possible.
 fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     let mut bodies: Vec<String> = Vec::new();
     let mut items = 0;
@@ -221,7 +221,7 @@ impl Store {
     /// Counts the rows that are not in Redis yet.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
-        // Reads the applied offsets first, so they are never larger than the numbers of the last rows.
+        // Reads the applied offsets first, so these offsets are never larger than the numbers of the last rows.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));

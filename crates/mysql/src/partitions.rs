@@ -1,4 +1,4 @@
-//! The owner of each partition, its fences and the number of its outbox rows, and the events that a reconcile watches.
+//! Stores each partition's owner, fences and last outbox number. Also stores the events that a reconcile watches.
 //!
 //! Each batch first writes its partition's row. A daemon that was paused and resumes after a takeover finds another
 //! epoch there and writes nothing. On one server a lock would be enough. In clusters with several writable servers
@@ -15,26 +15,26 @@ use super::jobs::run_of;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 
-/// The number before the number of the partition's next outbox row.
+/// The number of the partition's next outbox row, minus one.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// The contents of a partition's row. A batch reads them after it has written the row.
+/// The contents of a partition's row. A batch reads this row after it has written to the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
-    /// The epoch, which grows with each takeover.
+    /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
     /// The number of the watch, if a reconcile currently watches some targets.
     pub watch: Option<u64>,
-    /// The number before the number of the partition's next outbox row.
+    /// The number of the partition's next outbox row, minus one.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
-    /// The ledger's floor: older entries can be deleted already.
+    /// The ledger's floor. Entries older than the floor may already be deleted.
     pub ledger_floor: Micros,
 }
 
-/// Locks the partition's row until the transaction ends, by writing to it, and reads it. Returns `None` if no daemon
-/// ever held the partition.
+/// Writes to the partition's row, and then reads the row. The write locks the row until the transaction ends. Returns
+/// `None` if no daemon ever held the partition.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
     let mut text = Text::default();
@@ -154,9 +154,9 @@ pub struct Owner {
     pub partition: u16,
     /// Host and process. `None` after a normal release.
     pub owner: Option<String>,
-    /// The epoch, which grows with each takeover.
+    /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
-    /// When the last owner acquired the partition.
+    /// The time when the last owner acquired the partition.
     pub taken_at: Micros,
 }
 

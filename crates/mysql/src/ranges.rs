@@ -1,4 +1,5 @@
-//! Reads counters in the order of their keys, page by page, and the values of a page's targets at one instant.
+//! Reads counters in the order of their keys, page by page. Also reads the values of a page's targets as of one
+//! instant.
 //!
 //! A page is limited by the rows that the server reads, and not by the rows that match. So a metric that is rare for a
 //! kind costs no more than other metrics.
@@ -43,7 +44,7 @@ pub struct Range {
 pub struct Recount {
     /// The values in `counter`, sorted by key.
     pub counters: Vec<Counted>,
-    /// How many users like each target that has like records, sorted by id.
+    /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
     /// The outbox rows that were not applied before the samples. Empty unless the caller asked for them.
     pub since: Since,

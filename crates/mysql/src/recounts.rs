@@ -13,7 +13,7 @@ use super::ranges::{Counted, LAST, list_range};
 use super::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use super::{Context, Result, Store};
 
-/// Rows of `counter` that one statement reads.
+/// The maximum number of rows of `counter` that one statement reads.
 const STATEMENT_ROWS: usize = 20_000;
 
 /// The maximum number of rows of `counter` that are read for one page. Reading them takes seconds.

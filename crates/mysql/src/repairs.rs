@@ -34,14 +34,14 @@ pub enum RedisFollows {
 /// locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
-/// The outcome of a repair that a run recorded but did not make, because a writer counts without events.
+/// The outcome of a repair that a run recorded but did not make, because a writer changes counters without events.
 pub const HELD: &str = "held";
 
-/// How many of a run's counters are compared with the counters of the next run: some MiB. The rule needs only a
-/// hundred.
+/// At most this number of a run's counters is compared with the counters of the next run. They need some MiB. The rule
+/// itself needs only a hundred counters.
 const TOO_HIGH_MAX: u64 = 100_000;
 
-/// Rows that one statement deletes.
+/// The maximum number of rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
@@ -87,8 +87,8 @@ impl Store {
         .await
     }
 
-    /// Returns the counters in Redis that the last two reconciles before `run` found too high. Only completed runs
-    /// count, and only if they compared all counters or all changed counters.
+    /// Returns the counters in Redis that the last two reconciles before `run` found too high. Considers only completed
+    /// runs that compared all counters or all changed counters.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read which counters the last runs lowered";
         let mut conn = self.acquire().await?;
@@ -112,9 +112,10 @@ impl Store {
         .await
     }
 
-    /// Corrects counters, records each correction as the repair `pass`, and lets Redis follow, all in one transaction.
-    /// `run` must still hold the job. The intents must be sorted by key. There are at most [`CORRECTIONS_MAX`]. Returns
-    /// how many counters the next reconcile will not check first, because there are too many hints.
+    /// Corrects counters, and records each correction as the repair `pass`. Also ensures that Redis gets the same
+    /// corrections. All this happens in one transaction. `run` must still hold the job. The intents must be sorted by
+    /// key. There are at most [`CORRECTIONS_MAX`]. Returns how many counters the next reconcile will not check first,
+    /// because there are too many hints.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -199,8 +200,8 @@ async fn correct(
     let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
-        // This adds to the value and does not set it, so concurrent additions by consumers stay. A new row gets a time
-        // before every event.
+        // The statement adds to the value and does not set it, so concurrent additions by consumers stay. A new row
+        // gets a time that is earlier than the time of every event.
         let sql = format!(
             "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
@@ -218,8 +219,8 @@ async fn correct(
     Ok(untold)
 }
 
-/// Lets Redis follow a correction, in the correction's transaction. Returns how many counters the next reconcile will
-/// not check first.
+/// Ensures that Redis gets the corrections. Runs in the transaction that corrects `counter`. Returns how many counters
+/// the next reconcile will not check first.
 async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {

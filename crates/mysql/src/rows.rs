@@ -19,10 +19,11 @@ pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
 }
 
 /// The allowed numbers of rows per statement, the largest first. So there are only a few different statements, and the
-/// server's prepared-statement cache has all of them.
+/// server's prepared-statement cache can contain all of them.
 const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
-/// The same for IN lists of (kind, target, user). MariaDB rewrites a list of 1,000 values or more into a join.
+/// The allowed numbers of values in an IN list of (kind, target, user), the largest first. MariaDB rewrites a list of
+/// 1,000 values or more into a join.
 pub(super) const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
 
 /// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].

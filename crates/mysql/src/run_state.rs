@@ -16,11 +16,11 @@ use super::{Context, Result, Store, datetime, micros};
 pub struct LastMarks {
     /// The newest checkpoint, of a run with any outcome.
     pub newest: Option<String>,
-    /// How long ago that run was last alive.
+    /// The time since the run of this checkpoint was last recorded as alive.
     pub newest_age: Duration,
     /// The checkpoint of the last completed run.
     pub done: Option<String>,
-    /// How long ago that run was last alive.
+    /// The time since the run of this checkpoint was last recorded as alive.
     pub done_age: Option<Duration>,
 }
 
@@ -132,8 +132,8 @@ impl Store {
         self.note_of_run("record the run's progress", sql.bind(run)).await
     }
 
-    /// Returns the checkpoint of the last run of this mode. With `unless_done`, only runs after the last completed run
-    /// count.
+    /// Returns the checkpoint of the last run of this mode. With `unless_done`, considers only runs after the last
+    /// completed run.
     pub async fn last_checkpoint(
         &self,
         job: &str,

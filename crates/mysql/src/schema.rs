@@ -16,7 +16,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 pub enum Schema {
     /// The schema is as this version needs it.
     Current,
-    /// This number of steps is missing: `tallyd migrate` makes them.
+    /// This number of steps is missing. `tallyd migrate` runs the missing steps.
     Behind(usize),
     /// A newer version has made this number of additional steps, and this version works with them.
     Newer(usize),
@@ -25,7 +25,8 @@ pub enum Schema {
 }
 
 impl Schema {
-    /// Returns why this version does not work with the schema, and what to run. Returns `None` if it works.
+    /// Returns why this version does not work with the schema, and what to run. Returns `None` if this version works
+    /// with the schema.
     pub fn problem(self) -> Option<String> {
         match self {
             Self::Current | Self::Newer(_) => None,
@@ -100,7 +101,7 @@ pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>
         .context("read the schema's version")
 }
 
-/// Returns the step that a version must know to work with the schema.
+/// Returns the step that a version must contain to work with the schema.
 async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
     if !has_table(connection, "schema_floor").await? {
         return Ok(None);

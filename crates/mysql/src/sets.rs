@@ -1,8 +1,8 @@
-//! Counters with set events: the newest set of each counter, and the recent additions to it.
+//! Counters with set events: the newest set of each counter, and the recent additions to the counter.
 //!
 //! First, the counters' rows in `number_set` are locked, in the order of the keys. Other data of these counters is read
-//! and written only after that. These reads take no locks and see only committed data (READ COMMITTED). Because of the
-//! first lock, the data does not change until the commit.
+//! and written only after that. These reads take no locks and return only committed data (READ COMMITTED). Because of
+//! the first lock, the data does not change until the commit.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -18,13 +18,14 @@ use tallyd_core::resolve_sets::{LastSet, Standing};
 use super::applied_events::{DAYS, day, partition_of};
 use super::{Context, Result, micros, target};
 
-/// Rows in one statement.
+/// The maximum number of rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
 
 /// The maximum number of counters in one SELECT. MariaDB turns longer lists into a join.
 const ASKED_NUMBERS: usize = 256;
 
-/// Locks counters, sorted by key, until the transaction ends, and returns the last set of each counter.
+/// Locks counters until the transaction ends, and returns the last set of each counter. The counters must be sorted by
+/// key.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock counters with set events";
     let mut known = HashMap::with_capacity(numbers.len());
@@ -32,8 +33,9 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // This locks an existing row by writing to it, for the reason that the header of `partitions` explains. INSERT
-        // IGNORE would only take a read lock. Two writers can take it at the same time, and then they deadlock.
+        // The statement locks an existing row by writing to it, for the reason that the header of `partitions`
+        // explains. INSERT IGNORE would only take a read lock. Two writers could take a read lock at the same time, and
+        // would then deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -63,7 +65,7 @@ pub async fn standing(
     let mut standing: HashMap<CounterKey, Standing> =
         sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
     for piece in sets.chunks(ASKED_NUMBERS) {
-        // As text, because the sum of two slots can be larger than 64 bits.
+        // Reads the sum as text, because the sum of two slots can be larger than 64 bits.
         let sql = format!(
             "SELECT kind, target_id, metric, CAST(SUM(value) AS CHAR), MAX(update_at) FROM counter \
              WHERE (kind, target_id, metric) IN ({}) GROUP BY kind, target_id, metric",
@@ -138,8 +140,8 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // If the ledger was emptied by hand, an event can be added to `counter` twice. Then this statement also adds it
-        // twice.
+        // If the ledger was emptied by hand, an event may be added to `counter` twice. Then this statement also adds
+        // the event twice.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"

@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo}
 
 use super::{Conn, Context, Result, StoreError};
 
-/// The extra time for an answer after the server's own limit. Then the connection is closed.
+/// If no answer arrives within this duration after the server's own limit, the connection is closed.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
 /// The reason why a query failed.
@@ -56,8 +56,8 @@ impl Statement {
                 "the account of {} may not run the query ({said}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
-            // Temporary errors: a server that stops, has too many connections or a broken one, competing transactions,
-            // a killed connection.
+            // Temporary errors: a server that stops, has too many connections or a broken connection, competing
+            // transactions, a killed connection.
             1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
                 StoreError::sql("run the query")(error).into()
             }

@@ -13,7 +13,7 @@ use super::archive_rows::hex;
 use super::boards::begin;
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
 
-/// Rows that one statement deletes at most.
+/// The maximum number of rows that one statement deletes.
 const DELETE_ROWS_MAX: usize = 1_000;
 
 /// A row of `leaderboard_snapshot_period`.
@@ -25,9 +25,9 @@ pub struct Snapshot {
     pub generation: u64,
     /// The number of rows when the snapshot was last complete.
     pub members: u64,
-    /// When the last snapshot began.
+    /// The time when the last snapshot began.
     pub began_at: Micros,
-    /// When the last complete snapshot began.
+    /// The time when the last complete snapshot began.
     pub taken_at: Option<Micros>,
 }
 

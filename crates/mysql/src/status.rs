@@ -16,7 +16,7 @@ pub struct LastClick {
     pub liked: bool,
 }
 
-/// The format of lua/like.lua, which also stores clicks like this: `1764000000000000+`.
+/// The format in which lua/like.lua stores clicks: `1764000000000000+`.
 impl fmt::Display for LastClick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.at, if self.liked { '+' } else { '-' })
@@ -33,8 +33,8 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
-                // The text contains only integers. So any number of ids is one statement, which the server does not
-                // need to prepare.
+                // The text contains only integers. So one statement can contain any number of ids, and the server does
+                // not need to prepare this statement.
                 let sql = format!(
                     "SELECT target_id, is_del = 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) FROM like_record \
                      WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",

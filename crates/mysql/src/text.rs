@@ -1,6 +1,6 @@
-//! Statements as text. A batch writes only integers and times, so nothing needs quoting. As text, any number of rows is
-//! one statement, and several statements are one packet. So a large batch needs as few round trips as a small batch,
-//! and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
+//! Statements as text. A batch writes only integers and times, so nothing needs quoting. As text, any number of rows
+//! fits into one statement, and several statements fit into one packet. So a large batch needs as few round trips as a
+//! small batch, and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
 
-/// When a packet has this size, the next statement begins a new one. A statement has at most about this size, too. So a
-/// packet is far below any `max_allowed_packet`.
+/// When a packet has this size, the next statement begins a new packet. A statement has at most about this size, too.
+/// So a packet is far below any `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
 /// Statements for MySQL, in as few packets as possible.
@@ -19,7 +19,7 @@ const PACKET_BYTES: usize = 320 * 1024;
 pub struct Text {
     full: Vec<String>,
     sql: String,
-    /// The second of the last written time. Many rows of a batch have the same second, so its text is kept in
+    /// The second of the last written time. Many rows of a batch have the same second, so the second's text is kept in
     /// `written`.
     second: Option<i64>,
     written: String,

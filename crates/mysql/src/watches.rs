@@ -14,7 +14,7 @@ use super::maps::{NotedMap, read_maps};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
-/// A logged change of a watched counter other than likes.
+/// A logged change of a watched counter whose metric is not `like`.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
@@ -24,7 +24,7 @@ pub struct Logged {
     pub delta: Option<(EventId, i64)>,
 }
 
-/// Rows that one statement deletes.
+/// The maximum number of rows that one statement deletes.
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {

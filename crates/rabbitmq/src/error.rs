@@ -49,7 +49,7 @@ pub enum BrokerError {
     /// Another error, with the queue or node that failed.
     #[error("{what}")]
     About {
-        /// The name of a queue or node, or what to do.
+        /// The name of a queue or node, or an instruction for the operator.
         what: String,
         #[source]
         source: Box<Self>,
@@ -57,7 +57,7 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// Adds the name of the queue or node, or what to do.
+    /// Adds the name of the queue or node, or an instruction for the operator.
     pub(crate) fn about(self, what: impl Into<String>) -> Self {
         Self::About { what: what.into(), source: Box::new(self) }
     }

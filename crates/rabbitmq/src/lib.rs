@@ -1,6 +1,6 @@
 //! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes. Under a
-//! memory alarm the broker stops reading from connections that publish. It would then not read their acknowledgements
-//! either.
+//! memory alarm the broker stops reading from connections that publish. If a connection also consumed, the broker would
+//! not read this connection's acknowledgements either.
 //!
 //! This crate does not reconnect. The caller drops a [`Link`] after the first error and opens a new one. The library's
 //! own recovery is off, because after some errors a recovered consumer waits forever. The library's calls have no time
@@ -178,7 +178,7 @@ impl Link {
         limit(self.timeout, action, call).await
     }
 
-    /// Reads a queue's length. This is cheap for the broker. If the queue is missing, the broker closes this link's
+    /// Reads a queue's length. The call is cheap for the broker. If the queue is missing, the broker closes this link's
     /// channel.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The queue of a map. It is bound to the site's exchange, which tallyd never declares.
+//! The queue of a map. The queue is bound to the site's exchange, and tallyd never declares this exchange.
 
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueDeleteOptions};

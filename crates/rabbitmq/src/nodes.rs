@@ -12,7 +12,8 @@ use tracing::{info, warn};
 use super::{BrokerError, Result};
 use crate::config::Amqp;
 
-/// How long a node is tried last after a failure. If its machine is down, each attempt takes the whole time limit.
+/// After a failure, a node is tried last for this duration. If the node's machine is down, each attempt takes the whole
+/// time limit.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
 /// AMQP's default ports: without TLS, and with TLS.

@@ -1,5 +1,5 @@
-//! Checks the broker without changing it: which exchanges and queues exist, whether their arguments differ, and which
-//! rights the account has.
+//! Checks the broker without changing it. Finds out which exchanges and queues exist, whether their arguments differ,
+//! and which rights the account has.
 //!
 //! Each check begins with a passive declaration, because a normal one would create a missing exchange or queue. Each
 //! check uses its own channel, because an error closes the channel.

@@ -8,7 +8,7 @@ use tallyd_core::partition::Partitions;
 use super::{Broker, Link, Result};
 use crate::config::QueueType;
 
-/// How often the broker redelivers a message before it dead-letters the message.
+/// The broker dead-letters a message after this number of redeliveries.
 const RETURNS_MAX: i32 = 20;
 
 /// The size limit of the queue of returned messages, in bytes. When this queue is full, a dead-lettered message stays
@@ -39,16 +39,16 @@ impl Broker {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// The queue of messages that the broker dead-lettered after too many redeliveries, and of dead letters above the
-    /// quota.
+    /// The queue of returned messages. It contains messages that the broker dead-lettered after too many redeliveries.
+    /// It also contains dead letters above the quota.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
     /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Several daemons can
-    /// call this while events are published, because it adds the new binding before it removes the old one. In between,
-    /// an event can reach two queues. The second copy changes nothing. Without a binding the broker would return the
-    /// event to its publisher.
+    /// call this while events are published, because it adds the new binding before it removes the old binding. In
+    /// between, an event may reach two queues. The second copy changes nothing. Without a binding the broker would
+    /// return the event to its publisher.
     ///
     /// # Errors
     /// Fails if an exchange or queue exists with other arguments, or if the account lacks a right.

@@ -3,7 +3,7 @@
 use super::LikeEvent;
 use crate::model::{Micros, TargetId};
 
-/// A fence's body. A job sends it directly to each partition's queue.
+/// A fence's body. A job sends the fence directly to each partition's queue.
 pub fn encode_fence(number: u64) -> Vec<u8> {
     format!("{{\"type\":\"fence\",\"fence\":{number}}}").into_bytes()
 }

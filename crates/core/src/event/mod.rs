@@ -1,9 +1,9 @@
-//! Parses an event's JSON. This is the only code that knows the format, which is in docs/events.md. Each event gives
+//! Parses an event's JSON. No other code depends on this format. docs/events.md describes the format. Each event gives
 //! one result: a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
 //! argument.
 //!
-//! A field of the wrong type never fails the parse. The parser reads every field as a scalar. The checks follow, so a
-//! refusal can say which field is wrong and what is allowed.
+//! A field of the wrong type never fails the parse. The parser reads every field as a scalar. The checks come after the
+//! parse. So a refusal can say which field is wrong and which values are allowed.
 
 mod encode;
 pub(crate) mod raw;
@@ -84,7 +84,7 @@ pub struct LikeEvent {
     pub liked: bool,
 }
 
-/// `count`: changes a counter by `delta`. Each `event_id` counts once, even if the event arrives many times.
+/// `count`: changes a counter by `delta`. Each `event_id` is applied once, even if the event arrives many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountEvent {
     pub target: Target,
@@ -92,7 +92,7 @@ pub struct CountEvent {
     pub metric: Metric,
     /// The amount to add: -2^31 to 2^31.
     pub delta: i64,
-    /// The producer's time. It must be the same each time the event is sent.
+    /// The producer's time. If a producer sends the event again, this time must be the same.
     pub at: Micros,
     /// The event's id.
     pub id: EventId,
@@ -103,11 +103,11 @@ pub struct CountEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
     pub target: Target,
-    /// The metric. Its rule is `settable`.
+    /// The metric. A rule makes the metric `settable`.
     pub metric: Metric,
     /// The new value: -2^53 to 2^53.
     pub value: i64,
-    /// The producer's time. It must come from the same clock as the `at` of this counter's `count` events.
+    /// The producer's time. This time and the `at` of the counter's `count` events must come from the same clock.
     pub at: Micros,
 }
 
@@ -135,9 +135,10 @@ pub struct Terms {
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
-    /// How far an `at` may be in the future. An event further ahead would win against every later event of its row.
+    /// An `at` may be in the future by at most this duration. An event with a later `at` would win against every later
+    /// event of its row.
     pub future_max: Duration,
-    /// The maximum age of the `at` of a count or set. The ledger remembers applied events for this time.
+    /// The maximum age of the `at` of a count or set. The ledger keeps applied events for this duration.
     pub applied_event_keep: Duration,
     /// The rules of the metrics, for example whether a metric can be set.
     pub rules: Rules,
@@ -145,8 +146,8 @@ pub struct Terms {
     pub partition_by: PartitionBy,
 }
 
-/// Checks a message's body, which is one event or a list of up to [`LIST_EVENTS_MAX`]. Calls `each` with every result
-/// and the event's place in the body. A refused event in a list does not affect the other events.
+/// Checks a message's body. The body is one event or a list of up to [`LIST_EVENTS_MAX`] events. Calls `each` with
+/// every result and the event's place in the body. A refused event in a list does not affect the other events.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
@@ -161,7 +162,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body, so its address gives its place.
+                // The event is a slice of the body. So the event's place is the difference between their addresses.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
             }
@@ -293,7 +294,7 @@ fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
     })
 }
 
-/// Checks the `at` of an event that the ledger remembers for `applied_event_keep`.
+/// Checks the `at` of a count or set. The ledger keeps such an event for `applied_event_keep`.
 fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(&raw.at, now, terms.future_max)?;
     if at < now.before(terms.applied_event_keep) {

@@ -28,7 +28,7 @@ pub enum Reason {
     UserIdOutOfRange,
     /// `metric` is missing, or not in `[metrics]`, or `like`.
     UnknownMetric,
-    /// `set` or `reset` of a metric that its rule does not make `settable`.
+    /// The event is a `set` or `reset`, but no rule makes its metric `settable`.
     NotSettable,
     /// `delta` is missing or not -2^31 to 2^31.
     DeltaOutOfRange,
@@ -40,7 +40,7 @@ pub enum Reason {
     AtOutOfRange,
     /// `at` is further ahead of this machine's clock than `future_max`.
     AtInFuture,
-    /// A `count`, `set` or `reset` is older than the ledger: it is unknown whether the event was applied.
+    /// A `count`, `set` or `reset` is older than the ledger's entries. So it is unknown whether the event was applied.
     AtTooOld,
     /// The database rejects this event's row, but accepts the rest of the batch.
     RefusedByDatabase,

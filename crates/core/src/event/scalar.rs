@@ -37,7 +37,7 @@ impl fmt::Display for Scalar<'_> {
             Self::Missing => f.write_str("missing"),
             Self::Unsigned(number) => number.fmt(f),
             Self::Negative(number) => number.fmt(f),
-            // The beginning is enough to identify the text. `dead_letter` has the whole body.
+            // The beginning is enough to identify the text. `dead_letter` contains the whole body.
             Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
             Self::Other(name) => f.write_str(name),
         }

@@ -1,5 +1,6 @@
-//! Converts a site's JSON to events. Each field is found by its JSON pointer, renamed as in tallyd's events, and
-//! checked by the same rules as tallyd's events. A refusal contains the field's pointer.
+//! Converts a site's JSON to events. The converter finds each field by its JSON pointer, and renames the field as in
+//! tallyd's events. Then it checks the field by the same rules as in tallyd's events. A refusal contains the field's
+//! pointer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -33,7 +34,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body, so its address gives its place.
+                // The event is a slice of the body. So the event's place is the difference between their addresses.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, map, terms, now), from..from + event.len());
             }

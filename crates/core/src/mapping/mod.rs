@@ -116,7 +116,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns all values that the source can produce, or `None` if it returns the event's value unchanged.
+    /// Returns all values that the source can produce, or `None` if the source uses the event's value unchanged.
     pub fn possible(&self) -> Option<Vec<&str>> {
         match &self.constant {
             Some(constant) => Some(vec![constant]),
@@ -136,7 +136,7 @@ pub struct Time {
     pub unit: Unit,
 }
 
-/// Why a value with "toggle" cannot be mapped, as the end of a sentence.
+/// If the value contains "toggle", returns the end of a sentence that says why this value cannot be mapped.
 pub fn no_toggle(value: &str) -> Option<&'static str> {
     let toggles = value.to_ascii_lowercase().contains("toggle");
     toggles.then_some(
@@ -145,7 +145,7 @@ pub fn no_toggle(value: &str) -> Option<&'static str> {
     )
 }
 
-/// Why a UUID cannot be an id, as the end of a sentence.
+/// If the value is a UUID, returns the end of a sentence that says why a UUID cannot be an id.
 pub fn no_uuid(value: &str) -> Option<&'static str> {
     let bytes = value.as_bytes();
     let is_uuid = bytes.len() == 36

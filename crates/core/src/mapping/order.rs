@@ -3,10 +3,11 @@
 //! These races are possible:
 //!
 //! * A is a like. B is an unlike of the same user and target in the same second. The daemon writes A and then B, and
-//!   crashes before it acknowledges them. The broker delivers both again. An event in the same unit as the row's
-//!   version always wins, and its version is one microsecond newer. So A wins again. But the broker redelivers in the
-//!   order of the queue, so B follows and wins over A.
-//! * A is an event, and the broker redelivers only A. The row already has A's state, so the second A changes nothing.
+//!   crashes before it acknowledges the two events. The broker delivers both again. An event in the same unit as the
+//!   row's version always wins. The row then gets a version that is one microsecond newer. So A wins again. But the
+//!   broker redelivers in the order of the queue. So B arrives after A and wins.
+//! * A is an event, and the broker redelivers only A. The row already has A's state, so the second delivery of A
+//!   changes nothing.
 //! * A is a like. B is an event with an earlier second, and arrives after A. The versions decide, as for all events, so
 //!   A wins.
 

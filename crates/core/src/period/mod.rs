@@ -1,7 +1,7 @@
 //! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and the current time is an
 //! argument.
 //!
-//! A week can begin on any day. Its name is the ISO week that contains most of its days.
+//! A week can begin on any day. A week's name is the ISO week that contains most of the week's days.
 //!
 //! A period lasts from its start to the start of the next one. So every instant is in exactly one period, even if the
 //! zone's clocks change at midnight.
@@ -17,8 +17,8 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// How many closed periods the archiver checks. An operator must request an older period by name: it was missed for
-/// longer than 400 days (or weeks, or months).
+/// The archiver checks this number of closed periods. If it missed a period for longer than 400 days (or weeks, or
+/// months), an operator must request this period by name.
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -38,8 +38,8 @@ pub enum PeriodKind {
 }
 
 impl PeriodKind {
-    /// The number of bits for the remaining time, in steps of [`Self::step_s`]. It covers the longest period plus one
-    /// hour.
+    /// The number of bits for the remaining time, in steps of [`Self::step_s`]. These bits can represent the longest
+    /// period plus one hour.
     pub const fn time_bits(self) -> u32 {
         match self {
             Self::Day => 17,
@@ -87,7 +87,7 @@ pub struct Period {
 pub struct PeriodError(String);
 
 impl Period {
-    /// The period that contains `at`. An instant before 1970 counts as 1970.
+    /// The period that contains `at`. An instant before 1970 is treated as 1970.
     pub fn containing(kind: PeriodKind, at: Micros, calendar: &Calendar) -> Self {
         let at = at.max(Micros(0));
         let day = calendar.date(at);
@@ -275,8 +275,8 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight, so the day begins with the jump. Midnight by the later offset is before
-            // the jump.
+            // The clock jumps over midnight, so the day begins with the jump. With the offset from after the jump,
+            // midnight is an instant before the jump.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()
@@ -287,8 +287,8 @@ impl Calendar {
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// Returns the Monday of the ISO week after which the day's week is named. The additions fail only at the
-    /// calendar's ends.
+    /// Finds the board's week that contains the day. Returns the Monday of the ISO week whose name this week has. The
+    /// additions fail only at the calendar's ends.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)

@@ -101,8 +101,8 @@ impl Store {
             let mut tx = connection.begin().await.context(ACTION)?;
             let found = move_in(&mut tx, at, moved).await?;
             if found {
-                // This comes last, because many rows can move. Meanwhile a renewal of the lease would wait for the
-                // lock's row.
+                // The check of the job's lock comes last, because it locks the job's row. Moving many rows takes long,
+                // and a renewal of the lease would have to wait for the job's row.
                 jobs::hold(&mut tx, boards::JOB, run).await?;
                 tx.commit().await.context(ACTION)?;
             }

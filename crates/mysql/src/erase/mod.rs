@@ -41,7 +41,7 @@ impl Store {
         .await
     }
 
-    /// Reads the user's next rows after the target `after`, with the named index.
+    /// Reads the user's next rows after the target `after`. The query uses the index `index`.
     pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a user";
         let index = index.replace('`', "``");

@@ -8,7 +8,7 @@ use crate::{Context, Result, Store};
 /// Tables whose keys begin with the target.
 const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_seen"];
 
-/// Rows that one statement deletes.
+/// The maximum number of rows that one statement deletes.
 const DELETED_ROWS: u64 = 1_000;
 
 impl Store {

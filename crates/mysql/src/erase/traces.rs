@@ -1,5 +1,5 @@
-//! Rows that contain data of a user or a target and also other data: rows of the outbox, of dead letters and of runs.
-//! They are changed and not deleted.
+//! Rows that contain data of an erased user or target and also other data. These are rows of the outbox, of dead
+//! letters and of runs. This module removes only the subject's data and keeps the other data.
 
 use sqlx::{Connection, Row};
 use tallyd_core::erase::Subject;
@@ -7,7 +7,7 @@ use tallyd_core::model::Target;
 
 use crate::{Context, Result, Store};
 
-/// Rows of an outbox in one read.
+/// The maximum number of outbox rows in one read.
 const OUTBOX_PAGE: u64 = 100;
 
 /// An outbox row whose body may contain the subject.
@@ -29,8 +29,8 @@ pub struct NamedRun {
 }
 
 impl Store {
-    /// Returns the next rows of a partition's outbox that may contain the subject, and the number of the last row that
-    /// was read. The number is `None` at the end.
+    /// Returns the next rows of a partition's outbox that may contain the subject. Also returns the number of the last
+    /// row that was read. This number is `None` at the end.
     pub async fn outbox_naming(
         &self,
         partition: u16,
@@ -173,7 +173,7 @@ impl Store {
         .await
     }
 
-    /// Replaces a run's report and checkpoint, if it has them.
+    /// Replaces a run's report and checkpoint. A missing report or checkpoint stays missing.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.

@@ -22,11 +22,11 @@ pub struct DeadLetter {
     pub error: String,
     /// The queue that the message came from.
     pub queue: String,
-    /// When the message was refused.
+    /// The time when the message was refused.
     pub first_seen: Micros,
 }
 
-/// The maximum size of the dead letters in one statement, without the last letter. It is far below any
+/// A statement contains letters up to this size in bytes, plus one more letter of any size. The limit is far below any
 /// `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 

@@ -25,11 +25,11 @@ pub struct Letter {
     pub error: String,
     /// The queue that the message came from.
     pub queue: String,
-    /// When the message was first refused.
+    /// The time when the message was first refused.
     pub first_seen: Micros,
-    /// When the letter was replayed, or `None` while it is open.
+    /// The time when the letter was replayed, or `None` while the letter is open.
     pub replayed_at: Option<Micros>,
-    /// How often the message was refused.
+    /// The number of times that the message was refused.
     pub refusals: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct Total {
     pub newest: Micros,
 }
 
-/// How many bytes of each body a list contains.
+/// A list contains this number of bytes of each body.
 pub const HEAD_BYTES: u32 = 200;
 
 /// [`Selection`] as SQL, with the parameters of `selected`. There are usually few dead letters. So they are read in the
@@ -175,8 +175,8 @@ impl Store {
         .await
     }
 
-    /// Records that dead letters were replayed. Each id has the letter's count of refusals when it was read. Returns
-    /// how many letters were marked. A letter that was refused since then stays open.
+    /// Records that dead letters were replayed. Each id comes with the number of refusals that the letter had when it
+    /// was read. Returns how many letters were marked. A letter that was refused since then stays open.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "record replayed dead letters";
         if letters.is_empty() {

@@ -15,7 +15,8 @@ use crate::{Context, Result, Store, StoreError, Text, in_shapes, jobs, likes, mi
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = CommandName::Import.name();
 
-/// Rows of one plain INSERT. If one of these rows already exists, all these rows are read before they are written.
+/// The maximum number of rows of one plain INSERT. If one row of an INSERT already exists, all rows of this INSERT are
+/// first read and then written.
 const INSERT_ROWS: usize = 1_000;
 
 /// The counts of written rows.
@@ -40,7 +41,8 @@ pub struct Liked {
 }
 
 impl Store {
-    /// Writes rows, sorted by key, if they are newer than the existing rows, and adds the changes to the counters.
+    /// Writes the rows that are newer than the existing rows, and adds the changes to the counters. The rows must be
+    /// sorted by key.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
@@ -68,8 +70,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Changes rows, sorted by key, to unlikes if they still have the given version, and subtracts them from the
-    /// counters. Returns how many rows it changed.
+    /// Changes likes that still have the given version to unlikes, and subtracts these likes from the counters. The
+    /// rows must be sorted by key. Returns how many rows were changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over.
@@ -93,8 +95,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets the import's slot of counters, sorted by target. Each counter then equals the site's counter. Returns how
-    /// many counters changed.
+    /// Sets the import's slot of counters, so that each counter equals the site's counter. The counters must be sorted
+    /// by target. Returns how many counters changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of
@@ -137,7 +139,7 @@ impl Store {
         rows.await?.iter().map(read_liked).collect()
     }
 
-    /// Counts the users who like the target, by the target's rows.
+    /// Counts the users who like the target, from the target's rows in `like_record`.
     pub async fn count_likes(&self, kind: Kind, target: TargetId) -> Result<i64> {
         const ACTION: &str = "count like records";
         let mut conn = self.acquire().await?;

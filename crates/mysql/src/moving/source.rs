@@ -1,5 +1,5 @@
-//! Reads the site's table with the site's query, page by page. These are plain reads at READ COMMITTED, which take no
-//! locks.
+//! Reads the site's table with the site's query, page by page. The reads take no locks, because they are plain reads at
+//! READ COMMITTED.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -62,9 +62,9 @@ pub struct SitePage<T> {
     pub rows: Vec<T>,
     /// The number of rows in the answer.
     pub answered: usize,
-    /// Duplicate rows, which were skipped.
+    /// The number of duplicate rows. These rows were skipped.
     pub repeated: u64,
-    /// Rows out of order, which were skipped.
+    /// The number of rows out of order. These rows were skipped.
     pub unordered: u64,
     /// A sentence about the first duplicate or unordered row.
     pub fault: Option<String>,

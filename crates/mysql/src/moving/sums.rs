@@ -1,15 +1,16 @@
 //! Counts and checksums of a range of rows. The servers compute them, so two sides can be compared without reading
 //! their rows.
 //!
-//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
-//! range is the XOR of all parts. CRC32 alone is linear. For example, the rows (1,10) and (2,11) have the same XOR as
-//! (1,11) and (2,10). Even the sum of the CRCs is the same for about one in 30,000 of such swaps. A product of two
-//! different CRCs carries from bit to bit, so it is not linear. With the product, all bits of the XOR of a swap are as
-//! good as random. A duplicate row cancels itself in an XOR. But the count includes it, and `like_record` has no
-//! duplicates. A sum of the products would work as well, but takes MariaDB twice as long, because it adds decimals.
+//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`. This product has 64 bits. The
+//! checksum of a range is the XOR of all parts. CRC32 alone is linear. For example, the rows (1,10) and (2,11) have the
+//! same XOR as (1,11) and (2,10). Even the sum of the CRCs is the same for about one in 30,000 of such swaps. A product
+//! of two different CRCs carries from bit to bit, so it is not linear. With the product, all bits of the XOR of a swap
+//! are as good as random. A duplicate row cancels itself in an XOR. But the count includes it, and `like_record` has no
+//! duplicates. A sum of the products would work as well, but takes MariaDB twice as long, because MariaDB adds
+//! decimals.
 //!
-//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches the id in tallyd, so
-//! its row is then read.
+//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches the id in tallyd. So
+//! the checksums differ, and the import reads the row.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
@@ -33,7 +34,7 @@ pub struct SiteSums {
     pub last: Option<Key>,
 }
 
-/// The factor for a key's target id. With it, one number contains both ids.
+/// The factor for a key's target id. With this factor, one number contains both ids of a key.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
