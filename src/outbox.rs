@@ -1,34 +1,34 @@
-//! The outbox adds to Redis everything that batches added to `counter`, exactly once, for metrics that the daemon
-//! writes to Redis.
+//! Adds to Redis, exactly once, what batches added to `counter`. This concerns only metrics that the daemon writes to
+//! Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
 //! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
 //! such task for all partitions. Each bucket holds a mark for each partition: the number of the last row that the
 //! bucket contains completely. One call adds the sum of a pass to some buckets. The script (crates/redis/lua/apply.lua)
-//! adds it only if the bucket's mark is not above the row that the pass follows. A bucket with a higher mark gets a sum
-//! of the rows after that mark. Once a second the task writes the last row that is added everywhere to `outbox_state`,
-//! so that the next daemon knows where to begin.
+//! adds the sum only if the bucket's mark is not above the last row before the pass. For a bucket with a higher mark,
+//! the task sends a sum of the rows after that mark. Once a second the task stores a row number in `outbox_state`: the
+//! number of the last row that is added everywhere. The next daemon begins after that row.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same one after a
-//!   restart, finds the row: each daemon checks once a second for rows that are not added yet.
-//! * A: rows are added. B: the daemon is killed before it records that, or between two buckets. The next daemon adds
-//!   them again, and the marks skip the rows that Redis already has.
-//! * A: a call times out. It can have run, or it can still run later, even after later rows. The marks decide again.
-//!   One call has everything that some rows add to one bucket. With two calls the first could fail, and the second
-//!   would raise the mark above missing data.
+//! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same daemon
+//!   after a restart, finds the row. Each daemon checks once a second for rows that are not added yet.
+//! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
+//!   daemon adds the rows again, and the marks skip the rows that Redis already has.
+//! * A: a call times out. The call has perhaps run, or it still runs later, even after later rows are added. The marks
+//!   decide again. One call contains everything that some rows add to one bucket. With two calls the first could fail,
+//!   and the second would raise the mark above missing data.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are in the middle of the pass, and the script returns them. The next call is for the buckets with exactly this
 //!   mark, and has the rows after the mark. If a mark changes meanwhile, the script returns the new mark.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. Daemon 2 skips rows of other
-//!   daemons' partitions that are younger than `OLD`. If both add, the marks decide.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. Daemon 2 skips rows of
+//!   other daemons' partitions that are younger than `OLD`. If both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
-//!   reader that sees 8 also sees 7.
-//! * A: rows are added. B: MySQL goes back to a state before them (a restore, a failover that loses commits). Row
-//!   numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Redis keeps what MySQL lost
-//!   until a full reconcile. The task detects this and logs it: the number that it recorded is missing, or Redis has
-//!   marks of rows that MySQL does not have.
+//!   reader that finds row 8 also finds row 7.
+//! * A: rows are added. B: MySQL goes back to a state without these rows (a restore, a failover that loses commits).
+//!   Row numbers follow MySQL's clock, so new rows have numbers above every mark and are added. Until a full reconcile,
+//!   Redis keeps the additions that MySQL lost. The task logs this if the last recorded row is missing in MySQL, or if
+//!   Redis has marks of rows that MySQL does not have.
 //! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
 //!   bucket that readers do not use yet. The job that loads the bucket raises the marks to the committed rows, and then
 //!   loads the counters as of these rows (crates/redis/lua/load.lua).
@@ -40,7 +40,7 @@
 //!   and a job loads it, or a reconcile adds the missing amounts. Every other failure is retried until it succeeds.
 //!
 //! If targets have Bloom filters, a row also has the users who began to like a target. The task adds them to the
-//! target's filter before the row counts as added. Adding them twice is harmless.
+//! target's filter before the row counts as added. Adding a user twice is harmless.
 //!
 //! The task must never add a row before its commit, delete a row before it is added everywhere, or delay a batch.
 
@@ -71,7 +71,7 @@ use tallyd_redis::keys::KindNames;
 /// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
-/// How often the task checks for rows that other daemons left, and records the last row that is added.
+/// The interval at which the task checks for rows that other daemons left. It also records the last added row then.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// If a row is older than this, the daemon that wrote it is assumed to be down.
@@ -81,10 +81,10 @@ const OLD: Duration = Duration::from_secs(2);
 const ROWS_MAX: u64 = 32;
 
 /// The task stops reading rows for one pass after this many items (some megabytes). A large pass is efficient, because
-/// more of its items share a bucket.
+/// more items belong to the same bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// How long added rows are kept. This is longer than the time from a reconcile's sample to its read.
+/// Added rows are kept for this time. It is longer than the time between a reconcile's sample and its read from MySQL.
 const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
@@ -104,7 +104,7 @@ pub(crate) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// For each partition, the last row up to which Redis has everything.
+    /// Maps each partition to the last row that is added everywhere in Redis. All earlier rows are added, too.
     added: OutboxOffsets,
     /// The part of `added` that is recorded in MySQL.
     noted: OutboxOffsets,
@@ -248,7 +248,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Reads the rows after `after` that are added together. Also returns whether more rows can follow.
+    /// Reads the rows after `after` that are added together. Also returns whether more rows possibly follow.
     async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
         let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
         loop {
@@ -279,7 +279,7 @@ impl Outbox {
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let rules = Rules::from(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
-        // The last addition to each board.
+        // Maps each board to the row and the place of the last addition to the board.
         let mut last: HashMap<&str, (u64, usize)> = HashMap::new();
         for OutboxRow { partition, number, written_at, additions, .. } in
             rows.iter().filter(|it| it.partition != CORRECTIONS)
@@ -327,8 +327,8 @@ impl Outbox {
     }
 }
 
-/// The last rows that were in Redis at several instants, oldest instant first. Rows are kept for `KEPT` after that
-/// instant.
+/// Several instants, oldest first. For each instant it stores the last rows that were in Redis then. Rows are deleted
+/// `KEPT` after their instant.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 

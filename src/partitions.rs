@@ -1,5 +1,5 @@
 //! The partitions in use across all daemons. Each daemon records its partitions in MySQL before the first event can
-//! arrive.
+//! arrive in these partitions.
 
 use anyhow::Result;
 
@@ -39,7 +39,7 @@ pub(crate) fn queue_of(map: &Map, broker: &Broker) -> MapQueue {
     MapQueue { queue: broker.map_queue(&map.name), exchange, binding_keys }
 }
 
-/// Returns the record of a map. It is written to MySQL before the map's queue is bound.
+/// Returns the record of a map. The record is written to MySQL before the map's queue is bound.
 pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
     NotedMap {
         number: map.number,
@@ -53,7 +53,7 @@ pub(crate) fn noted(map: &Map, broker: &Broker, owner: &str) -> NotedMap {
 /// Checks that no map uses the name, number or queue of a different map in use.
 ///
 /// # Errors
-/// Fails with [`ConfigError`] and a sentence for each conflict. Also fails if MySQL fails.
+/// Fails with [`ConfigError`]. The error contains a sentence for each conflict. Also fails if MySQL fails.
 pub(crate) async fn check_maps(config: &Config, store: &Store, broker: &Broker) -> Result<()> {
     let in_use = store.noted_maps().await?;
     let conflict = |map: &Map| noted(map, broker, "").conflict(&in_use);

@@ -25,7 +25,8 @@ pub(crate) use view::{List, Listed, Row, Source, State, Top};
 /// Maximum number of a board's periods that are listed from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// How many periods before the current one are searched for in Redis, if MySQL has no row of them yet.
+/// The number of periods before the current period that are checked. If MySQL has no row of such a period, Redis is
+/// searched for this period.
 const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board cannot be shown.
@@ -36,7 +37,7 @@ pub(crate) enum NotShown {
     UnknownBoard {
         /// The requested name.
         name: String,
-        /// The names in the configuration.
+        /// The names of all configured boards.
         known: String,
     },
     /// The text is not a period.
@@ -49,7 +50,7 @@ pub(crate) enum NotShown {
     )]
     NoPeriod {
         name: String,
-        /// The lengths of its periods.
+        /// The lengths of the board's periods.
         periods: String,
     },
     /// The board has no periods of that length.
@@ -59,7 +60,7 @@ pub(crate) enum NotShown {
         /// The requested length.
         kind: PeriodKind,
     },
-    /// Its archive is deleted.
+    /// The period's archive is deleted.
     #[error("{0}: its archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
     /// Redis lost the board while it was archived.
@@ -74,7 +75,7 @@ pub(crate) struct Boards<'a> {
     pub cache: &'a Cache,
 }
 
-/// All snapshots, by period.
+/// Maps each period that has a snapshot to this snapshot.
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
@@ -87,7 +88,7 @@ impl Boards<'_> {
         Ok(list)
     }
 
-    /// Reads all snapshots. [`Self::list_of`] needs them.
+    /// Reads all snapshots from MySQL, for [`Self::list_of`].
     pub(crate) async fn saved(&self) -> Result<Saved> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }

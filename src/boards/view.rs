@@ -14,9 +14,9 @@ use tallyd_redis::score::Rule;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// Writers still add to it.
+    /// Writers still add to the period's board.
     Open,
-    /// Redis has lost it since its last snapshot.
+    /// Redis has lost the board since the last snapshot of the period.
     Lost,
     /// It is over and waits to be archived.
     Closed,
@@ -62,7 +62,7 @@ pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// The count of its members: in Redis until it is archived, then in MySQL.
+    /// The count of the period's members. It is read from Redis until the period is archived, and then from MySQL.
     pub members: u64,
     /// Seconds until it ends; `None` if it has ended or never ends.
     pub ends_in_s: Option<u64>,

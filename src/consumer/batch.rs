@@ -1,8 +1,8 @@
 //! Holds delivered messages: first in the inbox, then in the batch that one transaction writes.
 //!
 //! The broker limits the count of messages in flight, not their bytes, and the AMQP library takes every message that
-//! arrives. If lists of 1 MiB each follow millions of single events, they would fill the memory while MySQL does not
-//! answer. So the session takes each message from the library immediately and counts its bytes.
+//! arrives. If lists of 1 MiB each follow millions of single events, the lists would fill the memory while MySQL does
+//! not answer. So the session takes each message from the library immediately and counts its bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -27,10 +27,10 @@ const TRACEPARENTS_MAX: usize = 3;
 pub(super) struct Arrived {
     pub body: Vec<u8>,
     pub headers: Headers,
-    /// How often it was returned to the broker.
+    /// How often the message was returned to the broker.
     pub returns: i64,
     pub redelivered: bool,
-    /// It was published directly to the queue, not through an events exchange.
+    /// Whether the message was published directly to the queue, not through an events exchange.
     pub is_direct: bool,
     pub acker: Acker,
 }
@@ -143,7 +143,7 @@ pub(super) struct Batch {
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence of each run.
+    /// Maps each run to its highest fence.
     pub fences: BTreeMap<u64, u64>,
     pub messages: usize,
     pub bytes: usize,
@@ -154,20 +154,20 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether the batch must be written before it takes another message. It can exceed the limits, because its last
-    /// message can be a list.
+    /// Whether the batch must be written before another message is added. The batch can exceed the limits, because its
+    /// last message can be a list.
     pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
 
-    /// Notes the trace of a message.
+    /// Stores the trace of a message.
     pub(super) fn belongs_to(&mut self, traceparent: Option<String>) {
         if self.traceparents.len() < TRACEPARENTS_MAX {
             self.traceparents.extend(traceparent.filter(|it| !self.traceparents.contains(it)));
         }
     }
 
-    /// Notes a fence that follows the batch's events.
+    /// Stores a fence that follows the batch's events.
     pub(super) fn take_fence(&mut self, fence: u64) {
         let highest = self.fences.entry(run_of(fence)).or_default();
         *highest = fence.max(*highest);
@@ -199,7 +199,7 @@ impl Batch {
     }
 }
 
-/// Returns how often the message was returned to the broker, from the header `x-delivery-count` of quorum queues. The
+/// Reads from the header `x-delivery-count` of quorum queues how often the message was returned to the broker. The
 /// header is ignored on a first delivery, because the publisher can have set it.
 fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
     let headers = properties.headers().as_ref().filter(|_| redelivered);

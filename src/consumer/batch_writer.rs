@@ -31,7 +31,7 @@ use tallyd_core::partition::PartitionName;
 use tallyd_mysql::letters::DeadLetter;
 use tallyd_mysql::{Store, StoreError};
 
-/// A batch is split after this many errors that a smaller transaction can avoid.
+/// A batch is split after this number of errors, if a smaller transaction can avoid such an error.
 const TOO_MUCH_MAX: u32 = 2;
 
 /// A batch that takes longer is logged. Most batches take a few milliseconds, the largest about a second.
@@ -42,7 +42,7 @@ pub(super) struct BatchWriter {
     store: Store,
     /// Wakes the outbox after a commit with additions to Redis.
     outbox: watch::Sender<()>,
-    /// Beats at each try: no try takes longer than `[mysql] transaction_timeout_ms` plus a connection.
+    /// Beats at each try. A try takes at most `[mysql] transaction_timeout_ms` and the time to connect.
     heartbeat: Heartbeat,
     /// Cancelled when the session ends. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
@@ -58,17 +58,17 @@ pub(super) struct BatchWriter {
 /// The result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Written {
-    /// The count of distinct rows that its events write.
+    /// The count of distinct rows that the batch's events write.
     pub rows: usize,
-    /// Events that can never be applied.
+    /// The count of events that can never be applied.
     pub refused: usize,
 }
 
 /// The batch must be returned to the broker.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Another daemon took over the partition, the clocks differ, or MySQL failed for longer than `database_away_max`
-    /// or until the session ended.
+    /// Another daemon took over the partition, or the clocks differ. Or MySQL failed until the session ended, or for
+    /// longer than `database_away_max`.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The session ended before the broker had accepted the dead letters over the quota.
@@ -84,7 +84,7 @@ enum Outcome {
     Split,
     /// MySQL refuses the part's only event.
     Refused(StoreError),
-    /// Some of its events are older than the ledger.
+    /// Some of the part's events are older than the ledger.
     Forgotten(Micros),
 }
 
@@ -182,7 +182,7 @@ impl BatchWriter {
         Ok(written)
     }
 
-    /// Logs a slow batch, at most every ten seconds. The traces lead to the senders of its events.
+    /// Logs a slow batch, at most every ten seconds. The logged traces lead to the senders of the batch's events.
     fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
         let Some(batches) = self.slow.note(1, Instant::now()) else { return };
         let (partition, name, seconds) = (self.partition, &self.name, took.as_secs_f32());
@@ -321,7 +321,7 @@ fn without_values(error: &StoreError) -> String {
     }
 }
 
-/// Returns the error's text with its causes, because its own text names only the action.
+/// Returns the text of the error and of its causes, because the error's own text names only the action.
 fn chain(error: &StoreError) -> String {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
     causes.join(": ")

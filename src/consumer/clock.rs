@@ -13,7 +13,7 @@ const APART_MAX_S: i64 = 60;
 /// A clock that never jumps.
 static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How far this machine's clock was ahead of the steady clock, in microseconds: the minimum and the maximum of several
+/// The microseconds by which this machine's clock was ahead of the steady clock: the minimum and the maximum of several
 /// readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clock(Option<(i64, i64)>);

@@ -10,7 +10,7 @@ use crate::runtime::clock;
 use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
 use tallyd_core::model::Micros;
 
-/// How often the throughput is logged.
+/// The interval between log lines about the throughput.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Counts of received messages and events that are not in the metrics yet.
@@ -67,7 +67,8 @@ pub(super) fn again(code: &'static str) {
     telemetry().consumer.retry(code);
 }
 
-/// How long each step of a transaction took. The times are recorded once the transaction is committed.
+/// The duration of each step of a transaction. The durations are added to the metrics once the transaction is
+/// committed.
 pub(super) struct Steps {
     last: Instant,
     took: Vec<(Step, f64)>,
@@ -98,8 +99,7 @@ impl Steps {
     }
 }
 
-/// The arrival time of the oldest message that is not acknowledged: in the open batch, and in the batch that is being
-/// written.
+/// The arrival time of the oldest message in the open batch, and in the batch that is being written.
 #[derive(Default)]
 pub(super) struct Oldest {
     pub open: Option<Micros>,
@@ -112,7 +112,7 @@ impl Oldest {
     }
 }
 
-/// Counts since the last log line, which is written once a minute while messages arrive.
+/// Counts since the last log line. A line is written once a minute while messages arrive.
 #[derive(Default)]
 pub(super) struct Throughput {
     logged: Option<Instant>,
@@ -122,7 +122,7 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// Counts a committed batch, and logs the sums if it is time.
+    /// Adds a committed batch to the sums, and logs the sums once a minute.
     pub(super) fn note(&mut self, partition: u16, batch: &Batch, rows: usize) {
         self.batches += 1;
         self.events += batch.events.len() as u64;

@@ -27,7 +27,7 @@ use tallyd_rabbitmq::{Broker, Publisher};
 /// Maximum number of messages that are published and not confirmed yet.
 const IN_FLIGHT: usize = 500;
 
-/// One partition's share of the quota. It also handles the letters that exceed the share.
+/// One partition's share of the quota. This type also handles the letters that exceed the share.
 pub(super) struct DeadLetterQuota {
     broker: Broker,
     /// Uses a separate connection: under a memory alarm the broker reads nothing from a connection that publishes.
@@ -61,7 +61,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Returns the first of `letters`, as many as the quota allows in this transaction.
+    /// Returns the first of the `letters`, up to the number that the quota allows in this transaction.
     pub(super) async fn admit<'a>(
         &mut self,
         tx: &mut MySqlConnection,

@@ -1,4 +1,4 @@
-//! Decodes a message to events, as tallyd's own JSON or with the map of its queue.
+//! Decodes a message to events. The message is tallyd's own JSON, or the map of its queue describes its format.
 
 use std::ops::Range;
 

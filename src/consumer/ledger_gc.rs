@@ -1,5 +1,5 @@
-//! Cleans up the ledger of applied counts, and the log of counts of settable counters. The entries of a day are deleted
-//! once events of that day are too old to be accepted.
+//! Deletes old entries from two tables: the ledger of applied counts, and the log of changes of settable counters. The
+//! entries of a day are deleted once events of that day are too old to be accepted.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use tallyd_mysql::Store;
 
-/// How often the clean-up checks for days to empty. Several daemons can do this at the same time.
+/// The interval between two checks for days to empty. Several daemons can do this at the same time.
 const EVERY: Duration = Duration::from_secs(3_600);
 
-/// Delay before the next try if another session has locked the table. While the clean-up waits for the table, every
-/// batch with counts waits, too.
+/// Delay before the next try if another session has locked the table. The delay is needed because every batch with
+/// counts waits while the clean-up waits for the table.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Empties days that are older than `[consumer] applied_event_keep`, until the stop.

@@ -9,26 +9,26 @@
 //!
 //! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No event is
 //!   newer than its row, so nothing is written, and the batch is acknowledged.
-//! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer, which takes the
-//!   partition (epoch + 1). C: daemon 1 resumes and writes. Its transaction locks the partition's row first, finds a
-//!   newer epoch and writes nothing. Its session ends.
+//! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer. Daemon 2 takes over
+//!   the partition (epoch + 1). C: daemon 1 resumes and writes. The transaction of daemon 1 locks the partition's row
+//!   first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
 //! * A and B: two writers write the same row. The second writer waits for the first writer's lock, and its statement
 //!   then reads the state that the first writer wrote. If old states are read first, both writers can insert a row that
 //!   neither of them found. Then the second insert violates the primary key. The whole second transaction runs again
 //!   and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
-//!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds, and "no
-//!   consumer, empty queue" means that nothing is in flight.
-//! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer for up to a second,
-//!   until daemon 2 has read the pause, too. Each daemon ends its session as at the stop, so nothing is lost or
-//!   doubled, and the order is kept.
+//!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds. A queue that is
+//!   empty and has no consumer has no messages in flight.
+//! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer. Within a second daemon
+//!   2 reads the pause, too. Each daemon ends its session as at the stop, so nothing is lost or doubled, and the order
+//!   is kept.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
 //!   that arrives later wins (see "order" in `tallyd_core::mapping`).
 //!
-//! The consumer must never acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue
-//! dead-letters a message after 20 returns), or end because a server does not answer.
+//! The consumer must never acknowledge before the COMMIT (invariant 1). It must never return messages in a loop,
+//! because a quorum queue dead-letters a message after 20 returns. It must never end because a server does not answer.
 
 mod batch;
 mod batch_writer;
@@ -68,7 +68,7 @@ use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::probe::Found;
 use tallyd_rabbitmq::{Broker, Link};
 
-/// The messages in flight have at most the bytes of this many full batches.
+/// The messages in flight have at most as many bytes as this number of full batches.
 const PREFETCH_BATCHES: usize = 4;
 
 /// If one of these tasks is paused, no partition is consumed.
@@ -81,9 +81,9 @@ const STAND_BACK: Duration = Duration::from_millis(100);
 pub struct Partition {
     /// Counted from 0. Partitions of maps have much higher numbers.
     pub number: u16,
-    /// The map that decodes its messages, if they are not tallyd's own JSON.
+    /// The map that decodes the partition's messages, if the messages are not tallyd's own JSON.
     pub map: Option<Arc<Map>>,
-    /// The broker that delivers its events.
+    /// The broker that delivers the partition's events.
     pub broker: Broker,
     pub store: Store,
     /// This daemon: host and process.
@@ -144,14 +144,15 @@ impl From<WriteError> for SessionEnd {
 
 /// State that one session passes to the next.
 struct Learned {
-    /// The server does not support the faster way of writing rows, or the configuration forbids it.
+    /// Whether old rows are read before rows are written. This is the slower way. It is used if the server does not
+    /// support the faster way, or if the configuration forbids the faster way.
     reads_first: bool,
     sizes: MessageSizes,
     limit: PrefetchLimit,
 }
 
 impl Learned {
-    /// Returns how many messages can be in flight. The count also keeps their bytes within those of
+    /// Returns how many messages can be in flight. The bytes of these messages stay within the bytes of
     /// [`PREFETCH_BATCHES`] full batches.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
@@ -198,7 +199,8 @@ impl Partition {
             let is_paused = self.control.paused(PAUSED_BY).is_some();
             vitals.stands(if is_paused { Standing::Paused } else { Standing::Connecting });
             vitals.oldest(None);
-            // The database is checked first. Otherwise the session would receive messages that it must return.
+            // The database is checked first. Without this check a session would receive messages that it must return
+            // while MySQL is down.
             if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
@@ -216,7 +218,7 @@ impl Partition {
         info!(event = "partition-stopped", partition = self.number, "this daemon no longer writes {}", self.name());
     }
 
-    /// Logs why a session failed, and waits until the next one should begin.
+    /// Logs why a session failed, and waits until the next session should begin.
     async fn recover(&self, end: SessionEnd, outage: &mut Outage) {
         match end {
             SessionEnd::Stopped
@@ -339,7 +341,7 @@ impl Partition {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
-            // If another daemon added partitions meanwhile, this daemon can have made a binding again that the other
+            // If another daemon added partitions meanwhile, this daemon has perhaps restored a binding that the other
             // daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
             // A smaller count comes from a server that lags.

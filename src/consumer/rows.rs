@@ -19,7 +19,7 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// How many transactions ask the ledger after one of them found an event that was applied before.
+/// After a transaction finds an event that was applied before, this number of transactions ask the ledger.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
@@ -37,7 +37,7 @@ pub(super) struct LikeRows {
 
 /// The result of writing a batch's likes.
 pub(super) struct Written {
-    /// The count of distinct rows that its events write.
+    /// The count of distinct rows that the batch's events write.
     pub rows: usize,
     /// The changes of the counters, sorted by key.
     pub differences: Vec<Difference>,
@@ -103,10 +103,10 @@ async fn write_reading(
 }
 
 /// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
-/// transaction. It is also asked for some time after it knew an event, because more such events can follow.
+/// transaction. It is also asked for some time after it contained an event, because more such events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// How many more transactions ask the ledger.
+    /// The number of next transactions that ask the ledger.
     asks_ledger: u32,
 }
 
@@ -201,7 +201,8 @@ impl EventCapture {
         Self { like, watch: None, keys: HashSet::new() }
     }
 
-    /// Reads the counters of `watch`, unless they are cached. They were written before the watch began.
+    /// Reads the counters of `watch`, unless they are cached. The counters of a watch are written before the watch
+    /// begins.
     pub(super) async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
         if self.watch == watch {
             return Ok(());
@@ -235,7 +236,7 @@ impl EventCapture {
         partitions::log_watched(tx, watch, &seen, &former).await
     }
 
-    /// Logs changes of watched counters other than likes: counts that are applied, and sets that win.
+    /// Logs the applied counts and the sets that take effect, if they change a watched counter other than likes.
     pub(super) async fn log_counts(
         &self,
         tx: &mut MySqlConnection,

@@ -40,9 +40,9 @@ pub(super) struct Transaction {
 pub(super) struct Committed {
     pub epoch: u64,
     pub rows: usize,
-    /// Rows were added to the outbox.
+    /// Whether rows were added to the outbox.
     pub outboxed: bool,
-    /// How many of its dead letters are kept, counted from the first one.
+    /// The number of the batch's dead letters that are kept. These are the first ones.
     pub letters: usize,
 }
 
@@ -82,7 +82,7 @@ impl Transaction {
         self.steps.end(Step::Lock);
         let mut likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
         date_by_commit(&mut likes.differences, owner.now, &rules);
-        // API servers add their likers to Bloom filters themselves.
+        // API servers add the users whose likes they count to Bloom filters themselves.
         likes.likers.retain(|(target, _)| rules.of(target.kind, self.like).writer == Writes::Daemon);
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
@@ -100,8 +100,8 @@ impl Transaction {
     }
 }
 
-/// Sets the time of likes that the daemon counts to MySQL's time, instead of the sender's. So a `changed` reconcile
-/// lists them, even if they are late or the sender's clock is wrong.
+/// For likes that the daemon counts, replaces the sender's time with MySQL's time. So a `changed` reconcile lists these
+/// likes, even if they are late or the sender's clock is wrong.
 fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
     for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
         it.at = now;
@@ -141,12 +141,12 @@ pub(super) struct Ownership {
     partition: u16,
     name: PartitionName,
     owner: String,
-    /// `None` until the first batch is committed, because a standby must not take over.
+    /// `None` until the first batch is committed, because a standby must not take over the partition.
     epoch: Option<u64>,
 }
 
 impl Ownership {
-    /// Locks the partition's row, which is the first step of each transaction. Takes over the partition with the first
+    /// Locks the partition's row. This is the first step of each transaction. Takes over the partition with the first
     /// batch. Fails with `TakenOver` once another daemon has taken it over.
     async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
         let mut row = partitions::lock_owner(tx, self.partition).await?;
@@ -192,9 +192,10 @@ impl Ownership {
     }
 }
 
-/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. Without a hint
-/// it would not list a target whose events are applied late (a replayed dead letter, an event that an API server held
-/// back). An earlier reconcile can have removed the effect of these events from Redis.
+/// Records hints for the next `changed` reconcile. That reconcile lists targets by the time of their newest event.
+/// Without a hint the reconcile would not list a target whose events are applied late. Examples are a replayed dead
+/// letter, and an event that an API server held back. An earlier reconcile has perhaps removed the effect of these
+/// events from Redis.
 struct DriftHints {
     overlap: Derived<Duration>,
 }
@@ -213,8 +214,8 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // Events of a backlog are also that old. But they need a hint only if a run has begun after them, because the
-        // next run lists everything since the last run began.
+        // Events of a backlog are also that old. Such an event needs a hint only if a run has begun after the event.
+        // Otherwise the next run lists its target, because a run lists everything since the last run began.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();

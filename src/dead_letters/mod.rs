@@ -4,8 +4,8 @@
 //!
 //! The races, and what decides them:
 //!
-//! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records that. The letter
-//!   is still open and can be replayed once more: applying an event twice changes nothing.
+//! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records the replay. The
+//!   letter is still open and can be replayed once more: applying an event twice changes nothing.
 //! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: the command records the
 //!   replay. It does so only if the letter's `refusals` has not changed since it was read. Here it has changed, so the
 //!   letter stays open.
@@ -14,9 +14,9 @@
 //! * A: letters are selected for deletion because they were replayed. B: the consumer opens one of them again. The
 //!   DELETE statement checks again that a letter was replayed.
 //!
-//! The commands must never acknowledge a message that is not committed. They must not take a message that MySQL cannot
-//! store, because the broker drops messages that are requeued often. They must not delete a letter that was not
-//! replayed, unless the operator requested that.
+//! The commands must never acknowledge a message that is not committed. The commands must not take a message that MySQL
+//! cannot store, because the broker drops messages that are requeued often. The commands must not delete a letter that
+//! was not replayed, unless the operator requested the deletion of such letters.
 
 pub mod preview;
 pub(crate) mod purge;
@@ -74,7 +74,7 @@ pub struct Row {
     /// The trace that the message belongs to, from its header `traceparent`.
     pub traceparent: Option<String>,
     pub bytes: u64,
-    /// The beginning of its body. Characters that are not printable are escaped.
+    /// The beginning of the message's body. Characters that are not printable are escaped.
     pub body: String,
 }
 

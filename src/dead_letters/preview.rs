@@ -1,4 +1,4 @@
-//! Tells whether the consumer would accept a body today, and where to publish it. Pure.
+//! Decides whether the consumer would accept a body today, and where the body must be published. Pure.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct Preview {
     /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,
     /// The routing key that producers use. For likes it follows `[amqp] partition_by`. For counts it is the target's
-    /// id. A list has the routing key of its first event.
+    /// id. For a list of events it is the routing key of the first event.
     pub routing_key: String,
     /// The map's queue that the letter came through. The letter is replayed to this queue, and not through tallyd's
     /// exchange.
@@ -35,7 +35,7 @@ pub struct Preview {
 /// tallyd's own JSON.
 pub(crate) struct Judge {
     terms: Terms,
-    /// The maps by the name of their queue.
+    /// Maps the name of a queue to the map that decodes its messages.
     maps: HashMap<String, Map>,
     /// The prefix of all map queues.
     map_queues: String,
@@ -47,7 +47,7 @@ impl Judge {
         Self { terms: Terms::from(config), maps: maps.collect(), map_queues: broker.map_queues() }
     }
 
-    /// Tells whether the consumer of that queue would accept the body.
+    /// Returns whether the consumer of that queue would accept the body.
     pub(crate) fn judge(&self, queue: &str, body: &[u8], now: Micros) -> Preview {
         let Some(name) = queue.strip_prefix(&self.map_queues) else { return judge(body, &self.terms, now) };
         let mut preview = match self.maps.get(queue) {

@@ -11,15 +11,15 @@ use crate::runtime::fault;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Selection;
 
-/// Maximum number of letters that one statement deletes. They have at most 100 MiB.
+/// Maximum number of letters that one statement deletes. These letters have at most 100 MiB together.
 const AT_ONCE: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Report {
     pub dry_run: bool,
-    /// Letters that were deleted. In a dry run: letters that would be deleted.
+    /// The count of letters that were deleted. In a dry run: letters that would be deleted.
     pub deleted: u64,
-    /// Selected letters that were kept because they are open.
+    /// The count of selected letters that were kept because they are open.
     pub open_left: u64,
     pub stopped: bool,
 }

@@ -42,9 +42,10 @@ pub(crate) struct Replay<'a> {
 pub(crate) struct Report {
     pub dry_run: bool,
     pub found: u64,
-    /// Letters that were sent and confirmed. In a dry run: letters that would be sent.
+    /// The count of letters that were sent and confirmed. In a dry run: letters that would be sent.
     pub replayed: u64,
-    /// Replayed letters that are still open: the consumer refused them again immediately, or they were deleted.
+    /// The count of replayed letters that could not be recorded as replayed. Either the consumer refused them again
+    /// immediately, or they were deleted.
     pub open_again: u64,
     pub left: u64,
     pub left_because: Vec<Left>,
@@ -67,8 +68,8 @@ impl Replay<'_> {
     /// limit.
     ///
     /// # Errors
-    /// Fails with [`super::NoLetter`] before anything is sent. Also fails if a server fails. Replays before that
-    /// failure are recorded.
+    /// Fails with [`super::NoLetter`] before anything is sent. Also fails if a server fails. Letters that were replayed
+    /// before the failure are recorded as replayed.
     pub(crate) async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
         let mut report = Report { dry_run: self.dry_run, ..Report::default() };
         if let Which::Ids(ids) = which {
@@ -105,8 +106,8 @@ impl Replay<'_> {
         report: &mut Report,
         stop: &CancellationToken,
     ) -> Result<()> {
-        // Letters that are refused again during the run keep their id, so they are not sent again. New letters are not
-        // included.
+        // A letter that is refused again during the run keeps its id, so it is not sent again. Letters that are stored
+        // during the run are not included.
         let until = self.store.newest_dead_letter().await?;
         let mut after = 0;
         loop {
@@ -135,7 +136,7 @@ impl Replay<'_> {
         for letter in letters {
             let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
             let because = match letter.replayed_at {
-                // No run waits for it any more, and the partition that it would be sent to can be a different one.
+                // No run waits for the fence any more, and it could be sent to a different partition now.
                 _ if preview.is_fence => Some(preview.words()),
                 Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
                 _ if !self.force && !preview.is_taken() => Some(preview.words()),

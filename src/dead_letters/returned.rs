@@ -32,11 +32,11 @@ const REPLY_SUCCESS: u16 = 200;
 pub struct Returned {
     pub queue: String,
     pub taken_in: u64,
-    /// Fences of runs that have ended. They are discarded.
+    /// The count of removed fences, whose runs have ended. They are discarded.
     pub fences: u64,
-    /// Messages that are still in the queue, because one call takes a limited number.
+    /// The count of messages that are still in the queue, because one call takes a limited number of messages.
     pub left: u32,
-    /// The quota of dead letters is full. The other messages wait in the queue.
+    /// Whether the quota of dead letters is full. The other messages then wait in the queue.
     pub full: bool,
     pub problem: Option<String>,
 }
@@ -58,7 +58,7 @@ async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned)
     let room = max.saturating_sub(open).min(TAKEN_MAX);
     match take_so_many(store, broker, (AT_ONCE, room), returned).await {
         // One message can be undeliverable, or MySQL can refuse it. The other messages of its transaction were
-        // requeued. They succeed if messages are taken one by one.
+        // requeued. These messages can be stored if they are taken one by one.
         Err(error) if error.downcast_ref().is_none_or(is_of_one) => {
             take_so_many(store, broker, (1, room), returned).await
         }
@@ -77,7 +77,7 @@ async fn take_so_many(
     returned: &mut Returned,
 ) -> Result<()> {
     let link = broker.connect("dead letters").await?;
-    // The default configuration is enough to recognize a fence.
+    // The default configuration is sufficient here, because only fences must be recognized.
     let terms = Terms::from(&Config::default());
     let mut refused = None;
     while returned.taken_in + returned.fences < room {

@@ -12,13 +12,13 @@ use tallyd_core::job_name::JobName;
 pub(super) struct Allowed {
     /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// The tasks that read operators' orders. A command has no other task for that. They are aborted when this is
-    /// dropped.
+    /// The tasks that read operators' orders. A command has no other task for that. The tasks are aborted when this
+    /// struct is dropped.
     _following: JoinSet<()>,
 }
 
 impl Allowed {
-    /// Reads the current orders, and follows them.
+    /// Reads the current orders, and starts the tasks that follow later orders.
     ///
     /// # Errors
     /// Fails with [`JobError::Paused`] if the job is paused. Also fails if MySQL fails.
@@ -34,7 +34,7 @@ impl Allowed {
         following.spawn(async move {
             loop {
                 tokio::time::sleep(READ_EVERY).await;
-                // If MySQL does not answer, the run itself fails with that error.
+                // The result is ignored, because the run itself fails if MySQL does not answer.
                 let _ = orders.refresh(&store).await;
             }
         });

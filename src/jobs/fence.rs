@@ -1,11 +1,12 @@
 //! The fence: waits until every event published before now is committed in MySQL.
 //!
 //! A fence is a message sent directly to each partition's queue. The consumer writes the fence's number to MySQL, in
-//! the same transaction as the last events before the fence. A partition with no consumer and an empty queue has
-//! nothing in flight and needs no fence: when a daemon stops consuming, its messages return to the queue.
+//! the same transaction as the last events before the fence. A partition with no consumer and an empty queue needs no
+//! fence. It has nothing in flight, because a daemon's messages return to the queue when the daemon stops consuming.
 //!
-//! While partitions are added, some daemons know fewer partitions than other daemons. A daemon that knows too few
-//! partitions sends no fences, because a fence would miss events in a queue that the daemon does not know.
+//! While partitions are added, some daemons are configured with fewer partitions than other daemons. A daemon that is
+//! configured with too few partitions sends no fences. Its fences would miss the events in the other partitions'
+//! queues.
 //!
 //! Several jobs send fences. Each job has its own numbers. Otherwise a job would take another job's higher fence for a
 //! sign that a later run has overtaken it.
@@ -26,7 +27,7 @@ use tallyd_mysql::Store;
 use tallyd_mysql::partitions::Noted;
 use tallyd_rabbitmq::{Broker, Depth, Publisher};
 
-/// Returns all partitions in use, if the configuration knows each of them.
+/// Returns all partitions in use, if the configuration includes each of them.
 ///
 /// # Errors
 /// Fails with [`JobError::TooFewPartitions`] if more partitions are in use. Also fails if MySQL fails.
@@ -51,7 +52,7 @@ pub struct Fences<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub publisher: Publisher,
-    /// How long to wait for one fence.
+    /// The maximum time to wait for one fence.
     pub fence_max: Duration,
 }
 
@@ -60,7 +61,7 @@ enum FenceState {
     Passed,
     /// The partition has no consumer, and its queue is empty.
     Idle,
-    /// The run waits for it, for this reason.
+    /// The run waits for the partition, for this reason.
     Waiting(String),
 }
 
@@ -101,8 +102,8 @@ impl Fences<'_> {
         }
     }
 
-    /// Checks every partition once. Returns why the first partition is not done; `None` when the fence has passed all
-    /// partitions.
+    /// Checks every partition once. Returns the reason why the first unfinished partition is not done. Returns `None`
+    /// when the fence has passed all partitions.
     async fn waits_for(
         &self,
         number: u64,
@@ -131,7 +132,7 @@ impl Fences<'_> {
             return Ok((FenceState::Passed, sent));
         }
         if noted > number {
-            // Only a later run's fence is higher, so it can no longer be seen whether this fence has passed.
+            // Only a later run's fence is higher. It hides whether this fence has passed.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let Depth { messages, consumers } = self.publisher.depth(queue).await?;

@@ -1,7 +1,7 @@
 //! The daemon's jobs. They run on a schedule or on request. Across all daemons, each job has at most one run at a time.
 //!
-//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the lock while a
-//! run works, and [`fence`] waits for the events in flight. The jobs never call each other.
+//! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the job's lock
+//! while a run is active. [`fence`] waits for the events in flight. The jobs never call each other.
 
 mod allowed;
 pub mod archive;
@@ -42,7 +42,7 @@ pub struct JobSpec {
     pub cron: Cron,
     /// Makes the mode due independently of its schedule.
     pub request: Request,
-    /// When the mode is due if it never ran.
+    /// The time at which the mode is due if it never ran.
     pub first_run: FirstRun,
     /// If several modes of one job are due, the one with the lowest rank runs first.
     pub rank: usize,
@@ -71,7 +71,7 @@ impl JobSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
     Immediately,
-    /// At the next time of its schedule, because a run can be expensive and the operator chose a suitable time.
+    /// At the next time of the mode's schedule. A run can be expensive, and the operator chose a suitable time.
     AtItsTime,
 }
 
@@ -138,7 +138,7 @@ impl Request {
         self.requested.swap(false, Ordering::Relaxed)
     }
 
-    /// Makes the request again after a failed run, because the run is retried.
+    /// Makes the request again after a failed run, so that the run is retried.
     fn put_back(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
@@ -150,16 +150,17 @@ pub enum JobError {
     /// The run cannot be done now, and the data is not the cause. The same call can succeed later.
     #[error("{0}")]
     NotNow(String),
-    /// An operator has paused the job, or a task that it needs.
+    /// An operator has paused the job, or a task that the job needs.
     #[error("{0} (run `{undo}` to resume)", undo = .0.undo())]
     Paused(Box<Order>),
-    /// The run cannot be done until an operator changes something. It is not retried before its next scheduled time.
+    /// The run cannot be done until an operator changes something. The run is not retried before its next scheduled
+    /// time.
     #[error("{0}")]
     Refused(String),
     /// The run would repair more than the safety limit allows.
     #[error(transparent)]
     LimitExceeded(LimitExceeded),
-    /// More partitions are in use than the configuration says: a read after a fence could miss events of the other
+    /// More partitions are in use than the configuration says: a read after a fence may miss events of the other
     /// partitions.
     #[error(
         "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \
@@ -169,7 +170,7 @@ pub enum JobError {
         /// The count in the configuration.
         known: u16,
         noted: u16,
-        /// The daemon that raised the count.
+        /// The daemon that raised the count of partitions.
         raised_by: String,
     },
     /// A server failed, another run took over, or the requested object does not exist.

@@ -1,4 +1,4 @@
-//! Runs a job under its lock. Also has the loop that runs due modes. All jobs use this module.
+//! Runs a job under the job's lock. Also contains the loop that runs due modes. All jobs use this module.
 //!
 //! A run acquires the lock, works while the lease is renewed, records the report and releases the lock. A job has at
 //! most one run at a time, across all daemons and commands. A cron trigger only wakes the loop; `schedule` decides what
@@ -27,7 +27,7 @@ pub use tallyd_mysql::jobs::Outcome;
 use tallyd_mysql::jobs::{LEASE, Lock};
 use tallyd_mysql::{Store, StoreError};
 
-/// How often the lease is renewed: three tries before the run gives it up.
+/// The interval between renewals of the lease. The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
 /// A holder gives up before MySQL considers the lease expired.
@@ -39,12 +39,12 @@ pub struct Job<'a> {
     pub name: &'static str,
     /// The kind of run: `full`, `changed`. Each mode has its own due time.
     pub mode: &'a str,
-    /// The daemon or command that runs the job. Shown to other processes that find the lock held.
+    /// The daemon or command that runs the job. The text is shown to other processes that try to acquire the lock.
     pub owner: &'a str,
     pub keep: Duration,
 }
 
-/// The result of a run, for people and programs.
+/// The report of a run, for people and programs.
 pub trait Report: Serialize + Display {
     fn outcome(&self) -> Outcome;
 
@@ -66,12 +66,13 @@ pub enum Ran<R> {
     /// Another run holds the lock.
     Held {
         owner: String,
-        /// Seconds until the other run's lease ends, unless the lease is renewed.
+        /// Seconds until the other run's lease ends if it is not renewed.
         lease_s: i64,
     },
 }
 
-/// Runs `work` once under the job's lock. `work` gets the run's number, which grows from run to run: the fencing token.
+/// Runs `work` once under the job's lock. `work` gets the run's number as the fencing token. The number grows from run
+/// to run.
 pub async fn run_once<R: Report, F, E>(
     store: &Store,
     job: Job<'_>,
@@ -148,7 +149,8 @@ async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result
     Ok(noted?)
 }
 
-/// Deletes old rows of `job_run`. If this fails, the run does not fail: the next run deletes them.
+/// Deletes old rows of `job_run`. If the deletion fails, the run does not fail, because the next run deletes these
+/// rows.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
     if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
@@ -156,8 +158,8 @@ async fn forget_old_runs(store: &Store, job: Job<'_>) {
     }
 }
 
-/// Runs the loop of one job in a daemon. The loop runs the first due mode at the start, once MySQL answers, and each
-/// time it is woken. `specs` returns the modes; a reload can change them.
+/// Runs the loop of one job in a daemon. The loop runs the first due mode once MySQL answers after the start, and each
+/// time the loop is woken. `specs` returns the modes; a reload can change them.
 pub async fn serve(
     specs: impl Fn() -> Vec<JobSpec>,
     servers: &Servers,
@@ -177,7 +179,7 @@ pub async fn serve(
                 match schedule.next_due(now, instant) {
                     Some(entry) => run_due(entry, servers, live, beat, stop).await,
                     None => {
-                        // Another run held the lock, and has done the work that was due here.
+                        // If a job was waiting for another run, that run has done the work that was due here.
                         schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
                         Some(schedule.wait(instant))
                     }
@@ -193,7 +195,7 @@ pub async fn serve(
     }
 }
 
-/// Runs a due mode. If an operator paused a task that the mode needs, this waits for the end of the pause instead.
+/// Runs a due mode. If an operator paused a task that the mode needs, the loop waits for the end of the pause instead.
 /// Returns how the loop waits before its next check.
 async fn run_due(
     entry: &mut Entry,

@@ -18,7 +18,7 @@ use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
 use tallyd_core::job_name::JobName;
 
-/// How long the records of runs are kept, for jobs that run every minute.
+/// For jobs that run every minute, the records of runs are kept for this time.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares Redis with MySQL, and repairs it.
@@ -60,7 +60,7 @@ pub enum Snapshots<'a> {
     Due,
     Of {
         scope: &'a Scope,
-        /// Takes the snapshot even if Redis lost the board, or most of it.
+        /// Takes the snapshot even if Redis lost the board, or most of the board.
         force: bool,
     },
 }

@@ -14,10 +14,10 @@ use tallyd_core::job_name::JobName;
 use tallyd_core::model::Micros;
 use tallyd_mysql::{Store, StoreError};
 
-/// The pause after a failed run, or if another run holds the lock.
+/// The pause before the next try, if a run failed or another run holds the lock.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The longest pause after runs that were not done.
+/// The longest pause before the next try.
 const PAUSE_MAX: Duration = Duration::from_secs(900);
 
 /// Maximum time until a missed cron trigger is noticed. A trigger is missed if the clock was set, or the machine slept.
@@ -39,9 +39,9 @@ pub enum RetryAfter {
 /// How the loop of a job waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// For this time, even if a trigger or a request arrives.
+    /// The loop waits for this time, even if a trigger or a request arrives.
     Pause(Duration),
-    /// For a cron trigger or a request, but at most for this time.
+    /// The loop waits for a cron trigger or a request, at most for this time.
     Woken(Duration),
 }
 
@@ -51,7 +51,7 @@ impl Wait {
     pub(super) async fn over(self, wake: &Notify) {
         match self {
             Self::Pause(pause) => tokio::time::sleep(pause).await,
-            // An error means that the time is over.
+            // An error means that the time is over. The loop continues in both cases.
             Self::Woken(limit) => drop(tokio::time::timeout(limit.min(LOOK_EVERY), wake.notified()).await),
         }
     }
@@ -75,7 +75,7 @@ pub(super) struct Entry {
 /// A mode that was not done.
 #[derive(Clone, Copy)]
 struct Backoff {
-    /// How many times in a row the mode could not do everything.
+    /// The number of consecutive runs in which the mode could not do everything.
     times: u32,
     until: Instant,
 }
@@ -116,7 +116,7 @@ impl Schedule {
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
         ready.min_by_key(|entry| match entry.backoff {
             None => (false, entry.spec.rank),
-            // The last one, because the modes before it have been tried already.
+            // The last such mode is returned, because the modes before it have been tried already.
             Some(_) => (true, usize::MAX - entry.spec.rank),
         })
     }
@@ -124,7 +124,7 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // If a pause is over and nothing is due, another daemon has done that mode meanwhile.
+        // If a pause is over and nothing is due, another daemon has meanwhile run the paused mode.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
@@ -135,7 +135,8 @@ impl Schedule {
 }
 
 impl Entry {
-    /// Whether a run is missing: it was requested, or the schedule has fired since the last completed run began.
+    /// Whether the mode is due. Either a run was requested, or the schedule has triggered since the last completed run
+    /// began.
     fn is_due(&self, now: Micros) -> bool {
         if self.spec.request.is_made() {
             return true;

@@ -16,9 +16,9 @@ use tallyd_core::job_name::{JobMode, JobName};
 
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// Made when Redis lost buckets.
+    /// The request that is made when Redis lost buckets.
     pub rebuild: Request,
-    /// Made when a snapshot of a board is due.
+    /// The request that is made when a snapshot of a board is due.
     pub snapshot: Request,
 }
 
@@ -78,7 +78,7 @@ fn reconcile(requests: &Requests) -> Vec<JobSpec> {
             rank: 2,
             ..row(Mode::Scrub, |config, _| &config.reconcile.scrub_cron, |work| reconciled(work, Mode::Scrub).boxed())
         },
-        // This mode runs first, because readers query MySQL until it is done.
+        // This mode runs first, because readers query MySQL until the mode's run is done.
         JobSpec {
             rank: 0,
             request: requests.rebuild.clone(),

@@ -12,7 +12,8 @@ use tallyd_core::model::Micros;
 use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
-/// Bytes of a body that are kept: 16 times the limit of an event, and far below any `max_allowed_packet`.
+/// Maximum number of bytes of a body that are kept. It is 16 times the limit of an event, and far below any
+/// `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Makes the dead letter of a refused event. `body` is the event's part of the message.
@@ -36,7 +37,8 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
 /// The header that holds a dead letter's fields if the quota was full.
 const LETTER: &str = "x-tallyd-letter";
 
-/// Maximum characters of a letter's error in that header: all headers must fit into one frame.
+/// Maximum number of characters of a letter's error in that header. It is limited because all headers must fit into one
+/// frame.
 const ERROR_CHARS_MAX: usize = 1_000;
 
 /// The properties of the message that represents a letter over the quota. [`returned`] turns them back into the letter.
@@ -81,8 +83,8 @@ fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Optio
     Some(refused(refusal, body, &kept.json, &queue, first_seen))
 }
 
-/// Makes the dead letter of a message in the queue of returned messages. If the message does not represent a letter
-/// over the quota, its events were never tried one by one.
+/// Makes the dead letter of a message in the queue of returned messages. A message that does not represent a letter
+/// over the quota contains events that were never tried one by one.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
     if let Some(letter) = without_room(body, properties, now) {
         return letter;
@@ -143,13 +145,13 @@ impl Death {
 pub struct Headers {
     /// As JSON; empty if there are none.
     pub json: String,
-    /// The length of the JSON including headers that were left out.
+    /// The length of the JSON of all headers, including the headers that were left out.
     pub bytes: usize,
     /// The message's `traceparent`.
     pub traceparent: Option<String>,
 }
 
-/// Returns the message's headers, and the other properties that identify its sender.
+/// Returns the message's headers, and the other properties that identify the message's sender.
 pub fn headers(properties: &BasicProperties) -> Headers {
     let mut all = match properties.headers() {
         Some(headers) => table(headers, 0),
@@ -174,26 +176,26 @@ pub fn headers(properties: &BasicProperties) -> Headers {
     if bytes <= HEADERS_BYTES_MAX {
         return Headers { json, bytes, traceparent };
     }
-    // Each refused event of a list stores these headers. Headers that fill a frame would be a hundred times as large as
-    // the bodies.
+    // Each refused event of a list stores these headers. If headers filled a frame, they would need a hundred times as
+    // much space as the events.
     let said = format!("the headers have {bytes} bytes, and at most {HEADERS_BYTES_MAX} are kept");
     let mut kept = Map::from_iter([("(left out)".to_owned(), json!(said))]);
     kept.extend(traceparent.iter().map(|traceparent| (HEADER.to_owned(), json!(traceparent))));
     Headers { json: Value::Object(kept).to_string(), bytes, traceparent }
 }
 
-/// Maximum bytes of headers that are kept, as JSON. A tracing context, an exchange and a few ids have some hundred
-/// bytes.
+/// Maximum number of bytes of the JSON of the headers that are kept. A tracing context, an exchange and a few ids have
+/// some hundred bytes.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
-/// Maximum characters of the broker's reason that are kept. RabbitMQ's own reasons have about a dozen characters.
+/// The broker's reason is cut after this number of characters. RabbitMQ's own reasons have about a dozen characters.
 const REASON_CHARS_MAX: usize = 100;
 
-/// The length of `dead_letter.queue`. AMQP names have at most 255 bytes, but a publisher can put a longer text into the
-/// header.
+/// The maximum length of the column `dead_letter.queue`. AMQP names have at most 255 bytes, but a publisher can put a
+/// longer text into the header.
 const QUEUE_CHARS_MAX: usize = 255;
 
-/// Headers are kept up to this depth. Deeper nesting is an attack.
+/// Headers are kept up to this depth of nesting. Deeper nesting is an attack.
 const DEPTH_MAX: u8 = 16;
 
 fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {

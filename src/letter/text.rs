@@ -28,8 +28,8 @@ pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Does the same as [`printable`] for bytes. Bytes that are not UTF-8 become `\xff`. If `goes_on`, the bytes are the
-/// beginning of a longer text, and the last character can be cut off.
+/// Does the same as [`printable`] for bytes. Bytes that are not UTF-8 become `\xff`. If `goes_on` is set, the bytes are
+/// the beginning of a longer text. The last character is then possibly incomplete.
 pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     let mut chunks = bytes.utf8_chunks().peekable();
@@ -49,7 +49,7 @@ pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
 
 fn push_printable(out: &mut String, character: char) {
     match character {
-        // These are printable, but Rust escapes them in a literal.
+        // These characters are printable, but Rust escapes them in a literal.
         '"' | '\'' | '\\' => out.push(character),
         _ => out.extend(character.escape_debug()),
     }

@@ -1,8 +1,8 @@
-//! One connection with the broker: receive, write and acknowledge, until the session ends ([`SessionEnd`]).
+//! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
 //! While one batch is in its transaction the next one fills, so there are at most two open batches. The broker holds
-//! back messages beyond the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its first
-//! message, when it is full, or at the stop.
+//! back messages beyond the prefetch. A batch closes when it is full, or at the stop. It also closes when the writer is
+//! free and `linger_ms` has passed since the batch's first message.
 
 mod writing;
 
@@ -39,14 +39,14 @@ use tallyd_rabbitmq::Link;
 /// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// How long messages gather before the loop takes them in. Taking each message individually costs more than all other
-/// work on it: the runtime's thread would sleep and wake up for every few messages.
+/// For this time messages gather before the loop takes them in. Otherwise the runtime's thread would sleep and wake up
+/// for every few messages. This would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How often an idle loop wakes up to show that it is alive.
+/// At this interval an idle loop wakes up to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A session that has lasted this long counts as working, even if no messages arrived.
+/// A session that has lasted for this time is considered to work, even if no messages arrived.
 const PROBATION: Duration = Duration::from_secs(5);
 
 /// A batch that is being filled, and the acker of its last message.
@@ -56,7 +56,7 @@ struct Open {
     /// Acknowledges the last message and, with `multiple`, all before it.
     last: Option<Acker>,
     since: Option<Instant>,
-    /// The oldest `at`, for the lag.
+    /// The oldest `at` of the batch's events, for the metric of the lag.
     oldest: Option<Micros>,
     received: ReceivedCounts,
 }
@@ -137,16 +137,16 @@ struct Session<'a> {
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
-    /// The queue was deleted, so no more messages arrive.
+    /// Whether the queue was deleted. No more messages arrive then.
     is_cancelled: bool,
-    /// Messages that are received and in no batch yet.
+    /// Messages that are received and not in a batch yet.
     inbox: Inbox,
     open: Open,
     /// The idle writer. Exactly one of `writer` and `writing` is `Some`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
-    /// The outage of the connection. It ends once something was written, or after some time without a failure. A
+    /// The outage of the connection. The outage ends once a batch was written, or after some time without a failure. A
     /// connection that only seems to work must not be reopened without a delay.
     outage: &'a mut Outage,
     began: Instant,
@@ -340,7 +340,7 @@ impl Session<'_> {
     }
 }
 
-/// Waits until `then`, or forever if it is `None`.
+/// Waits until `then`, or forever if `then` is `None`.
 async fn until(then: Option<Instant>) {
     match then {
         Some(then) => tokio::time::sleep_until(then.into()).await,

@@ -1,5 +1,5 @@
-//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it closes the
-//! channel. If nothing failed, it first writes all delivered messages.
+//! Hands a batch to the writer, and acknowledges the batch's messages once the batch is committed. At the end of a
+//! session the channel is closed. If nothing failed, all delivered messages are written before.
 
 use std::pin::pin;
 use std::time::Instant;
@@ -93,8 +93,8 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the running transaction. Meanwhile it takes in the messages that still arrive. Otherwise the library
-    /// would hold them, and they would not be counted.
+    /// Waits for the running transaction. Meanwhile it takes in the messages that still arrive. Otherwise these
+    /// messages would stay in the library, and their bytes would not be counted.
     async fn written(&mut self) -> Result<Written, SessionEnd> {
         loop {
             tokio::select! {
@@ -106,7 +106,7 @@ impl Session<'_> {
     }
 
     /// Closes the channel. In one step the broker then requeues the unacknowledged messages and activates the next
-    /// consumer. So no fence overtakes an event that this session holds. If the consumer were only cancelled, it would
+    /// consumer. So no fence overtakes an event that this session holds. If this consumer were only cancelled, it would
     /// keep its messages while the next consumer is active. Also waits until the running transaction commits or fails.
     /// Returns the writer if no transaction was running.
     pub(super) async fn close(mut self) -> Option<BatchWriter> {

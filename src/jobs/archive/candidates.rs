@@ -1,4 +1,4 @@
-//! The periods that a run checks, by board: closed periods in Redis, and unfinished periods in MySQL.
+//! Lists the periods that a run checks, for each board: closed periods in Redis, and unfinished periods in MySQL.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use tallyd_redis::boards::BoardKeys;
 
 #[derive(Default)]
 pub(super) struct Candidates {
-    /// By board, newest first. A board without periods is included: it must be claimed before its first period is
-    /// frozen.
+    /// Maps each board to its periods, newest first. A board without periods is included, because it must be claimed
+    /// before its first period is frozen.
     pub boards: BTreeMap<String, Vec<Candidate>>,
     pub open: Vec<PeriodReport>,
 }

@@ -25,7 +25,7 @@ pub(super) struct Copier<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
     pub tally: Tally,
-    /// Count of members that are not archived, because they are below the top places.
+    /// Count of members that are not archived, because only the top places are archived.
     pub left_out: u64,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Copier<'a> {
         if let Some(last) = verifying {
             tally.add(joined(last).await?);
         }
-        // Redis keeps no empty zsets, so it has lost this one or a part of it. The rows must not be trimmed then.
+        // Redis keeps no empty zsets, so Redis has lost this zset or a part of it. The rows must not be trimmed then.
         if copied == 0 || copied < wanted {
             return Err(Halt::Kept(Reason::FrozenGone));
         }
@@ -82,7 +82,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that both stores end where the copy did. All places before that were verified while they were written.
+    /// Checks that both stores end where the copy did. All earlier places were verified while they were written.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
@@ -128,7 +128,7 @@ struct Pages {
 }
 
 impl Pair {
-    /// Reads the next pages of the frozen zset up to place `until`, as many as one transaction writes.
+    /// Reads the next pages of the frozen zset up to place `until`. It reads as many pages as one transaction writes.
     async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
         let Self { cache, page_members, at, copy, .. } = self;
         let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
@@ -150,7 +150,8 @@ impl Pair {
     }
 
     /// Compares both stores place by place, from place `from + 1` to place `until`, or until both stores end. Returns
-    /// the count and the checksums of the compared members. They are recorded, so later changes are detected.
+    /// the count and the checksums of the compared members. The count and the checksums are recorded, so later changes
+    /// of the members are detected.
     async fn verify(self, from: u64, until: u64) -> Step<Tally> {
         let Self { store, cache, page_members, at, copy } = self;
         let mut tally = Tally::default();
@@ -181,7 +182,7 @@ async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
     task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }
 
-/// Returns the first place, counted from `first`, at which the stores differ or only one store has a member.
+/// Returns the first place at which the stores differ or only one store has a member. Places are counted from `first`.
 fn first_difference(first: u64, page: &[BoardMember], rows: &[(u64, BoardMember)]) -> Option<u64> {
     let both = (first..).zip(page).zip(rows);
     let unequal = both.filter(|((place, member), (row_place, row))| place != row_place || *member != row);

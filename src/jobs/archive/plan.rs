@@ -1,4 +1,4 @@
-//! Decides what to do with a closed period. Pure: all cases are in one place.
+//! Decides what to do with a closed period. It is a pure function, so that all cases are in one place.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(super) struct Facts {
     /// The period's row in MySQL; `None` if the period was never frozen.
     pub row: Option<PeriodRow>,
     pub backup: Backup,
-    /// How long the period's zset stays in Redis; `None` if the configuration no longer has the board.
+    /// The time that the period's zset stays in Redis; `None` if the configuration no longer has the board.
     pub expire_after: Option<Duration>,
     pub now: Micros,
 }
@@ -27,7 +27,7 @@ pub(super) enum Plan {
     Archive { expire_after: Duration },
     /// Redis has the board in its state before the freeze: raise it to the archive, and archive it again.
     Raise { row: PeriodRow, expire_after: Duration },
-    /// It is archived and stays in Redis for that time.
+    /// It is archived, and stays in Redis for the time `left`.
     Wait { left: Duration },
     /// It is archived, and its time in Redis is over.
     End { row: PeriodRow },
@@ -44,7 +44,7 @@ pub(super) fn decide(facts: Facts) -> Plan {
     }
 }
 
-/// Decides for a period that was never frozen, as far as MySQL knows.
+/// Decides for a period that has no row in MySQL.
 fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
     // A part of a board must not be archived as the complete board. A frozen zset was complete when it was frozen.
     if !frozen && backup == Backup::Lost {
@@ -60,8 +60,8 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
-        // The live zset does not consist of late writes: a server took over, or was started, with a state from before
-        // the freeze.
+        // The live zset does not consist of late writes. Its server took over or was started with a state that is older
+        // than the freeze.
         (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
@@ -69,13 +69,15 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         }
         // The rows of a copy are verified, so at most late writes are lost with the zset.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
-        // A live zset alone has only late writes, never the board: it is not frozen a second time.
+        // A live zset without a frozen zset has only late writes and never the board, so it is not frozen a second
+        // time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
             Plan::Keep(if backup == Backup::None { Reason::Lost } else { Reason::LostWithBackup })
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
         (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
-        // The second case of the condition: MySQL went back to a state before the late writes were archived.
+        // The second case of the condition: MySQL went back to an older state, in which the late writes are not
+        // archived.
         (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
             Plan::Archive { expire_after }
         }

@@ -19,7 +19,7 @@ use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::Rule;
 
-/// How long after `expire_after` a zset expires if no run has ended it.
+/// If no run has removed a zset, the zset expires this time after `expire_after`.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Steps<'a> {
@@ -39,7 +39,7 @@ impl<'a> Steps<'a> {
         Self { run, copier: Copier::new(run, page_members), page_members }
     }
 
-    /// Must run before the board is read, so that an overtaken run can change nothing after that.
+    /// Must run before the board is read, so that a run that was overtaken cannot change the board afterwards.
     pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
@@ -90,7 +90,7 @@ impl<'a> Steps<'a> {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
             Plan::Keep(reason) => Err(Halt::Kept(reason)),
             Plan::Archive { expire_after } if keys.frozen => {
-                // Removes the zset's expiry, because it would delete data that is not archived yet.
+                // Removes the zset's expiry, because the expiry would delete data that is not archived yet.
                 self.run.present(cache.keep_frozen(at, number).await?)?;
                 let frozen = Frozen { freeze: keys.freeze, late_members: keys.late_members };
                 self.archive(candidate, row, frozen, expire_after).await

@@ -10,19 +10,19 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 
-/// Members of one page. A script accepts at most some thousand arguments.
+/// Maximum number of members in one page. A script accepts at most some thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// How many of a snapshot's best members are compared to decide whether Redis has the board.
+/// This number of a snapshot's best members are compared, to decide whether Redis has the board.
 const TOLD_BY: u64 = 200;
 
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
     None,
-    /// MySQL has a snapshot, and Redis has lost nothing since.
+    /// MySQL has a snapshot, and Redis has lost nothing since the snapshot.
     Intact,
-    /// MySQL has a snapshot, and Redis has lost the board or a part of it since.
+    /// MySQL has a snapshot. Since the snapshot Redis has lost the board or a part of the board.
     Lost,
 }
 
@@ -37,26 +37,26 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
 }
 
 /// Whether the live zset is still the saved board. The mark alone does not show this, because Redis can evict only the
-/// zset. A zset that has grown again after that is a different board: the best saved members together have less than
-/// half of their saved scores.
+/// zset. A zset that has grown again afterwards is a different board. In such a zset the best saved members together
+/// have less than half of their saved scores.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;
-    // The part of the score that decides between equal members is left out. If it is a time, it decreases with every
-    // change.
+    // The part of the score that decides between equal members is left out. If that part is a time, it decreases with
+    // every change.
     let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
     let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
     Ok(live * 2.0 >= saved)
 }
 
-/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. A loss of all data does not count,
-/// because Redis' generation is newer after it.
+/// Whether Redis has gone back to a state before a freeze that MySQL has recorded. Returns false after a loss of all
+/// data, because Redis' generation is then newer.
 pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
     keys.freeze < row.frozen
 }
 
-/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that the remaining rows do not count as a
-/// snapshot.
+/// Deletes one snapshot of a claimed board. The snapshot is voided first, so that a partly deleted snapshot is not
+/// treated as a snapshot.
 pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
     run.store.void_snapshot(run.number, at).await?;
     let mark = run.mark(at).await?;

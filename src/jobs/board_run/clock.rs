@@ -1,5 +1,5 @@
 //! Reads the clocks for runs over boards. MySQL's clock decides when a period is over. While the clocks differ, no
-//! period counts as over.
+//! period is treated as over.
 
 use std::time::Duration;
 
@@ -19,13 +19,14 @@ const APART_MAX: Duration = Duration::from_secs(120);
 
 pub(in crate::jobs) struct Reading {
     pub now: Micros,
-    /// The error text if the clocks differ: tallyd cannot tell which one is right.
+    /// The error text if the clocks differ. The text blames no clock, because tallyd cannot decide which clock is
+    /// right.
     pub problem: Option<String>,
 }
 
 pub(in crate::jobs) enum Start {
     At(Micros),
-    /// The clocks differ: the run does nothing, and reports that.
+    /// The clocks differ. The run does nothing, and reports the difference.
     ClocksDiffer(Report),
 }
 

@@ -1,8 +1,8 @@
 //! The parts of a run over boards that the archive and the snapshots share. Both run under the lock of the job [`JOB`],
 //! and never call each other.
 //!
-//! Redis does not know that lock. So a run claims a board before it changes any of its data, and every script does
-//! nothing unless its run holds the claim.
+//! Redis cannot check that lock. So a run claims a board before it changes any of the board's data. A script does
+//! nothing unless the run that calls it holds the claim.
 
 pub(super) mod backup;
 pub(super) mod clock;
@@ -45,7 +45,7 @@ pub(super) enum Halt {
 
 pub(super) type Step<T> = Result<T, Halt>;
 
-/// Why a period is not changed: a sentence for an operator, with what to do.
+/// Why a period is not changed. The text is a sentence for an operator, and says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Reason {
     // Found by a run.

@@ -157,8 +157,8 @@ fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Re
     Ok(candidate)
 }
 
-/// Returns the current period, and earlier periods whose grace time has not passed. Each has the time at which it
-/// closes.
+/// Returns the current period, and earlier periods whose grace time has not passed. Returns each period with the time
+/// at which it closes.
 fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
     iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
         .map(|period| (period, closes(board, period, calendar)))

@@ -24,11 +24,11 @@ pub struct PeriodReport {
     pub period: String,
     pub outcome: Outcome,
     pub members: u64,
-    /// Members that are not archived, because of `archive_top`.
+    /// The count of members that are not archived, because of `archive_top`.
     pub left_out: u64,
-    /// Late members, or members added since a loss, that were merged in this run.
+    /// The count of members that this run merged: late members, or members added since a loss.
     pub late_members: u64,
-    /// How long the work on the period took, in milliseconds; zero if nothing was done.
+    /// The duration of the work on the period, in milliseconds. Zero if nothing was done.
     pub took_ms: u64,
     /// The reason of the outcome, or the time until which the period waits.
     pub reason: Option<String>,
@@ -44,7 +44,7 @@ pub enum Outcome {
     Waiting,
     Saved,
     Restored,
-    /// Redis no longer has the board, as expected, so the snapshot is deleted.
+    /// The period is over and Redis no longer has the board, as expected. So the snapshot is deleted.
     Forgotten,
     Pruned,
     Kept,

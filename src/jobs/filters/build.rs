@@ -13,8 +13,8 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::bloom::{Shape, Window};
 use tallyd_redis::filters::Built;
 
-/// Bytes of a bit string that are in memory together. A larger filter is built part by part, and its likers are read
-/// once per part. One part has room for 2.8 million likers. The largest possible filter has 32 parts.
+/// Maximum bytes of a bit string in memory. A larger filter is built part by part, and its likers are read once per
+/// part. One part has room for 2.8 million likers. The largest possible filter has 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
 const LIKERS_PAGE: u64 = 10_000;
@@ -45,7 +45,7 @@ impl Run<'_> {
                     self.report.users += users;
                 }
                 None if self.stop.is_cancelled() => return Ok(()),
-                // Redis was flushed, or the unfinished filter was evicted.
+                // Redis was flushed, or Redis evicted the unfinished filter.
                 None => self.report.left += 1,
             }
         }
@@ -74,8 +74,8 @@ impl Run<'_> {
         passed
     }
 
-    /// Builds one filter. Returns the count of its users, or `None` if Redis lost the unfinished filter or the run is
-    /// stopped.
+    /// Builds one filter. Returns the count of users in the filter. Returns `None` if Redis lost the unfinished filter,
+    /// or if the run is stopped.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.number);
         let shape = Shape::of(expected, on.wish.false_positive);

@@ -14,57 +14,58 @@
 //!
 //! A run depends only on the current state in MySQL and Redis. If it crashes at any point, the next run continues its
 //! work. One rule always holds: **a filter never says "no" about a user who likes the target.** A wrong "perhaps" costs
-//! a query, but a wrong "no" counts a like twice. At most 16 MiB of a filter are in memory, even if the filter is
-//! larger.
+//! a query. After a wrong "no", a like is counted twice. At most 16 MiB of a filter are in memory, even if the filter
+//! is larger.
 //!
 //! # Why nothing is lost
 //!
-//! A script counts a like (lua/like.lua), and scripts also begin a build and swap in the new filter. So each like comes
-//! completely before or after a "begin" and a swap. All keys of a target are in one slot.
+//! A script counts a like (lua/like.lua), and scripts also begin a build and swap in the new filter. So each like
+//! happens either completely before or completely after a "begin". The same applies to a swap. All keys of a target are
+//! in one slot.
 //!
-//! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event. If it was
-//!   published later, Redis remembers the click for `[client] recent_keep`. The clicks are read first, and the newer
-//!   hash before the older one. Clicks move from the newer to the older hash, so a click that moves meanwhile is read
-//!   once or twice. A click that is forgotten meanwhile is old, and in MySQL by then. For a filter of several parts,
-//!   clicks and likers are read for each part.
-//! * *A like after "begin" and before the swap* is noted beside the filter (`added`). Its bits are also set in the
-//!   former filter, if they were computed for that filter's shape. The like stays noted until its bits are in the new
-//!   filter, because fold refuses while a build is running.
-//! * *A like after the swap* is in the new filter's bits, or noted. A client that computed the bits for another shape,
-//!   or cannot compute them, notes the user instead.
+//! * *A like before "begin"* is in MySQL when the likers are read, because the fence follows the like's event. If the
+//!   event was published after the fence, Redis remembers the click for `[client] recent_keep`. The clicks are read
+//!   before the likers, and the newer hash is read before the older hash. Clicks move from the newer to the older hash,
+//!   so a click that moves meanwhile is read once or twice. A click that is forgotten meanwhile is old, and in MySQL by
+//!   then. For a filter of several parts, clicks and likers are read for each part.
+//! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
+//!   the former filter, if the bits were computed for that filter's shape. The like stays noted until its bits are in
+//!   the new filter, because fold refuses while a build is running.
+//! * *A like after the swap* is in the new filter's bits, or noted. If a client computed the bits for another shape, or
+//!   cannot compute bits, the user is noted instead.
 //! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its
-//!   commit. If it is committed before the likers are read, it is read with the likers. If it is committed later, it is
-//!   noted after "begin". A reader can get a wrong "no" for as long as the outbox lags.
+//!   commit. If the like is committed before the likers are read, the build reads it with the likers. If the like is
+//!   committed later, it is noted after "begin". Until the outbox row is added, a reader may get a wrong "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits; lua/filter_has.lua and lua/like.lua do
-//!   that within one script. An unlike leaves the user's bits set, and so does a like that is taken back. This can only
-//!   cause a wrong "perhaps".
+//!   that within one script. An unlike leaves the user's bits set. The bits also stay set if a counted like is
+//!   reverted. This can only cause a wrong "perhaps".
 //!
 //! # The races
 //!
 //! *A, a run that builds; B, another run.*
 //!
-//! * A crashes at any point ([`FAULT_POINTS`]): the former filter stays in use. New likers are still noted, because
-//!   `building` is set in the config. B finds `building` and builds the filter. B's begin discards the pieces that A
+//! * A crashes at any point ([`FAULT_POINTS`]). The former filter stays in use, and new likers are still noted, because
+//!   the config still has `building`. B finds `building` and builds the filter. B's begin discards the pieces that A
 //!   has written. After the swap any later run folds the noted users.
-//! * A freezes and resumes after B began. B's number is higher and is in the config, so A's begin, pieces and swap do
-//!   nothing. After B's swap the config has no number. A's pieces and swap still do nothing. A's begin causes
-//!   unnecessary notes until the next run. A's fold names the shape that its bits were computed for, and sets only bits
-//!   of users who like the target.
+//! * A freezes and resumes after B began. The config has B's number, and it is higher than A's number. So A's begin,
+//!   pieces and swap do nothing. After B's swap the config has no number. A's pieces and swap still do nothing. If A
+//!   begins then, users are noted unnecessarily until the next run. A's fold names the shape that its bits were
+//!   computed for, and sets only bits of users who like the target.
 //! * A call runs twice, or late after a timeout: a piece names its position, and is refused at any other position. A
 //!   begin discards the written pieces, so the next piece is refused. A swap finds nothing in `next`.
 //! * A click changes nothing (result 0). Its event is published all the same, because perhaps no earlier event of this
 //!   like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
-//!   again. Its fence is behind every event from before the flush.
-//! * Redis evicts a part of a filter. Without the bits, the string is shorter than the config says. Without the noted
-//!   users, their count is lower than the config says. Without the config, there is no filter. A filter that lacks a
-//!   part never answers "no", and the next run drops and rebuilds it.
-//! * A replica that lacks the last writes takes over, or Redis starts from an old copy: a filter can lack likes whose
-//!   events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new epoch
-//!   with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of another
-//!   epoch gives no answer until it is rebuilt. The key expires if no run was alive for an hour, because it is unknown
-//!   what API servers did meanwhile. Two gaps remain: the time from a failover until the next run, and the second for
-//!   which a reader caches the epoch. During this time a "no" is as reliable as all other data in Redis.
+//!   again. The fence of that run follows every event that was published before the flush.
+//! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If the
+//!   noted users are lost, their count is lower than the config says. Without the config, there is no filter. A filter
+//!   that lacks a part never answers "no", and the next run drops and rebuilds it.
+//! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter may lack likes
+//!   whose events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new
+//!   epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of
+//!   another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour, because it is
+//!   unknown what API servers did meanwhile. Two gaps remain: the time from a failover until the next run, and the
+//!   second for which a reader caches the epoch. In these gaps a "no" is only as reliable as all other data in Redis.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
 //!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
 //!   the next run continues its work.
@@ -126,7 +127,7 @@ const GAP_MAX: Duration = Duration::from_secs(3_600);
 /// After this time without a completed run no filter is trusted, because noted users are kept only for a week.
 const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
-/// How often all targets are checked, including those that did not change.
+/// The interval between checks of all targets, including targets that did not change.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
 #[derive(Clone)]
@@ -147,7 +148,8 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
-    /// The filters to build after the next fence, each with the count of users that it is built for.
+    /// The targets whose filters are built after the next fence, each with the count of users that its filter is built
+    /// for.
     builds: Vec<(Target, u64)>,
     data_set: String,
     report: Report,
@@ -183,7 +185,7 @@ impl Filters {
         let now = self.cache.now().await?;
         let mark =
             self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
-        // The mark is written early, so that the next run has it even if this run crashes.
+        // The mark is written early, so that the next run can read the mark even if this run crashes.
         self.store.note_checkpoint(number, &serde_json::to_string(&mark).context("write the mark")?).await?;
         let mut run = Run {
             on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
@@ -246,15 +248,15 @@ pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
 }
 
 impl Run<'_> {
-    /// Checks the targets that changed since `since`. If a target has far too few likes for a filter, only a full check
-    /// notices that it still has one.
+    /// Checks the targets that changed since `since`. If a target has far too few likes for a filter but still has a
+    /// filter, only a full check finds that filter.
     async fn keep_changed(&mut self, since: Micros) -> Result<()> {
         let on = self.on;
         let mut before = ChangedBefore::NEWEST;
         while !self.stop.is_cancelled() {
             let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
-            // A counter with several slots can be listed twice, or again on another page. Its value is read again for
-            // each page.
+            // A counter with several slots can be listed twice, or again on another page. The counter's value is read
+            // again for each page.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
             let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
@@ -334,7 +336,7 @@ impl Run<'_> {
     }
 
     /// Fails if Redis' data set changed during the run. In this case Redis can lack counted likes, and this run's mark
-    /// is no longer valid. Otherwise extends the trust in its filters for another hour.
+    /// is no longer valid. Otherwise the filters in Redis are trusted for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,

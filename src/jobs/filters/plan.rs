@@ -14,13 +14,14 @@ pub(crate) struct Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Nothing,
-    /// Users are noted beside the filter: set their bits.
+    /// Users are noted beside the filter, and their bits must be set.
     Fold(Shape),
-    /// Build a filter. With `drops_former` the former filter can lack some users, and is dropped immediately.
+    /// Build a filter. If `drops_former` is set, the former filter possibly lacks some users, and is dropped
+    /// immediately.
     Build {
         /// The count of users that the filter is built for.
         expected: u64,
-        /// Readers must not use the former filter any more.
+        /// Whether readers must stop using the former filter.
         drops_former: bool,
     },
     /// The target has too few likes now: remove its filter.
@@ -51,8 +52,8 @@ pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Pl
     }
 }
 
-/// Whether more users like the target than were ever put into its filter: something counts likes without updating the
-/// filter. A small difference is accepted, because the counter can be slightly wrong.
+/// Whether more users like the target than were ever put into its filter. Then something counts likes without updating
+/// the filter. A small difference is accepted, because the counter can be slightly wrong.
 fn lacks(likes: u64, state: &FilterState) -> bool {
     likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
@@ -64,7 +65,7 @@ fn fresh(wish: &Wish, likes: u64) -> u64 {
 }
 
 /// Whether a filter for `expected` users is neither too small nor far too large. If so, the new filter gets the same
-/// shape, so the shape that API servers know stays valid.
+/// shape. Then the shape that API servers have cached stays valid.
 fn fits(likes: u64, expected: u64) -> bool {
     likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
 }

@@ -8,16 +8,17 @@ use crate::jobs::runner::{self, Outcome};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Targets that were checked: those that changed recently, or all.
+    /// The count of checked targets. The run checks the targets that changed recently, or all targets.
     pub looked_at: u64,
     pub built: u64,
     pub users: u64,
-    /// Users who were noted beside a filter, and are in its bits now.
+    /// The count of users who were noted beside a filter and are now in the filter's bits.
     pub folded: u64,
-    /// Filters that were removed: the target has too few likes now, or Redis can have lost a part.
+    /// The count of removed filters. Their targets have too few likes now, or Redis has perhaps lost a part of the
+    /// filter.
     pub dropped: u64,
     pub left: u64,
-    /// Why filters were left, if the reason affects more than one filter.
+    /// Why filters were left for the next run, if the reason affects more than one filter.
     #[serde(default)]
     pub left_because: Option<String>,
     pub stopped: bool,

@@ -1,10 +1,11 @@
-//! Compares counters, one page at a time: measures a page, rechecks its suspects, and repairs confirmed drift.
+//! Compares counters, one page at a time. It measures a page, measures the page's suspects again, and repairs confirmed
+//! drift.
 //!
 //! The first measurement is cheap, because its fence is sent immediately. It clears nearly every counter. The other
-//! counters are *suspects*. They are measured again together with the suspects of many pages, and watched if they are
-//! still busy. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One rule
-//! decides. A measurement that finds a drift stores the drift with the suspect. The next measurement that can judge the
-//! suspect repairs the part that both measurements agree on.
+//! counters are *suspects*. The suspects of many pages are measured again together. A suspect that is still busy is
+//! watched. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One rule
+//! decides. A drift that is found is stored with the suspect. After the next measurement that can judge the suspect,
+//! the run repairs the part that both measurements agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ use tallyd_redis::layout::Loaded;
 /// If there are this many suspects, they are rechecked before the next page. A recheck also takes at most this many.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
-/// Counters that no measurement has cleared, with the last result.
+/// Maps each counter that no measurement has cleared to the result of its last measurement.
 type Suspects = BTreeMap<CounterKey, Judgement>;
 
 pub(super) struct Comparer<'a> {
@@ -41,11 +42,12 @@ pub(super) struct Comparer<'a> {
     /// The count of listed rows of `counter`, or of the given targets.
     pub listed: u64,
     pub report: Report,
-    /// The part of the report that is already in the metrics.
+    /// The counts of the report that are already in the metrics.
     published: Vec<u64>,
 }
 
-/// For each bucket of one kind: how many counters in MySQL are not zero in Redis, modulo 2^16. Empty if not needed.
+/// For each bucket of one kind, the number of MySQL's counters that are not zero in Redis, modulo 2^16. Empty if not
+/// needed.
 #[derive(Default)]
 pub(super) struct KnownByBucket(pub Vec<u16>);
 
@@ -164,7 +166,7 @@ impl<'a> Comparer<'a> {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
-    /// Whether everything was compared, or is kept for the next run.
+    /// Whether each counter was compared, or is kept for the next run.
     pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
@@ -174,7 +176,7 @@ impl<'a> Comparer<'a> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
-    /// Shows that the run has reached `place`.
+    /// Shows in the progress that the run has reached `place`.
     pub(super) fn show(&mut self, place: Option<Target>) {
         self.tell_metrics();
         let Report { checked, drifted, .. } = self.report;
@@ -186,8 +188,8 @@ impl<'a> Comparer<'a> {
         });
     }
 
-    /// Records how far the run has come, unless suspects are left. A dry run records nothing, and neither does a run
-    /// that holds repairs back, because their drifts are not repaired.
+    /// Records how far the run has come, unless suspects are left. A dry run records nothing, because it repairs no
+    /// drifts. A run that holds repairs back records nothing for the same reason.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -217,7 +219,7 @@ impl<'a> Comparer<'a> {
     }
 
     async fn measure_page(&mut self, keys: &[CounterKey]) -> Result<()> {
-        // The counters are counted first, because the measurement compares this count with the safety limits.
+        // The number of checked counters is updated first, because the measurement needs it for the safety limits.
         self.report.checked += keys.len() as u64;
         let measurements = self.measured(keys, Duration::ZERO, self.run.recounted()).await?;
         for (key, measurement) in &measurements {
@@ -234,8 +236,8 @@ impl<'a> Comparer<'a> {
         let limits = &self.run.servers.limits;
         let grace = limits.publish_grace.0;
         let keys: Vec<CounterKey> = suspects.keys().copied().collect();
-        // By the second measurement, likes have arrived that API servers counted before the first one and published
-        // late.
+        // API servers count a like first and publish it later. When the second measurement begins, the likes that were
+        // counted before the first measurement have arrived.
         if self.run.servers.is_any_by_api(&keys) {
             self.run.early_end.pause(grace).await;
         }
@@ -249,7 +251,7 @@ impl<'a> Comparer<'a> {
             let before = self.suspects.len();
             self.note_undecided(&measurements).await?;
             self.decide(&suspects, &measurements).await?;
-            // Counters that are still suspect are counted when they are decided.
+            // Counters that are still suspect are added to the report when they are decided.
             self.report.busy += (measurements.len() + before - self.suspects.len()) as u64;
         }
         Ok(())
@@ -298,8 +300,8 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Records undecided counters: an event was so close to the cut, by a producer's clock, that no measurement could
-    /// tell which was first. The next run measures these counters first, so this run can report that everything was
+    /// Records undecided counters. For such a counter, an event was so close to each cut, by a producer's clock, that
+    /// the order is unknown. The next run measures these counters first, so this run can report that everything was
     /// compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();

@@ -24,8 +24,8 @@ use tallyd_redis::keys::KindNames;
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// Maximum time that a scheduled run waits for the servers. A run that loads lost buckets can be waiting until this run
-/// ends.
+/// Maximum time that a scheduled run waits for the servers. A run that loads lost buckets is perhaps waiting until this
+/// run ends.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// The targets that a run compares.
@@ -39,13 +39,13 @@ pub enum Mode {
     /// The next slice of a full run's targets. In the next slice of its buckets, Redis is searched for counters that
     /// MySQL does not have.
     Scrub,
-    /// Targets that changed since the last run. Every run first loads lost buckets; this run was started because Redis
-    /// lost some.
+    /// Targets that changed since the last run. Every run first loads lost buckets. This run was started because Redis
+    /// lost some buckets.
     Rebuild,
-    /// All targets of a second layout, which is loaded first. The run records no cut for the layout that the daemon
-    /// compares.
+    /// All targets of a second layout. The layout is loaded before. The run does not change the recorded cut, because
+    /// the cut belongs to the layout that the daemon compares.
     Layout,
-    /// The given targets. Their like records are recounted.
+    /// The given targets. The like records of these targets are recounted.
     Targets(Vec<Target>),
 }
 
@@ -75,9 +75,9 @@ pub struct RunOptions {
     pub resume: bool,
     /// Load all counters again.
     pub reload: bool,
-    /// End after this time, between two pages.
+    /// The run ends after this time, between two pages.
     pub run_time_max: Option<Duration>,
-    /// End after the servers had no capacity for a page for this time.
+    /// The run ends if the servers had no capacity for a page for this time.
     pub wait_max: Option<Duration>,
 }
 
@@ -110,9 +110,9 @@ pub(super) struct Servers {
     /// The second layout that API servers count in.
     pub also: Option<Cache>,
     pub broker: Broker,
-    /// MySQL's replicas, by name.
+    /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// The source of the reconcile's pace, which operators can change.
+    /// The source of the reconcile's pace. Operators can change the pace.
     pub control: Control,
 
     pub limits: Limits,
@@ -187,7 +187,7 @@ pub(super) struct RunContext<'a> {
     pub progress: watch::Sender<Progress>,
     /// Redis' data set when the run began.
     data_set: String,
-    /// How many passes (fences, watches, repairs) have begun.
+    /// The number of passes (fences, watches, repairs) that have begun.
     passes: AtomicU64,
 }
 
@@ -216,8 +216,8 @@ impl<'a> RunContext<'a> {
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began: a replica that was promoted since a measurement can
-    /// lack the measured drift.
+    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it
+    /// possibly lacks the measured drift.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
@@ -237,11 +237,11 @@ pub(super) struct EarlyEnd<'a> {
     pub stop: &'a CancellationToken,
     began: Instant,
     run_time_max: Option<Duration>,
-    /// The servers had no capacity for too long.
+    /// Whether the servers had no capacity for too long.
     gave_up: AtomicBool,
     /// Set if the run ends so that another run can load lost buckets. The text is the reason.
     makes_way: OnceLock<&'static str>,
-    /// Something was not compared, because the run had to end.
+    /// Whether something was not compared, because the run had to end.
     cut_short: AtomicBool,
 }
 
@@ -274,7 +274,7 @@ impl<'a> EarlyEnd<'a> {
         self.cut_short.load(Ordering::Relaxed)
     }
 
-    /// Returns when the run's time is over, if its time is limited.
+    /// Returns the instant at which the run must end, if its time is limited.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.run_time_max.map(|max| self.began + max)
     }

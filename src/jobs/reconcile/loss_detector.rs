@@ -2,7 +2,7 @@
 //!
 //! A flush, an empty promoted replica or an evicted bucket leave buckets without the field `_`. Each check reads the
 //! next group of buckets, so all buckets are checked in turn. It also reads the buckets that readers reported as
-//! missing. It reads all buckets if the data set of Redis, or of one master of a Cluster, differs from the last check.
+//! missing. It reads all buckets if Redis, or one master of a Cluster, has a different data set than at the last check.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// How many buckets of each kind one check reads a field of. This takes Redis some milliseconds.
+/// One check reads a field of this number of buckets of each kind. This takes Redis some milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
 /// Maximum number of reported missing buckets per check.
@@ -24,9 +24,9 @@ const MISSING_MAX: usize = 1_000;
 
 /// Detects that Redis lost counters, and requests a run that loads them.
 pub(crate) struct LossDetector {
-    /// The Redis that it checks.
+    /// The Redis that is checked.
     pub cache: Cache,
-    /// The kinds to check, and the interval: zero means never.
+    /// The kinds to check, and the interval between checks. An interval of zero switches the checks off.
     pub live: ConfigHandle,
     /// The request that is made when buckets are lost.
     pub request: Request,
@@ -71,7 +71,7 @@ impl LossDetector {
         } else {
             0..buckets
         };
-        // This list is only a hint. Without it, lost buckets are found when it is their turn.
+        // This list is only a hint. Without the list, a lost bucket is found when the checks reach it.
         let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
             Err(error) if last.data_set.is_none() => {

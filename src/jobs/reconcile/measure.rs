@@ -1,7 +1,7 @@
 //! Measures counters: samples Redis (the cut), sends a fence and waits until it is committed, reads MySQL, and judges.
 //!
-//! A few counters are measured by their keys. Many counters are measured by a range of ids, with one scan of all
-//! metrics instead of many point reads. In that case the caller reads MySQL while the next range is sampled.
+//! A few counters are measured by their keys. Many counters are measured by a range of ids. One scan of all metrics
+//! then replaces many point reads. In that case the caller reads MySQL while the next range is sampled.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Maximum number of counters that are watched together, because the consumers look up each event among them.
+/// Maximum number of counters that are watched together. It is limited because the consumers look up each event among
+/// the watched counters.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
 /// Maximum number of uncorrected rows of `counter` that a dry run keeps in memory.
@@ -31,9 +32,9 @@ const UNCORRECTED_MAX: usize = 10_000;
 pub(super) struct Measure<'a> {
     run: &'a RunContext<'a>,
     fences: Fences<'a>,
-    /// Amounts that a dry run would have added to rows of `counter`.
+    /// Maps a target to the amount that a dry run would have added to the target's row of `counter`.
     uncorrected: HashMap<Target, i64>,
-    /// How long sampling, fencing and reading took.
+    /// The durations of sampling, fencing and reading.
     pub steps: Steps,
 }
 
@@ -41,7 +42,7 @@ pub(super) struct Measure<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     pub sample: Sample,
-    /// When Redis had answered, by this process' clock.
+    /// The instant at which Redis had answered, by this process' clock.
     pub taken: Instant,
     pub judgement: Judgement,
     pub truth: Truth,
@@ -175,8 +176,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Whether a counter that is missing in the sample's bucket is zero. Otherwise it is unknown. A run can measure
-    /// buckets that it is loading itself.
+    /// Whether a counter that is missing in the sample's bucket is known to be zero. If not, its value is unknown. A
+    /// bucket that this run is loading can also be measured.
     pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
@@ -286,7 +287,7 @@ impl Measurement {
     /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // For an undecided counter the value as of the cut is unknown: its current value is reported.
+        // For an undecided counter the value as of the cut is unknown. Its current value is reported instead.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,

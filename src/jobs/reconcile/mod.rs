@@ -2,11 +2,12 @@
 //!
 //! A page of counters is measured in four steps: sample Redis (the cut, by Redis' own clock), send a fence through
 //! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The other
-//! counters are suspects, and are measured once more. If API servers count them, the run waits `publish_grace` before
-//! this sample and again before its fence. If two measurements find a drift in the same direction, the smaller drift is
-//! repaired. A counter is *busy* if something newer than the cut was applied to it. Such a counter is measured again
-//! together with a few other counters. If it is still busy, it is watched: the consumers log its events with the rows'
-//! former states. Its value as of the cut follows from its current value and that log.
+//! counters are suspects, and are measured once more. If API servers count the suspects, the run waits `publish_grace`
+//! before the second sample, and again before the second fence. If two measurements find a drift in the same direction,
+//! the smaller drift is repaired. A counter is *busy* if something newer than the cut was applied to it. Such a counter
+//! is measured again together with a few other counters. If the counter is still busy, it is watched. The consumers
+//! then log the counter's events with the rows' former states. The value as of the cut is computed from the counter's
+//! current value and that log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one
 //! page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
@@ -15,25 +16,27 @@
 //! The races, and what decides them:
 //!
 //! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The
-//!   first measurement finds +1. The second one samples `publish_grace` later, and sends its fence after another
-//!   `publish_grace`. So it reads C, and nothing is repaired. A publish that is later than both fences looks like a
-//!   drift and is repaired. The same happens with two late publishes, if one misleads the first measurement and the
-//!   other the second. The next run that finds the events reverts the repair.
-//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` shows that the counter is busy.
-//! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant
-//!   4).
+//!   first measurement finds +1. The second measurement samples `publish_grace` later, and sends its fence after
+//!   another `publish_grace`. So the second measurement includes C, and nothing is repaired. If the publish is later
+//!   than both fences, it appears as a drift and is repaired. The same happens with two late publishes, if one misleads
+//!   the first measurement and the other one misleads the second measurement. The next run that finds the events
+//!   reverts the repair.
+//! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
+//!   busy.
+//! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, and so keeps B
+//!   (invariant 4).
 //! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the
-//!   bucket's field `_` has not changed since the sample, and every repair changes that field. So only one of A and B's
-//!   repair is added.
+//!   bucket's field `_` has not changed since the sample, and every repair changes that field. So only one repair is
+//!   added: either A's or B's.
 //! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the
 //!   repair runs. The script refuses the repair after a deadline of Redis' clock. No other run can begin before this
 //!   deadline.
-//! * A: two measurements agree. B: Redis fails over to a replica that lacks the drift. The repair is not made, because
-//!   Redis' data set differs from the one at the start of the run.
+//! * A: two measurements agree. B: Redis fails over to a replica that does not have the drift. The repair is not made,
+//!   because Redis' data set differs from the one at the start of the run.
 //! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. A counter
 //!   that is missing in such a bucket is unknown, not zero, until a run has loaded the bucket again.
-//! * Two reconciles run. The job's lock admits only one. If the lease of the first run ended while the run was frozen,
-//!   its fences are lower than those of the second run, so they never pass. MySQL refuses the writes of the first run.
+//! * Two reconciles run. The job's lock admits only one. If the lease of the first run ended while that run was frozen,
+//!   its fences never pass, because the second run's fences are higher. MySQL refuses the writes of the first run.
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!
@@ -175,7 +178,7 @@ impl Run<'_> {
         }
         load::unload_stale(context).await?;
         load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
-        // The run waits here before the first fence, which has a shorter timeout.
+        // The run waits here, because the first fence has a shorter timeout.
         comparer.wait().await?;
         match context.options.mode {
             Mode::Full | Mode::Layout => scan::compare_full(comparer).await,

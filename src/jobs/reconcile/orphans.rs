@@ -15,13 +15,13 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// Buckets whose counters are counted between two waits. This takes Redis some tens of milliseconds.
+/// Between two waits, the counters of this number of buckets are counted. This takes Redis some tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
-/// Buckets whose fields are listed together: about 16,000 ids.
+/// Number of buckets whose fields are listed together. They have about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
-/// Targets per query to MySQL when all keys are searched.
+/// Number of targets per query to MySQL when all keys are searched.
 const SCANNED_TARGETS: usize = 10_000;
 
 /// Searches Redis for the orphans of one kind, and compares them.
@@ -38,9 +38,9 @@ impl<'r, 'a> Orphans<'r, 'a> {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
-    /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets that
-    /// differ. A bucket with as many missing counters as orphans does not differ. It waits for the next scrub or full
-    /// run.
+    /// Compares each bucket's count of counters with the count in the samples (`known`), and searches the buckets in
+    /// which the counts differ. If a bucket has as many missing counters as orphans, its counts are equal. Then the
+    /// next scrub or full run finds its orphans.
     pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
@@ -119,7 +119,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
                 keys.sort_unstable();
                 keys.dedup();
                 let unknown = unknown_to_mysql(servers, std::mem::take(&mut keys)).await?;
-                // A key stays when its counter is repaired to zero.
+                // A key is not deleted when its counter is repaired to zero.
                 let samples = servers.cache.sample(&servers.names, &unknown).await?;
                 let counts = |(key, sample): (CounterKey, Option<Sample>)| {
                     Some(key).filter(|_| sample.is_some_and(|it| it.value != 0))
@@ -148,7 +148,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 }
 
-/// Warns before a bucket reaches the server's limit: beyond the limit it takes ten times the memory.
+/// Warns before a bucket reaches the server's limit, because a bucket beyond the limit takes ten times the memory.
 async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
     telemetry().bucket_fields(kind, most);
     // The limit is read only if a bucket is nearly full. The documented account has no right to read it, and Redis logs

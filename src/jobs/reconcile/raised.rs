@@ -1,5 +1,6 @@
-//! Stops the repairs of a metric that an API server counts in Redis without publishing. Otherwise each run would remove
-//! that server's likes, and the next run would find such likes again. The rule is in `tallyd_core::raised_again`.
+//! Stops the repairs of a metric if an API server counts it in Redis without publishing events. Otherwise each run
+//! would remove that server's likes, and the next run would find such likes again. The rule is in
+//! `tallyd_core::raised_again`.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
     /// The findings of earlier runs; `None` until this run finds a counter too high.
     raised: Option<RaisedAgain>,
-    /// Why repairs stopped, by metric.
+    /// Maps a metric to the reason why its repairs stopped.
     reasons: BTreeMap<Metric, String>,
 }
 
@@ -25,11 +26,11 @@ impl<'a> Raised<'a> {
         Self { run, raised: None, reasons: BTreeMap::new() }
     }
 
-    /// Splits repairs into those that can be made and those of metrics whose repairs have stopped.
+    /// Splits repairs into two lists: repairs that can be made, and repairs of metrics whose repairs have stopped.
     pub(super) async fn part(&mut self, repairs: Vec<Repair>) -> Result<(Vec<Repair>, Vec<Repair>)> {
         let options = self.run.options;
         // The rule does not apply if an operator named the targets or uses `--force`. It also does not apply to a
-        // second layout, which has no earlier runs.
+        // second layout, because a second layout has no earlier runs.
         let is_exempt = options.force || matches!(options.mode, Mode::Targets(_) | Mode::Layout);
         if is_exempt || self.raised.is_none() && repairs.iter().all(|repair| repair.delta >= 0) {
             return Ok((repairs, Vec::new()));

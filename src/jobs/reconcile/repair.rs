@@ -26,12 +26,13 @@ use tallyd_mysql::repairs::{CORRECTIONS_MAX, HELD, Intent, RedisFollows};
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 
-/// How long after its record a repair can be made: less than the lease of the run.
+/// A repair can be made within this time after it was recorded. The time is shorter than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 pub(super) struct Repairer<'a> {
     run: &'a RunContext<'a>,
-    /// Whether all counters that the next run must measure first could be recorded.
+    /// Whether all undecided counters could be recorded for the next run. The next run measures the recorded counters
+    /// first.
     all_kept: bool,
     raised: Raised<'a>,
 }
@@ -51,7 +52,7 @@ impl<'a> Repairer<'a> {
         self.raised.reason()
     }
 
-    /// Repairs the part that the `first` drifts and the `second` measurements agree on. A dry run only lists the
+    /// Repairs the part of each drift that the `first` and the `second` measurement agree on. A dry run only lists the
     /// drifts.
     pub(super) async fn repair_confirmed(
         &mut self,
@@ -94,9 +95,9 @@ impl<'a> Repairer<'a> {
     }
 
     /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3). If a row differs,
-    /// someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here. For a
-    /// counter that the daemon adds to Redis, the correction reaches Redis through the outbox, and the next measurement
-    /// sees it there.
+    /// someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here. If the
+    /// daemon adds the counter to Redis, the outbox also adds the correction to Redis. Then the next measurement reads
+    /// the corrected value.
     pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,
@@ -147,7 +148,7 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Keeps counters for the next run, which measures them first. So the cut of all other counters can advance.
+    /// Records counters that the next run must measure first. So the recorded cut can advance for all other counters.
     pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
         if drifts.is_empty() || report.dry_run {
             return Ok(());
@@ -188,7 +189,7 @@ impl<'a> Repairer<'a> {
         repairs
     }
 
-    /// Fails before the run makes too many repairs, or a repair that is too large.
+    /// Fails if the run would make too many repairs, or a repair that is too large.
     fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
         if self.run.options.force {
             return Ok(());
@@ -204,7 +205,7 @@ impl<'a> Repairer<'a> {
         limits.check(report.checked, report.drifted.max(report.counters_off), largest)
     }
 
-    /// Records repairs that are not made. The next run uses the records to see whether the drift grows.
+    /// Records repairs that are not made. The next run reads the records, and reports whether the drift grows.
     async fn hold(
         &mut self,
         held: &[Repair],
@@ -265,8 +266,8 @@ fn intents(repairs: &[Repair], measurements: &BTreeMap<CounterKey, Measurement>)
     repairs.iter().map(intent).collect()
 }
 
-/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. It needs no deadline, because a run
-/// that takes over a load changes the state of its buckets.
+/// Returns the addition of `delta` to a counter whose sampled value is `sampled`. The addition needs no deadline,
+/// because a run that takes over a load changes the state of the load's buckets.
 ///
 /// The counter can go below zero in two cases. The daemon counts it, and events can arrive in a different order than
 /// they happened. Or MySQL has a value below zero. Any other counter goes below zero only because something was

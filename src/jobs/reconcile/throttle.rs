@@ -32,18 +32,18 @@ impl<'a> Throttle<'a> {
         Self { run, pace: Pace::new(health, &servers.control, run.early_end.stop, job, servers.limits.page_targets) }
     }
 
-    /// Returns how many targets the next page has.
+    /// Returns the number of targets in the next page.
     pub(super) fn page(&self) -> usize {
         self.pace.page()
     }
 
-    /// Sets the size of the next page from the time that a page of `targets` took.
+    /// Sets the size of the next page, based on the duration of a page of `targets`.
     pub(super) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.note(targets, took);
     }
 
-    /// Waits until the servers have capacity for the next page, or until the stop or the run's deadline. A run that
-    /// other runs wait for gives up after its `wait_max`.
+    /// Waits until the servers have capacity for the next page, or until the stop or the run's deadline. A run with a
+    /// `wait_max` gives up after this time, because other runs wait for it.
     pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
         let RunContext { early_end, options, progress, .. } = self.run;
         if early_end.gave_up() {

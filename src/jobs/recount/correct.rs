@@ -31,7 +31,7 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the held corrections, unless they exceed the safety limit.
+    /// Makes the corrections that were held back, unless they exceed the safety limit.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.options.dry_run {
             self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());

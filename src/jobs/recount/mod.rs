@@ -3,22 +3,24 @@
 //!
 //! A page of targets takes these steps. In one snapshot the run queries the next ids, and reads their rows of
 //! `counter`. Targets that differ are *suspects*. The run waits `publish_grace`, sends a fence through every partition,
-//! and measures them again. If a target is wrong both times, and did not change in between, the difference is added.
+//! and measures the suspects again. If a target is wrong both times, and did not change in between, the difference is
+//! added.
 //!
 //! An API server writes a comment's row and publishes its event, one shortly after the other. So in any snapshot the
-//! table and `counter` differ by the events in flight, and one measurement alone cannot distinguish these events from
-//! drift. The races, and what decides them:
+//! table and `counter` differ by the events in flight. One measurement cannot distinguish these events from drift. The
+//! races, and what decides them:
 //!
 //! * A: a comment's row. B: the first measurement. C: its event is applied. The measurement finds -1. The fence is sent
-//!   `publish_grace` later, so C comes before the second measurement, which finds the target right.
+//!   `publish_grace` later, so C happens before the second measurement. That measurement finds the target right.
 //! * A: the first measurement. B: a comment. C: the second measurement. The truth differs: the target has *changed*,
 //!   and is measured again.
 //! * The same with one comment added and another one removed in between: the truth is unchanged. If one of the two
-//!   events was applied, the counter has a newer `at`: the target has changed. If neither was applied, or both were,
-//!   they do not change the drift.
-//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement, which finds the target
+//!   events was applied, the counter has a newer `at`: the target has changed. If neither or both of the events were
+//!   applied, the events do not change the drift.
+//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement. It finds the target
 //!   right. A target that seems right is not measured again, so the next run finds the drift.
-//! * A: two measurements agree. B: an event is applied. C: the correction. It adds a difference, and so keeps B.
+//! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, and so
+//!   keeps B.
 //! * A: a run freezes. B: another one corrects. C: the first one resumes. Each correction checks the job's lock in its
 //!   own transaction, so C writes nothing.
 //!
@@ -68,8 +70,8 @@ const SUSPECTS_MAX: usize = 10_000;
 /// Maximum number of times that a suspect is measured again, until two measurements find it unchanged.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that are held until everything is compared. They are held so that a run over the
-/// safety limit changes nothing. If there are more, the first corrections are made earlier.
+/// Maximum number of corrections that wait until everything is compared. They wait so that a run over the safety limit
+/// changes nothing. If there are more, the first corrections are made earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +96,7 @@ pub struct Recounter {
     query_max: Duration,
 }
 
-/// Targets that one measurement found wrong, and their range of ids.
+/// The targets of a page that one measurement found wrong, and the page's range of ids.
 struct Suspects {
     after: TargetId,
     until: TargetId,
@@ -108,7 +110,7 @@ struct Run<'a> {
     fences: Fences<'a>,
     progress: watch::Sender<Progress>,
     number: u64,
-    /// How many pass numbers the run has used (for fences and corrections).
+    /// The number of pass numbers that the run has used for fences and corrections.
     used: u64,
     stop: &'a CancellationToken,
     /// One entry for each page, in order of id.

@@ -10,11 +10,11 @@ use tallyd_mysql::recounts::Answer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub id: TargetId,
-    /// The value in the query's result; zero if it has no row.
+    /// The value in the query's result. Zero if the result has no row for the target.
     pub truth: i64,
     /// The value in `counter`; zero if there is no row.
     pub counted: i64,
-    /// The newest `at` that was applied to the counter; `None` if there is no row.
+    /// The newest `at` of the events that were applied to the counter; `None` if there is no row.
     pub update_at: Option<Micros>,
 }
 
@@ -35,11 +35,11 @@ pub(super) enum Recheck {
     Off(i64),
 }
 
-/// Judges a target that the first measurement found wrong. Between the two measurements is a fence that was sent
-/// `publish_grace` after the first one, so all events that were in flight then have arrived. The second drift is the
-/// true one if nothing has happened to the target since: its truth is the same, and nothing newer was applied to its
-/// counter. The same truth alone would not be enough. If one comment is added and another one removed, and only one of
-/// their events has arrived yet, the truth stays the same.
+/// Judges a target that the first measurement found wrong. A fence between the two measurements was sent
+/// `publish_grace` after the first measurement. So all events that were in flight at the first measurement have
+/// arrived. The second drift is the true drift if the target's truth is unchanged and nothing newer was applied to its
+/// counter. An unchanged truth alone would not be enough. If one comment is added and another one removed, and only one
+/// of their events has arrived yet, the truth stays the same.
 pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;
@@ -129,9 +129,9 @@ mod tests {
             prop_assert_eq!(seen.len(), all.len());
         }
 
-        /// Comments are added and removed. Events are applied in any order, but each before the second measurement if
-        /// it happened before the first one: this is the purpose of the fence. A correction is always the drift that
-        /// was there.
+        /// Comments are added and removed. Events are applied in any order. The fence ensures that an event from before
+        /// the first measurement is applied before the second measurement. A correction is always equal to the drift at
+        /// the start.
         #[test]
         fn nothing_but_the_true_drift_is_ever_corrected(
             happenings in proptest::collection::vec((prop_oneof![Just(1_i64), Just(-1)], 0..40_usize, 1..20_usize), 0..12),

@@ -51,7 +51,7 @@ pub struct Report {
     pub ended: End,
     /// Why the run ended before everything was compared and corrected, if it did.
     pub ended_early: Option<String>,
-    /// The safety limit at which a real run without `--force` would stop, if it would.
+    /// The safety limit at which a real run without `--force` would stop. `None` if such a run would not stop.
     pub would_brake: Option<String>,
     pub targets: Vec<TargetReport>,
 }

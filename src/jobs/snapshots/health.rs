@@ -1,4 +1,4 @@
-//! Decides which boards can be saved, which are due, and which Redis has lost.
+//! Decides which boards can be saved, which boards are due, and which boards Redis has lost.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ impl Savable {
 }
 
 /// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
-/// names a period, it is only this period, which can be closed but not frozen.
+/// names a period, only this period is returned. This period can be closed, but not frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,

@@ -2,7 +2,7 @@
 //!
 //! `clock` decides when a snapshot is due, and reports a board that Redis has lost. `health` decides which boards can
 //! be saved. `save` takes a snapshot. `restore` restores a board from a snapshot or an archive. The archive does not
-//! depend on this module: it only checks whether MySQL has a backup of a board.
+//! depend on this module. The archive only checks whether MySQL has a backup of a board.
 
 pub(crate) mod clock;
 mod health;
@@ -56,7 +56,7 @@ impl Snapshots {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
 
-    /// Takes snapshots now. If the clocks differ, it does nothing and reports that.
+    /// Takes snapshots now. If the clocks differ, it does nothing and reports the difference.
     pub async fn save_now(
         &self,
         run: u64,
@@ -72,7 +72,8 @@ impl Snapshots {
     }
 
     /// Takes snapshots of all due boards, or of the boards in `scope`, even if they are not due. `run` is the run that
-    /// holds the job's lock. With `force` it takes a snapshot even if Redis has lost the board, or most of it.
+    /// holds the job's lock. If `force` is set, it takes a snapshot even if Redis has lost the board, or most of the
+    /// board.
     pub async fn save(
         &self,
         run: u64,

@@ -10,16 +10,17 @@
 //!
 //! A restore that crashes while it fills the zset begins again. Once the first member of the live zset is moved into
 //! the filled zset, only the filled zset has the later additions. So the next restore continues with the filled zset.
-//! Its key contains the source, so a restore from another source does not use it. The mark is missing meanwhile, so
-//! that the partial live zset is not treated as the board. One script moves the last page and renames the zset:
-//! concurrent additions are neither lost nor counted twice. Subtractions since the loss are unknown for members that
-//! the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the period is done and not in
-//! Redis. The next run ends it.
+//! The key of the filled zset contains the source, so a restore from another source does not use that zset. The mark is
+//! missing meanwhile, so that the partial live zset is not treated as the board. One script moves the last page and
+//! renames the zset: concurrent additions are neither lost nor counted twice. Subtractions since the loss are unknown
+//! for members that the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the period is
+//! done and not in Redis. The next run ends it.
 //!
-//! If Redis lost all data, everything in the live zset was added since the loss. A newer generation shows this case.
-//! Otherwise the live zset is an older state of the board (after a restart from a backup, or a failover) or a part of
-//! it, plus later additions. The later additions cannot be distinguished. So each member is raised to its score in the
-//! snapshot, if that score is higher. This can be repeated, and nothing counts twice.
+//! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation in Redis
+//! is newer. Otherwise the live zset contains an older state or a part of the board, plus later additions. This happens
+//! after a restart from a backup, or after a failover. The later additions cannot be distinguished from the older data.
+//! So each member is raised to its score in the snapshot, if that score is higher. If this step is repeated, nothing
+//! counts twice.
 
 use std::time::Instant;
 
@@ -49,7 +50,7 @@ pub struct NotRestored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub dry_run: bool,
-    /// Add the current data in Redis to the snapshot, even if it can be a part of the board instead of later additions.
+    /// Add the current data in Redis to the snapshot, even if this data is perhaps a part of the board.
     pub add: bool,
 }
 
@@ -180,12 +181,12 @@ impl Restorer<'_> {
             let (live, _) = cache.count_board(at).await?;
             return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
         }
-        // A mark together with a newer generation does not mean a flush: MySQL has gone back to an older state.
+        // If Redis has a mark and a newer generation, Redis was not flushed. MySQL has gone back to an older state.
         let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
         Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
-    /// Returns a preview of a restore: the current data in Redis, and how much of it would not be added.
+    /// Returns a preview of a restore: the current data in Redis, and the sum of the scores that would not be added.
     async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let BoardRun { store, cache, .. } = *self.run;
         let (live, _) = cache.count_board(at).await?;
@@ -237,7 +238,7 @@ impl Restorer<'_> {
         self.run.present(cache.end_filling(to).await?).map(drop)
     }
 
-    /// Renames the filled zset to its final key. Returns how many members were moved into it before.
+    /// Renames the filled zset to its final key. Returns how many members were moved into the zset before the renaming.
     async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         match source {
@@ -252,8 +253,8 @@ impl Restorer<'_> {
         self.run.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
-    /// Moves the additions since the loss into the restored zset, until it becomes the live zset. Returns how many were
-    /// moved.
+    /// Moves the additions since the loss into the restored zset. At the end the restored zset becomes the live zset.
+    /// Returns how many members were moved.
     async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
         let mut moved = 0;
         loop {

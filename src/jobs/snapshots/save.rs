@@ -9,11 +9,11 @@
 //! ```
 //!
 //! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. The remains of a lost
-//! board must never overwrite the rows. So a script reads each page, and it reads only if Redis has this run's mark of
-//! the board and the zset has enough members. If Redis evicted only the zset and it has grown again, the best saved
-//! members show this: together they have less than half of their former scores. A run that crashes leaves rows of two
-//! snapshots, and each row was right when it was written. The next run checks all rows. Additions during a run can be
-//! in the snapshot or not.
+//! board must never overwrite the rows. So a script reads each page. It reads only if Redis has this run's mark of the
+//! board, and if the zset has enough members. The script also detects that Redis evicted only the zset and the zset has
+//! grown again. The best saved members together then have less than half of their former scores. A run that crashes
+//! leaves rows of two snapshots, and each row was right when it was written. The next run checks all rows. Additions
+//! during a run are possibly missing in the snapshot.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -42,12 +42,12 @@ const SCAN_MEMBERS: usize = 250;
 /// Members per search statement: MariaDB turns a longer list into a join.
 const NEW_MEMBERS: usize = 900;
 
-/// A board with fewer members can lose more than half of them without counting as lost.
+/// If a board with fewer members than this loses more than half of them, it is not treated as lost.
 const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
-    /// Take a snapshot even if Redis has lost the board, or most of it.
+    /// Take a snapshot even if Redis has lost the board, or most of the board.
     pub force: bool,
 }
 
@@ -121,7 +121,7 @@ impl Saver<'_> {
             return Err(Halt::Kept(Reason::RestoreInterrupted));
         }
         if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
-            // The try is recorded, so that it is not repeated immediately and other boards come first.
+            // The try is recorded, so that other boards are saved before this board is tried again.
             store.note_tried(number, at, now).await?;
             return Err(Halt::Kept(Reason::LostLive));
         }
@@ -144,8 +144,8 @@ impl Saver<'_> {
     }
 
     /// Marks the board with this run, and then writes the run's number to MySQL. Returns `false` if the board no longer
-    /// exists. If a run crashes in between, the mark is newer than MySQL's number. An old backup of Redis has an older
-    /// mark.
+    /// exists. If a run crashes between these two steps, the mark is newer than MySQL's number. If Redis starts from an
+    /// old backup, its mark is older than MySQL's number.
     async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let BoardRun { store, cache, number, now, .. } = *self.run;
         if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
@@ -244,7 +244,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Pauses for as long as the page took, so that other clients get the servers.
+    /// Pauses for as long as the page took, so that the servers can serve other clients.
     async fn rest(&self, began: Instant) -> Step<()> {
         let pause = began.elapsed().min(Duration::from_secs(1));
         self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;

@@ -3,13 +3,13 @@
 //!
 //! Steps for a page of targets: read both sides -> mark differing targets as *suspect* -> check the suspects again,
 //! [`LOOKS_APART`] later. A target *differs* if both checks find a difference in the same direction. The smaller of the
-//! two differences counts. In-flight events reach one side before the other, so they usually cause a difference in only
-//! one check. A target that users like all the time can have in-flight events in both checks. The trend tolerates a few
-//! such targets.
+//! two differences is reported. In-flight events reach one side before the other, so they usually cause a difference in
+//! only one check. A target that users like all the time can have in-flight events in both checks. The trend tolerates
+//! a few such targets.
 //!
 //! For counts in Redis keys, the run first reads the keys of all targets in `counter`. Then it scans Redis for keys of
-//! targets that `counter` lacks. For counts from a query, it reads each page of the query together with `counter`, in
-//! one snapshot.
+//! targets without a row in `counter`. For counts from a query, it reads each page of the query together with
+//! `counter`, in one snapshot.
 //!
 //! A comparison must never change a count or a key.
 
@@ -54,12 +54,12 @@ const EARLIER_MAX: u64 = 10;
 
 const JOB: &str = CommandName::Compare.name();
 
-/// Tells from where the older site's counts are read.
+/// The source of the older site's counts.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// From keys of Redis.
+    /// The counts are in keys of Redis.
     Keys(Template),
-    /// From a table, by a query like the query of a `[[recount]]`.
+    /// The counts come from a table, by a query like the query of a `[[recount]]`.
     Query(Query),
 }
 
@@ -72,8 +72,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the run's mode. Runs that compare the same counts have the same mode, so a run can find the earlier
-    /// runs.
+    /// Returns the run's mode. Runs that compare the same counts have the same mode, so a run can find earlier runs of
+    /// the same comparison.
     fn mode(&self) -> String {
         let (of, text) = match &self.source {
             Source::Keys(template) => ("keys", template.to_string()),

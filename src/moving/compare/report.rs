@@ -32,7 +32,7 @@ pub struct Report {
     pub source: String,
     pub kind: String,
     pub metric: String,
-    /// Targets that either side knows.
+    /// The count of compared targets: targets with a count on at least one side.
     pub checked: u64,
     /// Targets whose two counts were equal at the first check.
     pub equal: u64,
@@ -57,7 +57,7 @@ pub struct Report {
     pub worst: Vec<TargetReport>,
     /// Earlier runs over the same numbers, the newest first.
     pub earlier: Vec<Earlier>,
-    /// A sentence about the total that grew since the newest earlier run. `None` if no total grew.
+    /// A sentence that names the total that has grown since the newest earlier run. `None` if no total grew.
     pub grows: Option<String>,
     /// How the run ended.
     pub ended: End,
@@ -96,7 +96,7 @@ impl Report {
         Self { source, kind: subject.kind.0.clone(), metric: subject.metric.0.clone(), ..Self::default() }
     }
 
-    /// Notes why the run ended early.
+    /// Records why the run ended early.
     pub(super) fn end(&mut self, ended: End, why: &str) {
         self.ended = ended;
         self.ended_early = Some(why.to_owned());
@@ -104,7 +104,7 @@ impl Report {
 
     /// Judges a target by two checks.
     pub(super) fn judge(&mut self, kind: &str, id: TargetId, first: &Look, second: &Look) {
-        // The delta would correct tallyd's count, so the drift is the delta with the opposite sign.
+        // The delta is the correction of tallyd's count, so the drift is the delta with the opposite sign.
         let drift = -confirmed_delta(first.drift(), second.drift());
         if drift == 0 {
             self.transient += 1;
@@ -123,8 +123,8 @@ impl Report {
         }
     }
 
-    /// Adds the earlier runs to the report, and notes whether this run found more differences than the newest earlier
-    /// run.
+    /// Adds the earlier runs to the report. Also records whether this run found more differences than the newest
+    /// earlier run.
     pub(super) fn note_trend(&mut self, earlier: &[Earlier]) {
         self.keep_worst();
         self.earlier = earlier.to_vec();

@@ -59,8 +59,8 @@ impl<'a> Sides<'a> {
         Self { servers, subject, pages: Vec::new() }
     }
 
-    /// Reads the next targets after `after`: the targets in `counter` and, with a query, also the targets that the
-    /// query returns.
+    /// Reads the next targets after `after`. These are the targets in `counter`. If there is a query, the targets in
+    /// the query's result are included.
     pub(super) async fn page(&mut self, after: TargetId, limit: usize) -> Result<Page> {
         match &self.subject.source {
             Source::Keys(template) => {
@@ -80,8 +80,8 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Starts the scan for keys of targets that `counter` lacks. A query needs no scan, because its pages include these
-    /// targets.
+    /// Starts the scan for keys of targets without a row in `counter`. A query needs no scan, because its pages include
+    /// these targets.
     pub(super) async fn begin_search(&self) -> Result<Option<ScanCursor>> {
         match &self.subject.source {
             Source::Keys(_) => Ok(self.servers.cache.begin_scan().await?),
@@ -89,7 +89,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// Reads some keys of targets that `counter` lacks. Also returns the position for the next call.
+    /// Reads some keys of targets without a row in `counter`. Also returns the position for the next call.
     pub(super) async fn search(&self, from: ScanCursor) -> Result<(Page, Option<ScanCursor>)> {
         let (kind, metric) = (&self.subject.kind, &self.subject.metric);
         let Source::Keys(template) = &self.subject.source else { return Ok((Page::default(), None)) };

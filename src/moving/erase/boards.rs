@@ -65,7 +65,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the boards that the order names. For a target, adds the boards to which rules add targets of its kind.
+    /// Returns the boards that the order names. For a target, also returns the boards to which rules add targets of
+    /// this kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();
         if let Subject::Target { target, .. } = &self.order.subject {
@@ -75,7 +76,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits until the archiver has released its lock, at most as long as for a fence.
+    /// Waits until the archiver has released its lock, for at most the maximum wait for a fence.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;
@@ -126,7 +127,8 @@ impl Run<'_> {
         Ok(members)
     }
 
-    /// Searches for the member in every period of the board that MySQL has, and in the latest periods by the clock.
+    /// Searches for the member in the board's periods: all periods with data in MySQL, and the latest periods by the
+    /// clock.
     async fn find_members(&self, board: &str) -> Result<Found> {
         let (store, member) = (&self.servers.store, self.order.subject.member());
         let mut periods: BTreeSet<String> = store.known_periods(board).await?.into_iter().collect();
@@ -210,7 +212,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the tallies of a copy's rows: first with the current name, then with the new name.
+    /// Returns two tallies of a copy's rows: the tally with the current name, and the tally with the new name.
     async fn tallies(&self, at: &BoardPeriod, place: Place, by: &[u8]) -> Result<(Tally, Tally)> {
         let (mut before, mut after, mut last) = (Tally::default(), Tally::default(), 0);
         loop {
@@ -244,7 +246,7 @@ impl Run<'_> {
 fn taken(changed: Changed) -> Result<u64> {
     match changed {
         Changed::Done(_) | Changed::Put(_) => Ok(1),
-        // The member was renamed before.
+        // An earlier run has already renamed the member.
         Changed::Absent | Changed::Lost => Ok(0),
         Changed::Refused => Err(StoreError::TakenOver("the board".to_owned()).into()),
     }

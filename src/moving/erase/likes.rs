@@ -27,7 +27,7 @@ const PAGE_TARGETS: usize = 2_000;
 /// Maximum number of unlikes that wait for a confirm at the same time.
 const AT_ONCE: usize = 64;
 
-/// While queues are too long, the time between two checks of their length.
+/// The time between two checks of the queues' length, while queues are too long.
 const PACE_EVERY: Duration = Duration::from_secs(1);
 
 /// The position of a run, in the order of the primary key.
@@ -43,7 +43,7 @@ struct Cursor {
 /// The state from which `--resume` continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The name of the subject. The next successful run deletes the checkpoint, and the name with it.
+    /// The name of the subject. The next successful run deletes the checkpoint, and so also deletes the name.
     of: String,
     cursor: Cursor,
     unlikes: u64,
@@ -87,8 +87,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts rows that appeared after their page was erased. Skipped if this would need a scan of all targets. Then
-    /// only another run finds such rows.
+    /// Counts rows that appeared after their page was erased. The count is skipped if it would need a scan of all
+    /// targets. In that case only another run finds such rows.
     pub(super) async fn look_again(&mut self) -> Result<()> {
         let mut rows = self.rows(Cursor::default()).await?;
         if self.order.dry_run || !rows.is_cheap() {
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
 }
 
 impl Rows<'_> {
-    /// Returns whether MySQL can find the rows without a scan of all targets.
+    /// Whether MySQL can find the subject's rows without a scan of all targets.
     fn is_cheap(&self) -> bool {
         self.index.is_some() || matches!(self.subject, Subject::Target { .. })
     }

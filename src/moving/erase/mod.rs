@@ -21,25 +21,27 @@
 //!
 //! *A is this run; B is the site.*
 //!
-//! * B likes after A's unlike. The newer event wins, so the row is a like and stays. The report counts the row as
-//!   `liked_again`.
+//! * B likes after A's unlike. The newer event wins, so the row is a like and is not deleted. The report counts the row
+//!   as `liked_again`.
 //! * B published a like before A's unlike, in any partition. The fence comes after both events, so the row is final
 //!   when A deletes it.
-//! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row, and the
-//!   row's version no longer blocks older events. The broker redelivers the like and then the unlike that follows it in
+//! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row. Without the
+//!   row, older events are no longer rejected. The broker redelivers the like and then the unlike that follows it in
 //!   the queue. The row exists again, as an unlike. A producer that publishes an old event again has the same effect.
 //!   The counters stay right, and the next run deletes the row.
 //! * B's filter run has read the user before A deleted the row. Then A drops the filter, with the config that names B's
-//!   run. Redis therefore rejects B's filter, and a later run builds the filter without the user. A deletes the
-//!   remembered click before it drops the filter.
+//!   run. Redis therefore rejects B's filter. A later run builds a filter without the user. A deletes the remembered
+//!   click before it drops the filter.
 //! * B wants to write a snapshot or an archive of a board. B must wait, because A holds the archiver's lock and the
 //!   board's claim.
-//! * A renames a member of a frozen zset and crashes before it renames it in MySQL. The next run finds the row and chooses the same name.
+//! * A renames a member of a frozen zset, and crashes before A renames the member in MySQL. The next run finds the row
+//!   and chooses the same name.
 //! * A reconcile is running, and needs the rows that the consumers write for it. A leaves these rows and reports how
 //!   many there are. The reconcile deletes them at its end.
 //!
-//! An erase must never delete a row that a newer like has changed, an event of another user, or data that Redis does
-//! not have yet. After a successful run, no log, report or checkpoint names the erased user or target.
+//! An erase must never delete a row that a newer like has changed, or an event of another user. It must never delete an
+//! outbox row that is not added to Redis yet. After a successful run, no log, report or checkpoint names the erased
+//! user or target.
 
 mod boards;
 mod likes;
@@ -114,7 +116,8 @@ impl Order {
 /// Erases all data about the subject, under the lock of this job.
 ///
 /// # Errors
-/// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Finished work is kept.
+/// [`JobError`] if consumers are paused, a queue stalls, or the archiver is running. Also fails if a server fails. Work
+/// that is done before a failure is kept.
 pub async fn erase(
     servers: &Servers,
     config: &Config,

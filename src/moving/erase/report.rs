@@ -10,7 +10,7 @@ use tracing::info;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Places where the subject can still be named, and for how long.
+/// Places that possibly still contain the subject, and for how long.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ: until they expire; erase again after a restore",
     "logs of API servers, proxies and databases; tallyd's own logs name no user",
@@ -33,7 +33,7 @@ pub struct Report {
     pub rows: u64,
     /// Rows that were liked again after the unlikes. They stay.
     pub liked_again: u64,
-    /// Deleted rows of a target's counters, by table.
+    /// Maps a table to the number of rows that were deleted with a target's counters.
     pub numbers: BTreeMap<&'static str, u64>,
     /// Deleted keys and fields in Redis: a target's counters, remembered clicks, a user's own keys.
     pub redis_keys: u64,
@@ -56,7 +56,8 @@ pub struct Report {
     pub saved: u64,
     /// Queues that have messages, of any user.
     pub waiting: Vec<Waiting>,
-    /// True if API servers count likes. Then a reconcile must still subtract the unlikes from the counters in Redis.
+    /// True if API servers count likes. In that case a reconcile must still subtract the unlikes from the counters in
+    /// Redis.
     pub redis_follows: bool,
     /// Work that another run or an operator must still do.
     pub left: Vec<String>,
@@ -159,7 +160,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Adds one more page of a kind.
+    /// Adds a page of a kind to the progress.
     pub(super) fn note(&mut self, rows: u64, kind: u8) {
         *self = Self { rows, kind, pages: self.pages + 1 };
     }

@@ -23,8 +23,8 @@ impl Run<'_> {
         self.erase_reports().await
     }
 
-    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because Redis has these rows already: the
-    /// offsets in its buckets are above the ids of the rows, so Redis adds none of them again.
+    /// Rewrites or deletes the subject's rows of the outbox. This is safe, because these rows are already added to
+    /// Redis. The offsets in Redis' buckets are above the ids of the rows, so none of the rows is added again.
     async fn erase_outbox(&mut self) -> Result<()> {
         let store = &self.servers.store;
         for (partition, _) in store.outbox_numbers().await?.iter() {
@@ -38,7 +38,7 @@ impl Run<'_> {
                     }
                     self.report.outbox_rows += match self.order.dry_run {
                         true => 1,
-                        // MySQL does not rewrite a row that was added after the wait. The next run does.
+                        // MySQL does not rewrite a row that was added after the wait. The next run rewrites it.
                         false => store.rewrite_outbox(self.number, &NamedRow { body, ..row }).await?,
                     };
                 }

@@ -1,4 +1,5 @@
-//! `tallyd export`: writes the likes and unlikes since the cut-over to the site's old table, so that the site can return to that table.
+//! `tallyd export`: writes the likes and unlikes since the cut-over into the site's old table. With them, the site can
+//! return to that table.
 //!
 //! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
 //! changed since then. It writes the current state of these rows with the site's own statements, in key order, up to
@@ -6,11 +7,11 @@
 //!
 //! Races:
 //!
-//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass also reads all
-//!   changes since `overlap` before the start of this pass, so it reads B's row.
+//! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass reads all changes
+//!   since this pass began, and also the changes of the `overlap` before. So the next pass reads B's row.
 //! * A: a pass lists changed targets. B: a target that is not listed yet changes again, and moves to a part of the list
 //!   that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since its start
-//!   again. It stops when two consecutive lists start and end within the same span of five minutes, because a change
+//!   again. The pass stops when two consecutive lists start and end within the same span of five minutes. A change
 //!   within a span does not move a target.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
 //!   wakes up. Before each transaction, a run checks that it still has the job's lock, because the site's server can't
@@ -60,11 +61,11 @@ const ROWS: usize = 500;
 /// Connections to the site's server: one writes, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// When a pass lists again, it allows that a daemon's clock is this far behind MySQL's clock.
+/// When a pass lists again, a daemon's clock can be behind MySQL's clock by at most this time.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
-/// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. Then the next pass
-/// finds the remaining changes.
+/// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. In that case the next
+/// pass finds the remaining changes.
 const LISTS_MAX: usize = 10;
 
 const JOB: &str = CommandName::Export.name();
@@ -97,7 +98,7 @@ struct Exporter<'a> {
     kind: Kind,
     metrics: &'a Metrics,
     writes: ExportWrites,
-    /// The site's server, if it is not the one of `[mysql]`.
+    /// The site's server, if it is not the server of `[mysql]`.
     site: Option<Store>,
 }
 
@@ -332,7 +333,7 @@ fn checkpoint(until: Micros) -> Result<String> {
     serde_json::to_string(&Checkpoint { until: until.0 }).context("write the progress of the run")
 }
 
-/// Returns whether a retry of the pass can succeed, because the error is that a server is unreachable.
+/// Returns whether the error means that a server is unreachable. In that case a retry of the pass can succeed.
 fn is_passing(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(StoreError::TakenOver(_)) => false,

@@ -27,13 +27,13 @@ pub struct Report {
     pub export: String,
     /// Finished passes.
     pub passes: u64,
-    /// Changed targets. A target counts once for each list in which it appears.
+    /// The count of changed targets. A target is counted once for each list in which it appears.
     pub targets: u64,
-    /// Rows that were written as likes. A row counts once for each pass that writes it.
+    /// The count of rows that were written as likes. A row is counted once for each pass that writes it.
     pub likes: u64,
     /// Rows whose unlike was written, or that were deleted for an unlike.
     pub unlikes: u64,
-    /// Start of the export: it includes rows written since this time, in microseconds since the epoch.
+    /// Start of the export, in microseconds since the epoch. Rows written since this time are exported.
     pub since: i64,
     /// End of the export: all rows written up to this time are exported. `None` if no pass finished.
     pub until: Option<i64>,
@@ -51,7 +51,7 @@ impl Report {
         Self { export: export.name.clone(), since: since.0, overlap_s, ..Self::default() }
     }
 
-    /// Notes why the run ended.
+    /// Records why the run ended.
     pub(super) fn end(&mut self, ended: End, why: &str) {
         self.ended = ended;
         self.ended_early = Some(why.to_owned());

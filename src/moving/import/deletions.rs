@@ -1,5 +1,5 @@
-//! The second pass: removes rows that are missing on the site in two checks. It removes only rows that the import wrote
-//! and that have not changed since.
+//! The second pass: removes rows that are missing on the site in two checks. A row is removed only if the import wrote
+//! it and nothing has changed it since.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -21,11 +21,11 @@ use tallyd_mysql::moving::source::LikeColumns;
 /// Maximum number of rows that wait for their second check. When more rows wait, the scan pauses.
 const HELD_MAX: usize = 100_000;
 
-/// Maximum number of rows that one transaction removes. It is small, because consumers wait for the locks of the
-/// transaction.
+/// Maximum number of rows that one transaction removes. The number is small, because consumers wait for the locks of
+/// the transaction.
 const TAKEN_OUT_MAX: usize = 500;
 
-/// A row that was missing on the site, and the time of that check.
+/// A row that was missing on the site, and the time of the first check.
 struct Missed {
     row: Liked,
     seen: Instant,

@@ -1,4 +1,4 @@
-//! `tallyd import`: imports a table of the site as like records and counters, while users like and the site's own worker writes to that table.
+//! `tallyd import`: imports a site's table as like records and counters, while the site keeps writing to the table.
 //!
 //! Steps of the first pass: read a page with the site's query -> write its rows, their counters and the checkpoint in one transaction, and read
 //! the next page meanwhile. The import does not write to Redis or to the outbox, because Redis is loaded once, at the cut-over. The second pass
@@ -11,9 +11,9 @@
 //!   `tallyd_core::import`), so it stays.
 //! * The same, but the event still waits in a queue. C writes a like, and then the event changes the like to an unlike.
 //! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes it.
-//! * A: the second pass finds that a row is missing on the site. B: the user likes again. C: the second check, a minute later, finds it there.
+//! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check finds the row.
 //! * A: a row was missing in both checks. B: an event is applied. C: the pass locks the row to remove it. The row has changed, so it stays.
-//! * A: a run is frozen. B: another run continues. C: the first run wakes up. It can't write without the job's lock.
+//! * A: a run is frozen. B: another run continues. C: the first run wakes up and can't write, because it lost the lock.
 //!
 //! An import must never overwrite a newer row, remove a row that it did not write, or lock rows of the site's table.
 
@@ -82,7 +82,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Returns the pass's name, as it is in reports and in the modes of runs.
+    /// Returns the pass's name in reports and in the modes of runs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
@@ -119,7 +119,7 @@ pub struct Importer {
     metric: Metric,
     /// Maximum time by which a row's time can be ahead of this machine's clock.
     future_max: Duration,
-    /// The site's server, if it is not the one of `[mysql]`.
+    /// The site's server, if it is not the server of `[mysql]`.
     source: Option<Store>,
 }
 

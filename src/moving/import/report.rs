@@ -65,12 +65,12 @@ pub struct Report {
     pub unordered: u64,
     /// Keys that match the pattern, but belong to no target.
     pub ignored: u64,
-    /// The oldest time of all rows, in microseconds since the epoch.
+    /// The time of the oldest row, in microseconds since the epoch.
     pub oldest: Option<Micros>,
     pub newest: Option<Micros>,
-    /// For `verify`: likes in `like_record`, or targets in `counter`.
+    /// For `verify`: the count of likes in `like_record`, or of targets in `counter`.
     pub here: u64,
-    /// For `verify`: rows that were read, because the sums of their range differed.
+    /// For `verify`: the count of rows that were read because the sums of their range differed.
     pub read: u64,
     /// Targets that differ.
     pub differing: u64,
@@ -81,7 +81,7 @@ pub struct Report {
     pub write_ms: u64,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often the run waited, by reason.
+    /// Maps each reason for waiting to how often the run waited.
     pub waits: Waits,
     /// The last reason for a wait, in words.
     pub waited_for: Option<String>,

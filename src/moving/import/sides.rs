@@ -1,5 +1,5 @@
-//! Reads the site's table and `like_record` side by side, page by page, both in the order of their keys. Memory holds
-//! one page of each side.
+//! Reads the site's table and `like_record` side by side, page by page, both in the order of their keys. One page of
+//! each side is in memory.
 
 use std::collections::VecDeque;
 
@@ -24,7 +24,7 @@ pub(super) struct Sides<'a> {
     here: Buffer<Liked>,
 }
 
-/// Rows of one side that were read, but not returned yet.
+/// Rows of one side that were read, but are not returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
     /// All rows up to this key were read.

@@ -14,7 +14,7 @@ use tallyd_mysql::moving::sums::SiteSums;
 use tallyd_mysql::site_query::{Plan, QueryError, Statement};
 
 impl Importer {
-    /// Returns the server that has the site's table.
+    /// Returns the server with the site's table.
     pub(super) fn site_store(&self) -> &Store {
         self.source.as_ref().unwrap_or(&self.store)
     }

@@ -23,7 +23,7 @@ struct OfSite {
     after: Key,
     until: Key,
     answered: usize,
-    /// `None` if the sums can't be used, because a row is wrong or the order is wrong.
+    /// `None` if the sums can't be used, because a row or the order of rows is wrong.
     sums: Option<Sums>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> SumsOf<'a> {
                 let until = if is_last { LAST } else { last };
                 Ok(OfSite { after, until, answered: page.answered, sums: Some(page.sums) })
             }
-            // Reads the rows to find the problem.
+            // Reads the rows to find the wrong row.
             None => {
                 let rows = self.on.likes(self.site, after, limit).await?;
                 if let Some(fault) = rows.fault {

@@ -2,7 +2,7 @@
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
 //! again in pieces. It reads the rows only of pieces that still differ. Rows that differ are checked again some seconds
-//! later, because in-flight events have arrived by then. Only a difference that stays is reported.
+//! later, when in-flight events have arrived. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -30,17 +30,17 @@ const PAUSE: Duration = Duration::from_secs(3);
 /// fewer rows to check at its end.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Size of a range, in pages of an import. It can be large, because the servers return only its sums.
+/// Size of a range, in pages of an import. The range can be large, because the servers return only its sums.
 pub(super) const RANGE_PAGES: usize = 4;
 
-/// Number of pieces into which a differing range is divided. One in-flight row should not cause a read of the whole
-/// range.
+/// Number of pieces into which a differing range is divided. With pieces, one in-flight row does not cause a read of
+/// the whole range.
 const PIECES: usize = 16;
 
 /// Maximum number of differing rows that wait for their next check (they need a few MiB of memory). When more rows
 /// wait, the scan pauses.
 const ROWS_MAX: usize = 100_000;
-/// Maximum number of targets whose counts differ, and which wait for their next check.
+/// Maximum number of targets that wait for their next check because their counts differ.
 const NUMBERS_MAX: usize = 10_000;
 
 /// Number of rows by which a range can grow between two checks.
@@ -85,7 +85,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// Adds rows that have differed in `looks` repeated checks.
+    /// Adds rows that differed in each of `looks` repeated checks.
     fn add(&mut self, range: Differing, looks: usize) {
         let now = Instant::now();
         match looks {

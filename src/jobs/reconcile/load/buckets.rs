@@ -19,10 +19,10 @@ use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 use tallyd_redis::load::Lost;
 
-/// Rows that are read and added together: each of 8,192 buckets gets about 12 of them.
+/// Number of rows that are read and added together. Each of 8,192 buckets gets about 12 of these rows.
 const PAGE_ROWS: usize = 100_000;
 
-/// Counters that are measured together, if a page does not show what their buckets held.
+/// Number of counters that are measured together, if a page does not show the values that their buckets held.
 const PAGE_MEASURED: usize = 20_000;
 
 /// Maximum number of busy counters in memory.
@@ -37,7 +37,7 @@ pub(super) struct Loader<'l, 'a> {
     report: &'l mut Report,
 }
 
-/// A page of rows, and the outbox rows since the previous page, as of one instant.
+/// A page of rows, and the outbox rows since the previous page. Both are read in one snapshot.
 struct Page {
     range: Range,
     since: Since,
@@ -60,8 +60,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// Loads buckets from `from` on, as many as memory allows. Returns the bucket that follows them.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
-        // The last outbox rows are read first. The load includes all rows up to these. The outbox never adds them to
-        // these buckets, even if it sends them late.
+        // The last outbox rows are read first. The load includes all outbox rows up to these rows. The outbox never
+        // adds them to these buckets, even if it sends them late.
         let outbox = servers.store.outbox_numbers().await?;
         let metrics = servers.metrics.codes();
         let number = self.run.number;
@@ -168,8 +168,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again. In a long load, nearly all of them are no longer written at the time of the new
-    /// cut.
+    /// Measures busy counters again. In a long load, nearly all busy counters are no longer being written at the time
+    /// of the new cut.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -179,8 +179,8 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
             self.load_measured(loading, some).await?;
         }
-        // These counters are written all the time. They are watched now, because memory is also needed for other busy
-        // counters.
+        // The remaining counters are written all the time. They are watched now, so that the memory can be used for
+        // other busy counters.
         if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
     }
 
@@ -215,7 +215,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         measurements.iter().filter_map(missing).collect()
     }
 
-    /// Adds to buckets that are being loaded. A bucket that was flushed again meanwhile is left for the next run.
+    /// Adds to buckets that are being loaded. If a bucket was flushed again meanwhile, the next run loads it.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();
@@ -256,7 +256,7 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 }
 
-/// Whether a page can show what buckets lack of counters that the daemon adds to Redis.
+/// Whether a page can show the amounts that buckets lack, for counters that the daemon adds to Redis.
 fn has_untouched(servers: &Servers, kind: Kind) -> bool {
     let targets = Target { kind, id: TargetId(0) };
     servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
@@ -275,9 +275,9 @@ async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Tou
 struct Loading {
     /// The buckets, and their content at the cut.
     lost: Lost,
-    /// The last repair of each bucket, in the order of `lost.cuts`.
+    /// The number of each bucket's last repair, in the order of `lost.cuts`.
     passes: Vec<u64>,
-    /// The run that loads them.
+    /// The number of the run that loads the buckets.
     run: u64,
     /// Counters that were written since the buckets' cuts.
     busy: Vec<CounterKey>,

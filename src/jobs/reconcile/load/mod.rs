@@ -1,20 +1,20 @@
-//! Loads counters that Redis lost (through a flush, an empty promoted replica or an evicted bucket) again from
-//! `counter`. The site keeps writing likes meanwhile.
+//! Loads lost counters again from `counter`, while the site keeps writing likes. Redis loses counters through a flush,
+//! an empty promoted replica or an evicted bucket.
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
-//! returns its content at that instant, the cut. After a fence, MySQL shows the value as of the cut for each counter
-//! without a newer change. The load adds the difference between this value and the bucket's content, so concurrent
+//! returns its content at that instant, the cut. If a counter has no newer change, its value in MySQL after a fence is
+//! its value as of the cut. The load adds the difference between this value and the bucket's content, so concurrent
 //! changes are kept. Counters with a newer change are watched, as in any comparison. At the end the bucket is marked as
-//! loaded, if its loading mark still exists.
+//! loaded, if it is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
-//! Likes that were published later than the fence are missing in the loaded counters. The comparison that follows finds
-//! them: their `at` is within `overlap`.
+//! Likes that were published later than the fence are missing in the loaded counters. The next comparison finds these
+//! likes, because their `at` is within `overlap`.
 //!
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
-//! records the layouts in which API servers count, as configured. No daemon has updated a layout that is missing in the
-//! last run's record. Its buckets can still be marked as loaded: from an aborted move, or from before a switch. Before
+//! records the layouts in which API servers count, as configured. If a layout is missing in the last run's record, no
+//! daemon has updated it. Its buckets are perhaps still marked as loaded, after an aborted move or a switch. Before
 //! anything is compared these marks are removed, and the buckets are loaded like lost buckets.
 
 mod buckets;
@@ -50,7 +50,7 @@ pub(super) async fn check_layouts(servers: &Servers) -> Result<()> {
     }
 }
 
-/// Makes buckets unknown: all buckets of layouts that were not kept current, and all buckets if a reload was requested.
+/// Makes all buckets of outdated layouts unknown. If a reload was requested, makes all buckets of all layouts unknown.
 pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     let servers = run.servers;
     if run.options.dry_run {
@@ -99,8 +99,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // One pass only: the next run loads what is lost meanwhile. Otherwise a Redis that evicts buckets would keep
-        // this run busy forever.
+        // There is only one pass. The next run loads buckets that are lost meanwhile. Otherwise a Redis that evicts
+        // buckets would keep this run busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }
@@ -148,7 +148,7 @@ fn layouts(servers: &Servers) -> impl Iterator<Item = &Cache> {
     std::iter::once(&servers.cache).chain(&servers.also)
 }
 
-/// Makes the layout's buckets unknown. Returns how many of them were loaded.
+/// Makes the layout's buckets unknown. Returns how many of these buckets were loaded before.
 async fn unload(servers: &Servers, cache: &Cache) -> Result<u64> {
     let mut buckets = 0;
     for (_, name) in servers.names.all() {

@@ -2,24 +2,26 @@
 //!
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows, read
 //! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must bring
-//! the bucket to the counter's value as of these offsets. The bucket lacks this value minus the value that it held. A
-//! page has the counter's value as of the page's snapshot. If no row after `outbox` names the key in that snapshot,
-//! both values are the same, and no measurement is needed. All other keys are measured.
+//! the bucket to the counter's value as of these offsets. The missing amount is this value minus the value in the
+//! bucket at the cut. A page has the counter's value as of the page's snapshot. If that snapshot has no row after
+//! `outbox` with the counter's key, the value as of the offsets is the page's value. Then no measurement is needed. All
+//! other keys are measured.
 //!
 //! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
 //!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
 //! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
 //!   to the bucket. The page's value is right. The next page's snapshot has the row, but the row's key can belong to
 //!   the earlier page.
-//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket held the addition, and
-//!   its offset is above `outbox`. The page's snapshot has the row, and its key is measured.
+//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket contained the addition
+//!   at the cut, and the bucket's offset is above `outbox`. The page's snapshot has the row, and its key is measured.
 //! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
 //!   the row's addition, and the bucket's offset skips the row.
 //! * A: rows of one partition are read up to number 7. B: number 6 is committed. This cannot happen, because numbers
-//!   are assigned under the partition's lock. So each page reads only the rows that follow those of the last page.
-//! * A: a reconcile corrects `counter`. Its row is in the partition `CORRECTIONS`, which is read like all others.
-//! * A: a page is read. B: rows after the last ones read are deleted before the next page, or are too many to read. It
-//!   is unknown which counters they named, so all counters of the following pages are measured.
+//!   are assigned under the partition's lock. So each page needs only the rows after the last row of the previous page.
+//! * A: a reconcile corrects `counter`. The correction's row is in the partition `CORRECTIONS`. This partition is read
+//!   like all other partitions.
+//! * A: a page is read. B: newer rows are deleted before the next page, or there are too many newer rows to read. It is
+//!   unknown which counters these rows named, so all counters of the following pages are measured.
 //! * A: `outbox` is read. B: MySQL goes back to an earlier state. The page has MySQL's current data. New rows have
 //!   higher numbers than all earlier ones.
 
@@ -28,10 +30,10 @@ use std::collections::HashSet;
 use tallyd_core::model::{CounterKey, Kind, Metric, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, Since};
 
-/// Maximum number of keys in memory: about 20 MB.
+/// Maximum number of keys in memory. They need about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind that rows after `outbox` name, as of the last page's snapshot.
+/// The counters of one kind that are named by rows after `outbox`, as of the last page's snapshot.
 pub(super) enum Touched {
     Keys {
         kind: Kind,
@@ -39,7 +41,7 @@ pub(super) enum Touched {
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
-    /// Any counter can be touched.
+    /// Any counter has possibly been touched.
     Any,
 }
 
@@ -76,7 +78,7 @@ impl Touched {
         }
     }
 
-    /// Whether a row names the counter, or can name it.
+    /// Whether a row names the counter, or possibly names it.
     pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
         match self {
             Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),

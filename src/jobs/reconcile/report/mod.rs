@@ -20,7 +20,7 @@ pub enum End {
     /// Everything was compared.
     #[default]
     Done,
-    /// The time of `--run-time` was over.
+    /// The run ended because the time of `--run-time` was over.
     TimeOver,
     /// The run was stopped.
     Stopped,
@@ -45,8 +45,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted counters that were repaired.
     pub repaired: u64,
-    /// Counters that were wrong at the first measurement. At the second they were right, or wrong in the other
-    /// direction, because events were in flight.
+    /// Counters that were wrong at the first measurement. At the second measurement they were right, or wrong in the
+    /// other direction, because events were in flight.
     pub transient: u64,
     /// Counters that were judged by watching their events, because an event newer than the cut was applied at every
     /// measurement.
@@ -54,16 +54,17 @@ pub struct Report {
     /// Counters that were not judged: an event was so close to each cut, by a producer's clock, that the order is
     /// unknown.
     pub undecided: u64,
-    /// Counters that were not compared: their bucket is not loaded, so a missing value is unknown.
+    /// Counters that were not compared, because they are missing in a bucket that is not loaded. Their value is
+    /// unknown.
     pub unknown: u64,
-    /// Counters that were not repaired: the bucket changed between measurement and repair, the counter would have gone
+    /// Counters that were not repaired. Either the bucket changed after the measurement, or the counter would have gone
     /// below zero, or repairs of the metric stopped.
     pub left: u64,
     /// Counters that Redis has and MySQL does not have.
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
-    /// The drifted counters by the absolute size of their drift.
+    /// The number of drifted counters, grouped by the absolute size of their drift.
     pub drifted_by_size: Sizes,
     /// Rows of `counter` that differed from like_record. They were corrected, unless this is a dry run.
     pub counters_off: u64,
@@ -71,17 +72,17 @@ pub struct Report {
     pub buckets_loaded: u64,
     /// Counters that were added to these buckets.
     pub counters_loaded: u64,
-    /// Some of the keys that hold something other than a bucket: their correct content is unknown.
+    /// Some of the keys that should be buckets but contain something else. Their correct content is unknown.
     pub foreign: Vec<String>,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
-    /// How often the run waited, by reason.
+    /// Maps each reason for waiting to how often the run waited.
     pub waits: Waits,
     /// The last reason for waiting, as text.
     pub waited_for: Option<String>,
     /// Milliseconds per step. Steps of two pages overlap, so their sum can exceed the total time.
     pub steps_ms: Steps,
-    /// The part that a `scrub` run compared: the last target before it, and its last target.
+    /// The slice that a `scrub` run compared: the last target before the slice, and the slice's last target.
     pub slice: Option<Slice>,
     /// The run that this one resumed.
     pub resumed_run: Option<u64>,
@@ -90,13 +91,14 @@ pub struct Report {
     /// Whether a full run found nothing wrong, from the first target on. Includes the runs that it resumed.
     #[serde(skip)]
     pub clean: bool,
-    /// Whether every counter is listed, and not only the first drifted ones.
+    /// Whether every counter is listed, instead of only the first drifted counters.
     #[serde(skip)]
     pub lists_all: bool,
     pub ended: End,
     /// Why the run ended before everything was compared, if it did.
     pub ended_early: Option<String>,
-    /// Messages that the partitions held when a `targets` run began: events in flight, of any target.
+    /// The count of messages in the partitions' queues when a `targets` run began. They are events in flight, of any
+    /// target.
     pub in_flight: Option<u64>,
     /// For a `targets` run all counters of its targets. For other runs the first drifted counters.
     pub targets: Vec<TargetReport>,
@@ -141,9 +143,9 @@ impl Steps {
 /// A part of all targets, in the order of kinds and ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Slice {
-    /// The last target before it; `None` if it begins with the very first target.
+    /// The last target before the part. `None` if the part begins with the very first target.
     pub after: Option<String>,
-    /// Its last target; `None` if it ends with the very last target.
+    /// Its last target; The part's last target. `None` if the part ends with the very last target.
     pub until: Option<String>,
 }
 
@@ -156,7 +158,7 @@ pub struct TargetReport {
     pub metric: String,
     /// The value in Redis at the last measurement.
     pub redis: i64,
-    /// The true value as of the same cut.
+    /// The true value as of the cut of the last measurement.
     pub mysql: i64,
     /// The value in `counter` when it was read.
     pub counter: Option<i64>,
@@ -176,9 +178,9 @@ pub(super) const LISTED_MAX: usize = 20;
 pub(crate) struct Progress {
     /// Counters that were compared.
     pub checked: u64,
-    /// Listed rows of `counter`: a target has one for each partition that wrote it.
+    /// The count of listed rows of `counter`. A target has one row for each partition that wrote it.
     pub done: u64,
-    /// All rows, by the server's statistics; `None` until that is known.
+    /// The count of all rows, by the server's statistics. `None` until this count is known.
     pub total: Option<u64>,
     /// Counters that were wrong at two measurements.
     pub drifted: u64,
@@ -205,8 +207,8 @@ impl Report {
 
     /// Whether nothing was wrong, from the first target on.
     pub(super) fn is_clean(&self) -> bool {
-        // Every field is named here. So a new field does not compile until someone decides whether it matters for a
-        // clean run.
+        // Every field is named here. So a new field does not compile until someone decides whether the field matters
+        // for a clean run.
         let Self {
             clean,
             drifted,

@@ -22,7 +22,7 @@ fn write_row<const N: usize>(
     if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
 }
 
-/// Writes one line for a log. With `{:#}` it writes several lines for a person.
+/// Writes one line for a log. With `{:#}`, writes several lines for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;

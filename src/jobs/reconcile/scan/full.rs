@@ -16,9 +16,9 @@ use tallyd_core::model::{Kind, Micros, TargetId};
 struct Checkpoint {
     /// The layout that is compared.
     layout: String,
-    /// Whether nothing was wrong, from the first target on.
+    /// Whether nothing was wrong so far, counted from the first target.
     clean: bool,
-    /// When the run began that started with the first target, by Redis' clock.
+    /// The time at which the run with the first target began, by Redis' clock.
     began: i64,
     kind: u8,
     target_id: u64,
@@ -37,8 +37,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // If a resumed run loads lost counters, an earlier run compared them before they were lost. So the result is not
-    // clean.
+    // If a resumed run loads lost counters, an earlier run has possibly compared these counters before they were lost.
+    // So the result is not clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -46,7 +46,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         Some(checkpoint) => Micros(checkpoint.began),
         None => comparer.measure.fenced_now().await?,
     };
-    // Only for the progress bar. For a resumed run the remaining amount is unknown.
+    // Only for the progress bar. For a resumed run the number of remaining counters is unknown.
     let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
     run.progress.send_modify(|progress| progress.total = total);
     for (kind, name) in servers.names.all() {
@@ -73,8 +73,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // If this run records no cut, the next `changed` run compares what was skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // If this run was resumed, Redis can have gone back to an older state since an earlier run compared its
-        // counters.
+        // If this run resumed an earlier run, Redis has perhaps gone back to an older state since the earlier run
+        // compared counters.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }

@@ -31,8 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares the counters that changed from the last run's cut until now, by Redis' clock. Counters that were kept for
-/// this run come first.
+/// Compares the counters that changed from the last run's cut until now, by Redis' clock. Counters that the last run
+/// kept for this run are compared first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
@@ -56,14 +56,14 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
 }
 
 /// Returns the time up to which everything has been compared. It is recorded in MySQL and in Redis. If Redis goes back
-/// in time, its record goes back together with its counters.
+/// to an older state, the time recorded in Redis goes back together with the counters.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // The record was lost together with buckets that this run loads, or that stay unknown.
+        // The record was lost together with buckets. This run loads these buckets, or they stay unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
     };

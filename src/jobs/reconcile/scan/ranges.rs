@@ -14,24 +14,24 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Maximum number of likes in a range of several targets: each like is a row to recount, and a snapshot must not last
-/// long.
+/// Maximum number of likes in a range of several targets. It is limited because each like is a row to recount, and a
+/// snapshot must be short.
 const LIKES_MAX: i64 = 5_000_000;
 
-/// Maximum time until suspects are rechecked. A run that resumes this run repeats at most the work of this time.
+/// Maximum time until suspects are rechecked. If this run is resumed, at most the work of this time is repeated.
 const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares ranges of a run, within its slice.
 pub(super) struct Ranges<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
-    /// Remaining rows of `counter` in the slice; `None` if there is no slice.
+    /// The count of remaining rows of `counter` in the slice. `None` if the run has no slice.
     slice_left: Option<u64>,
 }
 
 /// A range that is ready to be read.
 struct Listed {
     sampled: SampledRange,
-    /// How long listing, sampling and fencing took.
+    /// The total duration of listing, sampling and fencing.
     took: Duration,
 }
 
@@ -52,7 +52,7 @@ impl<'r, 'a> Ranges<'r, 'a> {
     }
 
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice. Returns the last target.
-    /// `checkpoint` encodes how far the run has come, and whether nothing was wrong so far.
+    /// `checkpoint` encodes the run's position, and whether nothing was wrong so far.
     pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,

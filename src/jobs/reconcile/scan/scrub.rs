@@ -1,5 +1,5 @@
 //! Compares everything in slices. Each scrub compares one slice, and resumes where the last scrub ended. So a large
-//! table is verified once a day, or once a week, at a low and steady cost.
+//! table can be verified once a day or once a week with a small and constant load.
 //!
 //! A slice consists of rows of `counter`, in the order of kinds and ids. An equally large part of each kind's buckets
 //! is searched for orphans. Rows and buckets are traversed independently of each other.
@@ -15,7 +15,8 @@ use crate::jobs::reconcile::report::Slice;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 
-/// Minimum number of rows of `counter` in a slice: small tables are compared quickly, and statistics can be inaccurate.
+/// Minimum number of rows of `counter` in a slice. With it, small tables are compared quickly, even if the statistics
+/// are inaccurate.
 const SLICE_MIN: u64 = 10;
 
 /// The place before the first target.
@@ -44,7 +45,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
     run.progress.send_modify(|progress| progress.total = Some(rows));
     let mut reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
     let began = place_of(servers, reached);
-    // Buckets are searched first, because they are few. So all of them are searched even if runs have little time.
+    // Buckets are searched first, because they are few. So all buckets are searched in time, even if each run is short.
     let bucket = search_buckets(comparer, last.bucket, parts).await?;
     let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
     let mut slice = Ranges::slice(comparer, rows);
@@ -53,7 +54,7 @@ pub(in crate::jobs::reconcile) async fn compare_slice(comparer: &mut Comparer<'_
             break;
         }
         let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
-        // The place is recorded after each page, so a run that is killed loses the work of one page.
+        // The place is recorded after each page. So if a run is killed, only the work of one page is lost.
         let checkpoint = |id, _| place(Target { kind, id });
         let id = slice.compare_kind(kind, after, &mut KnownByBucket::default(), checkpoint).await?;
         reached = Target { kind, id };
