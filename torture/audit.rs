@@ -13,7 +13,7 @@ use crate::history::now;
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// Time limit of one check. A check that takes longer does not count.
+/// Time limit of one check. The result of a check that takes longer is not used.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// One statement reads one snapshot of both tables.
@@ -41,7 +41,8 @@ impl Audit {
         Self { seen, stop, task }
     }
 
-    /// Ends the checks. Returns how many there were, and the violations, at most one for each target.
+    /// Ends the checks. Returns the number of checks, and the violations. There is at most one violation for each
+    /// target.
     pub async fn end(self) -> (usize, Vec<Violation>) {
         self.stop.cancel();
         let _ = self.task.await;

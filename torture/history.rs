@@ -41,15 +41,15 @@ pub enum Answer {
     Done { at: Micros },
     /// The request has no effect: the counter would be negative, or the user clicked too often.
     Nothing,
-    /// Nothing was published. Redis may have counted it until a reconcile.
+    /// Nothing was published. Redis may have counted the request until the next reconcile.
     NotCounted,
-    /// The event with that `at` was not confirmed, but the broker can have it.
+    /// The event with that `at` was not confirmed. The broker may have received it anyway.
     NotConfirmed { at: Micros },
     /// The request may have been done once, or not at all.
     Unknown,
 }
 
-/// The losses of a fault that the documents allow.
+/// The losses that the documents allow for a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loses {
     Nothing,
@@ -57,9 +57,9 @@ pub enum Loses {
     Queued,
     /// Data that only Redis has: scores that were added to boards since their last snapshot.
     Boards,
-    /// Nothing is lost, but an event whose `at` is in the future waits as a dead letter.
+    /// Nothing is lost. An event whose `at` is in the future waits as a dead letter.
     Ahead,
-    /// Rows that MySQL got after it was copied. The fault restored this copy.
+    /// Rows that MySQL got after a copy of it was taken. The fault restored this copy.
     Tables,
 }
 

@@ -1,4 +1,4 @@
-//! Does an operator's work by docs/operations/: saves boards, restores lost boards, replays dead letters.
+//! Does an operator's work as docs/operations/ describes it: saves boards, restores lost boards, replays dead letters.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,8 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// Time limit for the retries of a command.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Reasons of valid events: a daemon's clock was wrong, or the broker delivered a message too often.
+/// Reasons for which valid events become dead letters: a daemon's clock was wrong, or the broker delivered a message
+/// too often.
 const SENT_AGAIN: [&str; 3] = ["at-in-future", "at-too-old", "returned-by-broker"];
 
 /// A fence is no event of a producer.
@@ -52,7 +53,8 @@ impl Operator<'_> {
         }
     }
 
-    /// Saves all boards and the late writes. Returns the time since which added scores are not saved.
+    /// Saves all boards and the late writes. Returns the start of the save. Scores that were added after this time may
+    /// not be saved.
     pub async fn save_boards(&self) -> Result<Micros> {
         let began = now();
         self.done(&["archive"]).await?;
@@ -63,7 +65,7 @@ impl Operator<'_> {
     /// Restores boards that Redis lost.
     pub async fn restore_boards(&self) -> Result<()> {
         for (board, period) in self.boards().await? {
-            // If a board is not lost, the command does not restore it, and says so.
+            // If a board is not lost, the command does not restore the board, and reports this.
             let (code, text) = self.run(&["board", "restore", &board, &period, "--format", "json"]).await?;
             if code != 0 && !text.contains("is not restored") {
                 println!("tallyd board restore {board} {period} exited with {code}: {}", text.trim());
@@ -72,8 +74,8 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// Returns all saved boards, and the days that still accept writes. An archived board can be missing in Redis by
-    /// now, and the daemon knows that this is no loss.
+    /// Returns all saved boards, and the days that still accept writes. An archived board may be missing in Redis by
+    /// now. For the daemon this is no loss.
     async fn boards(&self) -> Result<BTreeSet<(String, String)>> {
         let mut boards: BTreeSet<(String, String)> =
             sqlx::query_as("SELECT DISTINCT board, period FROM leaderboard_snapshot")
@@ -93,7 +95,7 @@ impl Operator<'_> {
     /// Replays letters that were rejected for a reason that no longer exists. Returns how many. Fences of finished
     /// reconciles need no replay.
     pub async fn replay(&self) -> Result<u64> {
-        // Takes in the letters that the broker dead-lettered.
+        // This command stores the messages that the broker dead-lettered.
         self.done(&["dead", "list", "--format", "json"]).await?;
         let mut all = 0;
         for reason in SENT_AGAIN {

@@ -1,20 +1,21 @@
 //! Plans when each fault begins. The same seed, time and faults always give the same plan. Pure.
 //!
 //! Rounds follow each other until the time is over. In each round every fault comes once, in a random order. Some
-//! faults begin while another one lasts, if they hit different servers. Between other faults there is a quiet time, so
-//! the recovery can be measured.
+//! faults begin while another fault lasts, if the two faults hit different servers. Between other faults there is a
+//! quiet time, so the recovery can be measured.
 
 use std::time::Duration;
 
 use crate::dice::Dice;
 
-/// Seconds before the first fault, in which users begin, and the first reconcile and the first archive run.
+/// The first fault begins after this number of seconds. Before it, users begin, and the first reconcile and the first
+/// archive run.
 const LEAD_S: u64 = 15;
 
 /// Shortest and longest time between the end of a fault and the begin of the next fault, in seconds.
 const QUIET_S: (u64, u64) = (4, 9);
 
-/// Approximate time to begin and undo a fault, because servers restart.
+/// Beginning and undoing a fault takes about this time, because servers restart.
 const OVERHEAD_S: u64 = 3;
 
 /// Percentage of faults that begin while the previous fault lasts.
@@ -28,7 +29,8 @@ pub struct Item {
     pub hits: &'static str,
     /// Shortest and longest duration of the fault, in seconds.
     pub hold: (u64, u64),
-    /// True if the fault must not overlap with another fault, because its losses could not be attributed to it.
+    /// True if the fault must not overlap with another fault, because its losses could not be attributed to one of the
+    /// two.
     pub is_alone: bool,
 }
 
@@ -85,8 +87,8 @@ pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     }
 }
 
-/// Returns whether the fault can overlap with the last one. At most two faults overlap: with three, the cause of an
-/// outage could not be found.
+/// Returns whether the fault can overlap with the last one. At most two faults overlap, because the cause of an outage
+/// could not be found among three.
 fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
     let (last_item, item) = (&items[last.item], &items[item]);
     !last.overlaps && !last_item.is_alone && !item.is_alone && last_item.hits != item.hits

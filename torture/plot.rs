@@ -1,4 +1,4 @@
-//! Draws the daemons' memory over the time of a run: one line for each process. Pure.
+//! Draws the daemons' memory over the time of a run. Each process has one line. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ pub fn svg(looks: &[Look]) -> String {
     for (number, looks) in lives(looks).into_iter().filter(|looks| looks.len() >= LOOKS_MIN).enumerate() {
         let points: Vec<String> =
             looks.iter().map(|look| format!("{:.1},{:.1}", x(minutes(look.at)), y(mebibytes(look)))).collect();
-        // With this factor, consecutive lines always have clearly different colours.
+        // The factor gives consecutive lines clearly different colours.
         let hue = number * 137 % 360;
         let _ = writeln!(
             svg,

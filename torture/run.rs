@@ -28,7 +28,7 @@ use crate::truth;
 use crate::users::Crowd;
 use crate::watch::Watch;
 
-/// After a fault, the longest wait until everything works again. Then the next fault begins anyway.
+/// After a fault, the run waits at most this time until everything works again. Then the next fault begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
 /// Time limit for the users' last calls. It is longer than any call of the client with its retries.
@@ -224,7 +224,7 @@ async fn inject(
 ) -> Injected {
     let mut loses_since = now();
     if fault.allows != Allows::Nothing {
-        // First all accepted events must be in MySQL. Then the fault can lose only later events.
+        // Waits until all accepted events are in MySQL, so that the fault can lose only later events.
         watch.well_after(loses_since, WELL_MAX).await;
     }
     let mut error = None;
@@ -253,7 +253,7 @@ async fn inject(
         Allows::WhatMysqlKnew => Loses::Tables,
     };
     let loses_until = match fault.allows {
-        // Scores can be lost until the boards are restored.
+        // Scores may be lost until the boards are restored.
         Allows::WhatOnlyRedisKnew => now(),
         Allows::WhatMysqlKnew => site.lost_at.load(Ordering::Relaxed),
         _ => end,
@@ -280,7 +280,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
     site.settle(SETTLE_MAX).await?;
     users?;
     let operator = Operator(site);
-    // If a letter is rejected each time, it stays open, and the comparison finds it.
+    // A letter that is rejected each time stays open, and the comparison finds it.
     for _ in 0..REPLAYS_MAX {
         if operator.replay().await? == 0 {
             break;

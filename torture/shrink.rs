@@ -66,14 +66,14 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns only a few calls that all differ. A sum is the result of thousands of equal
-/// calls.
+/// Returns whether the violation concerns only a few calls, which all differ. A sum, however, is the result of
+/// thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
 }
 
 /// Returns the calls to print. For a pair, these are all calls. For a counter that many calls changed, these are the
-/// calls that were made during a fault or were not confirmed: the thousands of other calls are equal.
+/// calls that were made during a fault or were not confirmed. The thousands of other calls are equal.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
     let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {

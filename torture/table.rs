@@ -17,7 +17,7 @@ pub struct Injected {
     /// The longest time from an accepted event to its row in MySQL. It covers events from the fault's begin until
     /// everything worked again.
     pub outage: Duration,
-    /// Time from the end of the fault until everything worked again. `None` if the run did not see this moment.
+    /// Time from the end of the fault until everything worked again. `None` if the run did not observe this moment.
     pub recovery: Option<Duration>,
     /// True if another fault lasted at the same time, so the outage can't be attributed to this fault.
     pub has_met: bool,
@@ -34,7 +34,8 @@ struct Line {
     /// True if all injections overlapped with another fault.
     has_met: bool,
     not_well: usize,
-    /// The slowest call during the fault, and the count of failed calls. They show whether users noticed the fault.
+    /// The slowest call during the fault, and the count of failed calls. These two numbers show whether users noticed
+    /// the fault.
     slowest: Duration,
     failed: usize,
     violations: usize,
@@ -129,7 +130,7 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
     json!({ "faults": faults, "violations": counts, "calls": calls(history) })
 }
 
-/// Returns the count of each answer, and the durations of clicks.
+/// Returns the number of calls for each answer, and the durations of clicks.
 fn calls(history: &History) -> Value {
     let count = |is: fn(&Answer) -> bool| history.calls.iter().filter(|call| is(&call.answer)).count();
     let clicks = |is_wanted: &dyn Fn(&Call) -> bool| {

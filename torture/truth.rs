@@ -1,4 +1,4 @@
-//! Reads the final contents of the stores. It bypasses all proxies.
+//! Reads the final contents of the stores, without the proxies.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Measures how long accepted events take to reach MySQL. Separate users click all the time. They bypass all proxies,
-//! and check when MySQL has their rows.
+//! Measures how long accepted events take to reach MySQL. Separate users click all the time. These users bypass all
+//! proxies, and check when MySQL has their rows.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::history::{Answer, Call, Micros, Recorder, What, is_ahead, now};
 use crate::users::VIDEO;
 
-/// Number of these users. It is high enough that each partition has some of them.
+/// Number of the separate users. The number is so high that each partition has some of these users.
 const WATCHERS: u64 = 8;
 
 /// The first id of their targets and users. Other users have lower ids.
@@ -32,13 +32,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Time limit for MySQL's answer to a check.
 const LOOK_MAX: Duration = Duration::from_millis(1_500);
 
-/// Everything works again when no accepted event has waited for longer than this time.
+/// If no accepted event has waited for longer than this time, everything works again.
 const WELL: i64 = 1_000_000;
 
 /// A user whose clicks are watched.
 #[derive(Default)]
 struct Watcher {
-    /// Confirmed clicks whose rows are not in MySQL yet: `at`, and the begin and the end of the call.
+    /// Confirmed clicks whose rows are not in MySQL yet. Each entry contains `at`, and the begin and the end of the
+    /// call.
     waiting: VecDeque<(Micros, Micros, Micros)>,
     /// Begin of the newest call whose row is in MySQL.
     seen_of: Micros,
@@ -47,7 +48,7 @@ struct Watcher {
 #[derive(Default)]
 struct Seen {
     watchers: Vec<Watcher>,
-    /// For each check: how long the oldest accepted event has waited.
+    /// One entry for each check: the time that the oldest accepted event has waited.
     lags: Vec<(Micros, i64)>,
 }
 
@@ -78,7 +79,7 @@ impl Watch {
     }
 
     /// Waits until no accepted event has waited too long, and MySQL has a click after `since` of each user. Returns the
-    /// time of this moment.
+    /// time when both are true.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {

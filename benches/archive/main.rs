@@ -49,15 +49,15 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
-    /// Time until the board is copied and verified.
+    /// Seconds until the board is copied and verified.
     seconds: f64,
-    /// Time of a later run that verifies the archive again and unlinks the board.
+    /// Duration in seconds of a later run, which verifies the archive again and unlinks the board.
     end_s: f64,
     peak_rss_mib: f64,
 }
 
-/// Times of two snapshots of one board: the first snapshot, and a snapshot after a hundredth of the members has
-/// changed.
+/// Durations of two snapshots of one board: the first snapshot, and a second snapshot after one in a hundred members
+/// has changed.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Saved {
     first_s: f64,
@@ -228,7 +228,7 @@ async fn expire(world: &World, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tallyd archive`, and again when the board is due to be unlinked.
+/// Runs `tallyd archive`. Runs it again when the board is due to be unlinked.
 async fn archive(world: &World, members: u64) -> Result<Ran> {
     let Ended { seconds, peak_rss_mib, .. } = command::tallyd(world, &["archive"]).await?;
     sqlx::raw_sql("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 YEAR").execute(&world.pool).await?;

@@ -1,4 +1,4 @@
-//! The longest Redis call of another client while some work runs.
+//! Measures the longest Redis call of another client while some work runs.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::common::world::World;
 /// Between two calls.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// The calls of the other client.
+/// The durations of the other client's calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stalls {
     pub longest_ms: f64,
 }
 
-/// Runs `work` while a client adds to another board all the time.
+/// Runs `work`. Meanwhile, another client constantly adds to another board.
 pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> Result<(T, Stalls)> {
     let client = redis::Client::open(world.config.redis.url.expose())?;
     let mut redis = client.get_multiplexed_async_connection().await?;

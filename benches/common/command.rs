@@ -22,7 +22,7 @@ pub struct Ended {
 /// Runs `tallyd` with `arguments`.
 ///
 /// # Errors
-/// Fails if the command fails. The error contains the command's log.
+/// Fails if the command fails. The returned error contains the command's log.
 pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let began = Instant::now();
     let child = Command::new(tallyd_testkit::program())

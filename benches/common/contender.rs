@@ -12,7 +12,7 @@ use tokio::process::{Child, ChildStderr, Command};
 use super::peers::Runtime;
 use super::world::World;
 
-/// If a contender logs nothing for this time, it counts as hanging.
+/// If a contender logs nothing for this time, it is assumed to hang.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
 /// A contender is stopped this long after its last commit.
@@ -21,7 +21,7 @@ const ACK_WAIT: Duration = Duration::from_millis(500);
 /// Time limit for the stop of a contender.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum number of log lines that are shown of a contender that failed.
+/// If a contender fails, at most this number of its log lines are shown.
 const LINES_SHOWN: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Contender {
     pub runs: Runs,
     pub partitions: u16,
     pub keeps: Keeps,
-    /// Events in a message's body. If there is more than one, the body is an array.
+    /// Number of events in a message's body. If the number is higher than 1, the body is an array.
     pub per_message: usize,
     /// This contender's batch size, if it differs from the benchmark's.
     pub batch_events_max: Option<usize>,
@@ -41,7 +41,7 @@ pub struct Contender {
 pub enum Runs {
     /// The release binary.
     Tallyd,
-    /// The benchmark's own program, in a role.
+    /// The benchmark's own program, started with a role as its argument.
     Role(&'static str),
     /// A peer of `benches/peers`, with one of its write modes.
     Peer(Runtime, &'static str),
@@ -72,7 +72,7 @@ impl Contender {
         Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
-    /// Starts it. `arguments` are used only if the contender is a role.
+    /// Starts the contender. `arguments` are used only if the contender is a role.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
             Runs::Tallyd => {
@@ -112,7 +112,7 @@ pub enum Said {
     /// The contender consumes messages from now on.
     Consuming,
     /// This number of events is committed, or acknowledged by a contender that writes nothing. tallyd also logs the
-    /// time of the write.
+    /// duration of the write.
     Committed { events: u64, write_ms: f64 },
 }
 
@@ -152,7 +152,7 @@ impl Running {
         self.child.id().ok_or_else(|| anyhow!("{} has ended", self.name))
     }
 
-    /// Waits for its next log line.
+    /// Waits for the contender's next log line.
     pub async fn next(&mut self) -> Result<Said> {
         loop {
             let line = tokio::time::timeout(SILENCE_MAX, self.lines.next_line())
@@ -185,8 +185,8 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until this many events are committed. Returns the number of transactions, and how many milliseconds they
-    /// took together.
+    /// Waits until this many events are committed. Returns the number of transactions, and the sum of their durations
+    /// in milliseconds.
     pub async fn committed(&mut self, wanted: u64) -> Result<(u64, f64)> {
         let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
         while committed < wanted {

@@ -37,7 +37,7 @@ impl Used {
         self.consumer + self.mysql + self.rabbitmq
     }
 
-    /// Returns the time of all other processes. If it is large, they disturbed the measurement.
+    /// Returns the time of all other processes. If this time is large, the other processes disturbed the measurement.
     pub fn others(self) -> u64 {
         self.machine.saturating_sub(self.together() + self.bench)
     }
@@ -94,7 +94,7 @@ fn of_status(pid: u32, name: &str) -> Result<f64> {
 fn of_tree(pid: u32) -> Result<u64> {
     let mut sum = of_process(pid)?;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).context("read the process's threads")? {
-        // A thread or child can end between listing it and reading it.
+        // A thread or child can end after it was listed and before it is read.
         let Ok(children) = fs::read_to_string(thread?.path().join("children")) else { continue };
         for child in children.split_ascii_whitespace() {
             sum += child.parse().map_or(0, |child| of_tree(child).unwrap_or(0));
@@ -106,8 +106,8 @@ fn of_tree(pid: u32) -> Result<u64> {
 fn of_process(pid: u32) -> Result<u64> {
     let stat =
         fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("read the CPU time of {pid}"))?;
-    // The name in parentheses can contain anything. After it, state is the first field, utime the twelfth, then stime,
-    // cutime and cstime.
+    // The name in parentheses can contain anything. After the name, the first field is state, the twelfth is utime, and
+    // the next three are stime, cutime and cstime.
     let (_, fields) = stat.rsplit_once(')').context("no name in the process's stat")?;
     let ticks = fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().unwrap_or(0));
     Ok(ticks.sum::<u64>() * TICK_US)

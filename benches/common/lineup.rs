@@ -10,11 +10,11 @@ use super::peers::Runtime;
 /// The contenders that run, and the contenders that can't be installed.
 pub struct Lineup {
     pub contenders: Vec<Contender>,
-    /// The reason why a contender can't be installed, by its name.
+    /// Maps a contender's name to the reason why the contender can't be installed.
     pub missing: BTreeMap<String, String>,
 }
 
-/// Selects the contenders named in `only`, or all contenders, and installs what they need.
+/// Selects the contenders named in `only`, or all contenders. Installs the software that these contenders need.
 ///
 /// # Errors
 /// Fails if a name is unknown.
@@ -42,7 +42,7 @@ pub async fn line_up(all: &[Contender], only: &[String]) -> Result<Lineup> {
     Ok(lineup)
 }
 
-/// Returns the reason if the contender can't be installed.
+/// If the contender can't be installed, returns the reason.
 async fn install(runtime: Runtime) -> Option<String> {
     match runtime.install().await {
         Ok(versions) => {

@@ -1,4 +1,4 @@
-//! The machine of the measurements.
+//! Describes the machine on which the measurements run.
 
 use std::fs;
 use std::process::Command;

@@ -12,7 +12,7 @@ use tallyd_core::event::LikeEvent;
 #[derive(Default)]
 struct Newest(HashMap<(u64, u64), (i64, bool)>);
 
-/// The expected rows in the order of their keys, and the expected like count of each target.
+/// The expected rows in the order of their keys. Also the expected like count of each target.
 pub struct Model {
     rows: Vec<((u64, u64), (i64, bool))>,
     likes: BTreeMap<u64, i64>,
@@ -41,7 +41,8 @@ impl Model {
         self.likes == *likes
     }
 
-    /// Compares `like_record` with the expected rows. Fails at the first difference. Ignores users above `user_max`.
+    /// Compares `like_record` with the expected rows. Fails at the first difference. Ignores rows of users whose id is
+    /// above `user_max`.
     pub async fn assert_rows(&self, pool: &MySqlPool, user_max: u64) -> Result<()> {
         let mut stored = sqlx::query(
             "SELECT target_id, user_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED), is_del \
@@ -59,7 +60,7 @@ impl Model {
         Ok(())
     }
 
-    /// Fails unless every counter is right, summed over its slots.
+    /// Fails unless every counter is right. A counter's value is the sum over its slots.
     pub async fn assert_counters(&self, pool: &MySqlPool) -> Result<()> {
         let stored = sqlx::query(
             "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 1 \

@@ -1,5 +1,5 @@
-//! The consumers of `benches/peers`. They are installed under target/bench/peers when they are needed, and run with the
-//! same settings as tallyd.
+//! The consumers of `benches/peers`. Peers are installed under target/bench/peers when they are needed. They run with
+//! the same settings as tallyd.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ impl Runtime {
     /// Installs missing parts. Returns the versions in one line.
     ///
     /// # Errors
-    /// Fails if the peer can't be installed on this machine. The error is the installer's.
+    /// Fails if the peer can't be installed on this machine. The returned error contains the installer's message.
     pub async fn install(self) -> Result<String> {
         let script = self.source().with_file_name("install");
         let output = Command::new(script).arg(self.name()).arg(self.installed()).output().await;

@@ -19,8 +19,8 @@ const REST_CORES: f64 = 0.1;
 /// Time limit for the wait until the servers are idle.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Publishes the events while they are generated, one per message or as arrays. If `count` is given, each event
-/// contains the target's count after the event.
+/// Publishes the events while they are generated. Each message contains one event or an array of events. If `count` is
+/// given, each event contains the target's count after the event.
 pub async fn preload(
     world: &World,
     events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
@@ -29,7 +29,7 @@ pub async fn preload(
     preload_messages(world, messages(events, per_message)).await
 }
 
-/// Publishes messages while they are generated. Each is a routing key and a body.
+/// Publishes messages while they are generated. Each message consists of a routing key and a body.
 pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
@@ -69,8 +69,8 @@ fn messages(
     })
 }
 
-/// Waits until the servers are idle. After the publishing, the broker still moves data from its log to its segments,
-/// and the database writes its pages.
+/// Waits until the servers are idle. After everything is published, the broker still moves data from its log to its
+/// segments. The database still writes its pages.
 pub async fn rest(servers: Processes) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < REST_WAIT_MAX {

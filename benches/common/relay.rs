@@ -1,4 +1,4 @@
-//! A proxy for one daemon. After [`Relay::fall_silent`], it transfers no data, and keeps all connections open.
+//! A proxy for one daemon. After [`Relay::fall_silent`], the proxy transfers no data but keeps all connections open.
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,7 +52,7 @@ impl Drop for Relay {
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // The sender lives as long as the relay. When it is dropped, both connections are closed.
+        // The sender lives as long as the relay. When the sender is dropped, both connections are closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }

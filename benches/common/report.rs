@@ -1,4 +1,4 @@
-//! The results: a table for humans, and target/bench/NAME.json for programs.
+//! Reports the results: a table for humans, and target/bench/NAME.json for programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -101,7 +101,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns the value that this part of the sorted values does not exceed.
+/// Returns the value that the given share of the sorted values does not exceed.
 pub fn quantile(sorted: &[f64], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)

@@ -15,7 +15,7 @@ const START: i64 = 1_790_000_000_000_000;
 /// A source of events. The same seed always gives the same events.
 pub struct Workload {
     state: u64,
-    /// `weights[i]`: the probability of the first `i + 1` targets together.
+    /// `weights[i]` is the probability that an event has one of the first `i + 1` targets.
     weights: Vec<f64>,
     at: i64,
     past: Vec<LikeEvent>,
@@ -40,7 +40,7 @@ impl Workload {
         }
     }
 
-    /// Generates the same events, except that one target gets half of all events.
+    /// Generates the same events, but one target gets half of all events.
     pub fn with_hot_target(self) -> Self {
         Self { has_hot_target: true, ..self }
     }

@@ -17,7 +17,7 @@ pub struct Setup {
     /// Only for peers. Other consumers often use a longer linger time than tallyd.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
-    /// Whether the daemon or API servers count likes in Redis.
+    /// Says who counts likes in Redis: the daemon or the API servers.
     pub likes_by: Writes,
     /// Further configuration: `[metrics]` and their rules.
     pub metrics: &'static str,
@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// Keys that stay in Redis would disturb the next benchmark.
+    /// Deletes the keys, because keys that stay in Redis would disturb the next benchmark.
     async fn forget_keys(&self) -> Result<()> {
         let client = redis::Client::open(self.config.redis.url.expose())?;
         let mut redis = client.get_multiplexed_async_connection().await?;
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-/// Returns a variable of the stack's environment, from `dev/up --print-env`.
+/// Returns the value of a variable that `dev/up --print-env` prints.
 pub fn stack(name: &str) -> Result<String> {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).with_context(|| format!("{variable} is not set: run the benchmarks with dev/bench"))
@@ -140,7 +140,8 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
     };
-    // A message has about 120 bytes. This limit is so high that a batch always reaches its number of events first.
+    // A message has about 120 bytes. This limit is so high that a batch always reaches its maximum number of events
+    // first.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\

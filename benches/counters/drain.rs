@@ -17,7 +17,8 @@ use crate::common::preload::{preload, preload_messages, rest};
 use crate::common::workload::{USERS, Workload};
 use crate::common::world::{Setup, World, stack};
 
-/// The kind of events in the queue. Their targets follow Zipf 1.0 over 100,000 targets, except for the hot target.
+/// The kind of events in the queue. The events' targets follow Zipf 1.0 over 100,000 targets, except in the case with a
+/// single hot target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queue {
     /// Likes and unlikes.
@@ -87,7 +88,7 @@ impl Queue {
     }
 }
 
-/// Makes a count of one view for each of these targets: routing key and body.
+/// For each of these targets, makes a count of one view. Each count consists of a routing key and a body.
 fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
     let now = tallyd::runtime::clock::now();
     (0_i64..).zip(targets).map(move |(number, id)| {
@@ -97,7 +98,7 @@ fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (Stri
     })
 }
 
-/// Fails unless every counter of views is right, summed over its slots.
+/// Fails unless every counter of views is right. A counter's value is the sum over its slots.
 pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()> {
     let rows = sqlx::query(
         "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id",

@@ -1,4 +1,5 @@
-//! Measures the speed of counts compared with likes and with single statements, the ledger's cost, and a hot target.
+//! Measures the speed of counts, and compares it with likes and with single statements. Also measures the ledger's
+//! cost, and a hot target.
 
 mod drain;
 mod writes;
@@ -46,7 +47,7 @@ enum Case {
 struct Ran {
     events_per_second: f64,
     events_per_batch: f64,
-    /// Bytes of the ledger for each event, if the case writes a ledger.
+    /// If the case writes a ledger: the ledger's bytes for each event.
     ledger_bytes: Option<f64>,
 }
 
@@ -117,7 +118,7 @@ fn figures(standings: &BTreeMap<Case, Standing>) -> BTreeMap<String, f64> {
     let rate = |case: Case| standings.get(&case).map_or(f64::NAN, |standing| standing.median.events_per_second);
     let (queue, write) = (|queue| rate(Case::Queue(queue)), |it| rate(Case::Write(it)));
     let bytes = standings.get(&Case::Write(Write::WithLedger)).and_then(|standing| standing.median.ledger_bytes);
-    // The part of a count's time in MySQL that the ledger needs.
+    // The share of a count's time in MySQL that is needed for the ledger.
     let cost = 100.0 * (1.0 - write(Write::WithLedger) / write(Write::WithoutLedger));
     [
         ("like_ratio", queue(Queue::Counts) / queue(Queue::Likes)),

@@ -22,17 +22,17 @@ use crate::{Arguments, Ran};
 /// A way to write counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Write {
-    /// One statement and one commit for each count, as many consumers do it. A duplicate counts twice.
+    /// One statement and one commit for each count, as in many other consumers. A duplicate counts twice.
     RowByRow,
     /// Batches without a ledger. A duplicate counts twice.
     WithoutLedger,
     /// Batches as the daemon writes them.
     WithLedger,
-    /// One hot target and four writers, which share one row.
+    /// One hot target and four writers. The writers share one row.
     Hot1,
     /// One hot target and four writers, each with its own row, as the daemon does it with four partitions.
     Hot4,
-    /// One hot target and twice as many rows as writers, which the writers use in turn.
+    /// One hot target and twice as many rows as writers. Each writer uses the rows in turn.
     Hot8,
 }
 
@@ -138,7 +138,7 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     Ok(())
 }
 
-/// Runs four writers. Each writes every fourth batch.
+/// Runs four writers. Each writer writes every fourth batch.
 async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result<usize> {
     let mut writers = JoinSet::new();
     for writer in 0..WRITERS {
@@ -160,7 +160,8 @@ async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result
     Ok(counts.len().div_ceil(HOT_BATCH))
 }
 
-/// Returns the ledger's bytes in MySQL's files for each event, without its empty partitions.
+/// Returns the bytes that the ledger needs for each event in MySQL's files. Empty partitions of the ledger are not
+/// included.
 async fn ledger_bytes(world: &World, events: usize) -> Result<f64> {
     sqlx::query("ANALYZE TABLE applied_event").fetch_all(&world.pool).await?;
     let bytes: i64 = sqlx::query_scalar(

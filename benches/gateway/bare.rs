@@ -1,4 +1,5 @@
-//! The bare handler. It reads the body and publishes its events with confirms, on one channel. It checks nothing.
+//! The bare handler. The handler reads the body, and publishes the body's events with confirms, on one channel. It
+//! checks nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +24,12 @@ use tokio::net::TcpListener;
 struct Bare {
     channel: Channel,
     exchange: String,
-    /// Messages so far. This count is the routing key of the next message, so messages are spread over the queues.
+    /// Messages so far. This number is the routing key of the next message, so that messages are spread over the
+    /// queues.
     messages: AtomicU64,
 }
 
-/// Serves until it is killed.
+/// Serves until the process is killed.
 pub async fn serve(config: &Config) -> Result<()> {
     let url = config.amqp.url.expose();
     let connection = Connection::connect(url, ConnectionProperties::default()).await.context("connect to RabbitMQ")?;

@@ -22,14 +22,14 @@ pub struct Server {
     pub address: String,
 }
 
-/// The log line with the server's address.
+/// The log line that contains the server's address.
 #[derive(Deserialize)]
 struct Started {
     address: String,
 }
 
 impl Server {
-    /// Starts it, and waits until it listens.
+    /// Starts the server, and waits until it listens.
     pub async fn start(world: &World, kind: Kind) -> Result<Self> {
         let mut command = match kind {
             Kind::Gateway => Command::new(tallyd_testkit::program()),

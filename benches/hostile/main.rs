@@ -1,4 +1,4 @@
-//! Measures the speed of good events if half, or nine of ten, of the messages can't be applied.
+//! Measures the speed of good events while half of the messages, or nine in ten messages, can't be applied.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use tallyd_benches as common;
 
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
-/// Percentage of bad messages, and the quota of dead letters. Letters within the quota are stored, and further letters
+/// The percentage of bad messages, and the quota of dead letters. Letters within the quota are stored. Further letters
 /// are only counted. Such a flood fills the default quota within seconds, so the case `at the bound` shows the
 /// permanent rate.
 const FLOODS: [(&str, u64, u64); 4] =

@@ -18,7 +18,7 @@ use tallyd_benches as common;
 /// Duration of the old worker's measurement without other work.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// The smaller tables have this part of the rows. They show whether memory is constant.
+/// The smaller tables have this part of the rows. A comparison with them shows whether memory is constant.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [
@@ -102,7 +102,7 @@ async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step
         let import = import(&world, &old, rate).await?;
         let scans = timed("both scans", &old, rate, old.scan_both(&world)).await?;
         old.catch_up(&world).await?;
-        // The command exits with 2 if it finds a difference. Then this benchmark fails.
+        // If the command finds a difference, it exits with 2. Then this benchmark fails.
         let verify = run(&world, &old, (rate, Tables::Both), &["import", "old", "--verify"]).await?;
         Ok(Seen { rows, quiet, bare, import, scans, verify, small_import, one_target_import })
     };

@@ -25,7 +25,7 @@ const WORKERS: u32 = 4;
 /// The old worker's users have larger ids than those in the table.
 const NEW_USERS: u64 = 1 << 40;
 
-/// How the rows are spread over targets.
+/// The distribution of the rows over targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Spread,
@@ -171,7 +171,7 @@ impl Old {
         let mut connection = self.pool.acquire().await?;
         let mut turn = tokio::time::interval(every);
         let (mut waits, targets) = (Vec::new(), (self.rows / LIKES_OF_TARGET).max(1));
-        // Each run of the worker has other users.
+        // In each run, the worker uses other users.
         let mut dice = Dice::new(u64::from(worker) + if tables == Tables::Both { 100 } else { 0 });
         let applied = format!("INSERT IGNORE INTO {}.like_record VALUES (1, ?, ?, 0, UTC_TIMESTAMP(6))", self.world);
         while !ends.is_cancelled() {

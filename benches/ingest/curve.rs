@@ -1,4 +1,4 @@
-//! Measures the cost of an event by the size of the batch, with a hot target, and by the size of the table.
+//! Measures the cost of an event for several sizes of batches, with a hot target, and for several sizes of the table.
 
 use std::collections::BTreeMap;
 

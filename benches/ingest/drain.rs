@@ -34,20 +34,21 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
-    /// RabbitMQ's CPU time for an event while the queue was filled, with confirms and 10,000 messages in flight.
+    /// RabbitMQ's CPU time for an event while the queue was filled. The events were published with confirms and 10,000
+    /// messages in flight.
     pub published_us: f64,
     /// Number of cores that the consumer and the servers used together.
     pub cores: f64,
-    /// Number of cores that other processes used meanwhile. They disturb the measurement.
+    /// Number of cores that other processes used meanwhile. Other processes disturb the measurement.
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,
-    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. If it is close to the number of
-    /// partitions, the contender waits for the database.
+    /// The mean number of transactions in flight, or 0 if the contender doesn't log it. If this number is close to the
+    /// number of partitions, the contender waits for the database.
     pub writing: f64,
     /// Bytes between the consumer and MySQL, for each event.
     pub mysql_bytes: f64,
-    /// Statements for each batch. They include the session's statements at its start.
+    /// Statements for each batch. The number includes the statements at the start of the session.
     pub mysql_statements: f64,
     /// Bytes of `like_record` on disk, for each row.
     pub row_bytes: f64,

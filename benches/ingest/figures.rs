@@ -19,8 +19,8 @@ pub const AIMS: [(&str, Aim); 8] = [
     ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
 ];
 
-/// Computes the figures whose contenders took part. tallyd has one partition, like its peers. Only for `array_ratio` it
-/// has two partitions, because one connection of MySQL can't write faster than `floor`.
+/// Computes the figures whose contenders took part. tallyd has one partition, like its peers. Only for `array_ratio`
+/// tallyd has two partitions, because one connection of MySQL can't write faster than `floor`.
 pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
     let of = |name: &str| standings.get(name).map(|standing| standing.median);
     let rate = |name: &str| of(name).map(|run| run.events_per_second);
@@ -44,7 +44,8 @@ pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<S
 }
 
 /// Returns the maximum rate of events that any consumer of one queue can reach on this machine. The slower server
-/// limits it. The machine's cores limit it as well, by the CPU time of both servers with the cheapest clients.
+/// limits this rate. The machine's cores also limit the rate, because both servers need CPU time even with the cheapest
+/// clients.
 fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
     let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;

@@ -98,7 +98,7 @@ async fn main() -> Result<()> {
     }
 }
 
-/// Returns the events. They are the same in all runs and processes.
+/// Returns the events. The events are the same in all runs and processes.
 fn events(count: u64, hot: bool) -> impl Iterator<Item = LikeEvent> {
     let workload = Workload::new(1);
     let workload = if hot { workload.with_hot_target() } else { workload };

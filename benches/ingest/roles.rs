@@ -73,8 +73,8 @@ pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> 
     std::future::pending().await
 }
 
-/// Runs tallyd's transaction with counters. It omits the parts that protect against other daemons and bad messages: the
-/// owner's row, the fence, dead letters.
+/// Runs tallyd's transaction with counters. The transaction here omits the parts that protect against other daemons and
+/// bad messages: the owner's row, the fence, dead letters.
 async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
     let mut tx = connection.begin().await.map_err(StoreError::sql("begin a batch"))?;
     let winners = coalesce(events);

@@ -38,7 +38,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for place in 0..contenders.len() {
-            // Each round begins with another contender, so none is always the first or always after the same one.
+            // Each round begins with another contender, so no contender is always the first.
             let Some(contender) = contenders.get((place + round) % contenders.len()) else { continue };
             let drained = drain::run(contender, setup, load).await?;
             print_run(round, contender, &drained);

@@ -7,14 +7,15 @@ use sqlx::{MySqlPool, Row};
 /// The server's counters, or their increase during a measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Traffic {
-    /// Statements. Each needs a round trip, unless several are sent together.
+    /// Statements. Each statement needs a round trip, unless several statements are sent together.
     pub statements: f64,
     /// Bytes in both directions.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// Reads the server's counters. They count all clients, so no other client can use the server during a measurement.
+    /// Reads the server's counters. The counters include all clients, so no other client must use the server during a
+    /// measurement.
     pub async fn of_server(pool: &MySqlPool) -> Result<Self> {
         let rows =
             sqlx::query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')");
@@ -27,7 +28,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Returns the increase since `before`, divided by `each`.
+    /// Returns the increase since `before`, divided by the number `each`.
     pub fn since(self, before: Self, each: u64) -> Self {
         let per = |now: f64, then: f64| (now - then) / each.max(1) as f64;
         Self { statements: per(self.statements, before.statements), bytes: per(self.bytes, before.bytes) }

@@ -17,11 +17,11 @@ use site::Site;
 use slow::Statement;
 use tallyd_benches as common;
 
-/// The default: the number of rows of `counter`, and the number of buckets that fits them.
+/// The default: the number of rows of `counter`, and a number of buckets that suits these rows.
 const ROWS: u64 = 100_000_000;
 const BUCKET_BITS: u32 = 20;
 
-/// The second site: how many times more buckets it has, as a power of two, and its number of rows.
+/// The second site: the number of additional bits for its buckets, and its number of rows.
 const WIDE_BITS: u32 = 3;
 const WIDE_ROWS: u64 = 10_000;
 
@@ -79,7 +79,7 @@ impl Arguments {
 #[derive(Serialize)]
 struct Seen {
     rows: u64,
-    /// The run that loaded the data also compared the data that Redis had at that time.
+    /// The run that loaded the data also compared the data that was in Redis at that time.
     full: Ran,
     changed: Ran,
     reloaded: Ran,
@@ -123,7 +123,7 @@ async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     ensure!(changed.checked == rows, "{rows} rows have changed, but {} were compared", changed.checked);
     let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
     tell("reload", reloaded.clone());
-    // A click that was delivered twice near the loss counts twice in Redis, until a reconcile.
+    // If a click was delivered twice around the time of the loss, Redis counts it twice until the next reconcile.
     site.reconcile(&["--changed", "--force"]).await?;
     exact(site.reconcile(&["--changed", "--force"]).await?)?;
     Ok((full, changed, reloaded, daemon_peak_rss_mib))

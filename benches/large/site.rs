@@ -1,4 +1,4 @@
-//! Makes a site with many counters in bulk. Its daemon has its own MySQL account.
+//! Makes a site with many counters in bulk. The site's daemon has a separate MySQL account.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const ROWS_OF_TARGETS: u64 = 5;
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
-/// Percentage of targets that change.
+/// This percentage of targets changes.
 const CHANGED_PERCENT: u64 = 1;
 
 /// Pause between two groups of likes.

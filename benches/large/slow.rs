@@ -20,7 +20,7 @@ pub struct Statement {
     pub sql: String,
 }
 
-/// The server's log of slow statements, from now on.
+/// Reads the server's log of slow statements, from the time of its creation on.
 pub struct Log {
     pool: MySqlPool,
     account: String,
@@ -29,7 +29,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the log. It contains only connections that are opened later, such as the daemon's.
+    /// Starts the log. The log contains only statements of connections that are opened later, such as the daemon's.
     pub async fn start(site: &Site) -> Result<Self> {
         let pool = site.world.pool.clone();
         let before: (i64, String, f64) = sqlx::query_as(

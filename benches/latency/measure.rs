@@ -14,7 +14,7 @@ use crate::common::world::{Setup, World, stack};
 use crate::poller::{self, Seen};
 use crate::publisher::{self, Published, SAMPLE_EVERY};
 
-/// Seconds for connections and warm-up. Their events are published but not measured.
+/// Seconds for connections and warm-up. Events of these seconds are published but not measured.
 const WARM_UP_S: u64 = 2;
 
 /// A distribution, as three percentiles.
@@ -30,9 +30,9 @@ pub struct Quantiles {
 pub struct Measured {
     pub latency_ms: Quantiles,
     pub samples: u64,
-    /// Time between two polls. A latency can be this much too long.
+    /// Time between two polls. A measured latency can be too long by this time.
     pub poll_ms: Quantiles,
-    /// How late events were published, compared with the plan.
+    /// The delays of the publishes, compared with the plan.
     pub late_ms: Quantiles,
     pub events_per_batch: f64,
     pub consumer_us: f64,
@@ -68,7 +68,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     let (published, seen) = ended?;
     let took = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
-    // The contender kept up if every sample became visible soon after its publish.
+    // If every sample became visible soon after its publish, the contender kept up with the rate.
     let all = seen.samples.iter().all(Option::is_some) && took < (WARM_UP_S + seconds) as f64 * 1.1;
     if !all {
         return Ok(None);

@@ -21,7 +21,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// The result of the polls.
 pub struct Seen {
-    /// The time when each sample was first visible, by the sample's number.
+    /// Maps a sample's number to the time when the sample was first visible.
     pub samples: Vec<Option<Micros>>,
     /// Time from the start of the previous poll to the end of this poll, in ms. A latency can be this much too long.
     pub gaps_ms: Vec<f64>,

@@ -25,15 +25,15 @@ pub const SAMPLE_EVERY: u64 = 10;
 /// than one channel.
 const CHANNELS: usize = 8;
 
-/// How often the publisher wakes up to send due events.
+/// The publisher wakes up at this interval to send due events.
 const TICK: Duration = Duration::from_millis(1);
 
 /// The published samples.
 pub struct Published {
     pub events: Vec<LikeEvent>,
-    /// The time when each sample was published, by the sample's number.
+    /// Maps a sample's number to the time when the sample was published.
     pub samples: Vec<Micros>,
-    /// How late each sample was published, in ms.
+    /// The delay of each sample's publish, in ms.
     pub late_ms: Vec<f64>,
 }
 
@@ -79,7 +79,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     Ok(published)
 }
 
-/// Returns the event with its time of publish, or sometimes a sample instead.
+/// Returns the event with the time of its publish. For some events, returns a sample instead.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
     let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {

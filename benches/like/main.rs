@@ -71,10 +71,10 @@ struct Page {
     targets: usize,
     /// The counters of the targets.
     counters_ms: f64,
-    /// Which of the targets a user likes: if Redis knows it, and if only MySQL knows it.
+    /// Finds the targets that a user likes: with likes that are in Redis, and with likes that are only in MySQL.
     recent_ms: f64,
     rows_ms: f64,
-    /// Which of the targets a user likes, if filters say that the user likes none of them.
+    /// Finds the targets that a user likes, while filters show that the user likes none of them.
     filtered_ms: f64,
     /// One GET for each target, one after the other.
     gets_ms: f64,
@@ -86,7 +86,7 @@ struct Round {
     bare: Rate,
     /// Counted without a check for duplicates, and published.
     blind: Rate,
-    /// The user's first click on the target. It needs a query to MySQL.
+    /// The user's first click on the target. The click needs a query to MySQL.
     first: Rate,
     /// The user's first click on a target with a Bloom filter. Almost no click needs a query to MySQL.
     filtered: Rate,
@@ -174,7 +174,7 @@ fn target(number: u64) -> Target {
     Target { kind: Kind(1), id: TargetId(1 + number % TARGETS) }
 }
 
-/// Returns the user of a like. Each like of a target is from another user.
+/// Returns the user of a like. No two likes of a target are from the same user.
 fn user(number: u64) -> UserId {
     UserId(1 + number / TARGETS)
 }

@@ -42,7 +42,8 @@ const AIMS: [(&str, Aim); 5] = [
 /// Events in a body that is a list.
 const LIST: usize = 100;
 
-/// The target of a measurement's last like. When Redis has this like, it has the other likes or gets them immediately.
+/// The target of a measurement's last like. When Redis has counted this like, Redis has also counted the other likes,
+/// or counts them immediately after.
 const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
 
 /// Time between two checks for the last like.
@@ -135,8 +136,8 @@ async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
     done
 }
 
-/// Returns the rate at which likes are published without a daemon, the rate at which a daemon then drains them, and the
-/// microseconds of Redis for each drained like.
+/// Returns three numbers: the rate of publishing likes without a daemon, the rate at which a daemon then drains these
+/// likes, and Redis's microseconds for each drained like.
 async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f64, f64)> {
     let client = client_of(&world.config);
     let mut redis = connect(world).await?;
@@ -230,12 +231,12 @@ async fn last_counted(world: &World) -> Result<()> {
     until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
 }
 
-/// Waits until Redis is exact, then compares rows and counters. Returns the time from which Redis was exact.
+/// Waits until Redis is exact, then compares rows and counters. Returns the time at which Redis became exact.
 async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
     let mut redis = connect(world).await?;
     let mut since = Instant::now();
     let first = likes_in_redis(world, &mut redis).await?;
-    // The model is made after the first check, because making it takes time.
+    // The model is made after the first check, because making the model takes time.
     let model = Model::of(events);
     if !model.has(&first) {
         let look = async || {

@@ -31,7 +31,7 @@ impl Ids {
 /// A number of targets with four counters each.
 pub struct Counts {
     pub ids: Ids,
-    /// tallyd's keys, with the number of buckets that this number of targets needs.
+    /// tallyd's keys. Their number of buckets suits this number of targets.
     pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }
@@ -67,7 +67,7 @@ impl Counts {
         self.targets.iter()
     }
 
-    /// Returns the targets of a page. They can be old or new.
+    /// Returns the targets of a page. The page can contain old and new targets.
     pub fn page(&self, seed: u64, targets: usize) -> Vec<(u64, [u32; METRICS])> {
         let mut dice = Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
         dice.below(2);

@@ -1,4 +1,4 @@
-//! The layouts of counters in Redis: their keys, and how they are filled and read.
+//! The layouts of counters in Redis: the keys of each layout, and the code that fills and reads it.
 
 use std::collections::HashMap;
 
@@ -161,7 +161,7 @@ impl Layout {
     }
 }
 
-/// Returns tallyd's keys, with the number of buckets that config.toml recommends.
+/// Returns tallyd's keys. Their number of buckets is the one that config.toml recommends.
 pub fn keys(targets: u64) -> Keys {
     let Config { redis, metrics, .. } = Config::default();
     let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
@@ -209,8 +209,8 @@ fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     (1..=METRICS).map(|place| layout::value(text, Metric(place as u8))).collect()
 }
 
-/// Pairs for keys that are being filled, in the format of Redis's protocol. When there are many pairs, each hash gets
-/// one command.
+/// Pairs for keys that are being filled, in the format of Redis's protocol. When there are many pairs, one command for
+/// each hash is sent.
 struct Filling<'a> {
     command: &'static str,
     server: &'a mut Server,

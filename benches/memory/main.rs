@@ -55,7 +55,7 @@ struct Filled {
     /// CPU time of the server for a page of 20 targets, in microseconds: the median, and all rounds.
     page_us: f64,
     page_us_rounds: Vec<f64>,
-    /// CPU time with MGET, if the layout has one key for each counter.
+    /// If the layout has one key for each counter: the CPU time with MGET.
     mget_page_us: Option<f64>,
 }
 
@@ -123,7 +123,7 @@ fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Fi
     filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
 }
 
-/// Returns how many times less memory this layout needs than a string for each counter.
+/// Returns the memory that a string for each counter needs, divided by the memory that this layout needs.
 fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
     Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
 }

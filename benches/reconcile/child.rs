@@ -12,7 +12,7 @@ pub struct Ran {
     pub seconds: f64,
     pub checked: u64,
     pub exact: u64,
-    /// Time to reload lost data into Redis. 0 if no data was lost.
+    /// Seconds to reload lost data into Redis, or 0 if no data was lost.
     pub rebuild_s: f64,
     pub peak_rss_mib: f64,
     /// Number of rows that MySQL read during the run (the sum of Handler_read%).

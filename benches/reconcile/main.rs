@@ -1,4 +1,5 @@
-//! Measures a full and a changed reconcile, a reload of a lost Redis, and how they slow down the consumer.
+//! Measures a full and a changed reconcile, and a reload after Redis lost its data. Also measures how these runs slow
+//! down the consumer.
 
 mod child;
 mod site;
@@ -22,7 +23,7 @@ const AIMS: [(&str, Aim); 4] = [
     ("consumer_loss_percent", Aim::AtMost(10.0)),
 ];
 
-/// Changed targets, in thousandths of all targets.
+/// The share of changed targets, in thousandths of all targets.
 const CHANGED: [u64; 3] = [1, 10, 100];
 
 /// Fill MySQL with like records (Zipf 1.0 over a fortieth as many targets), then run the real binary on them.

@@ -118,7 +118,7 @@ impl Site {
 
     /// Marks this number of thousandths of the targets as changed since the last run.
     pub async fn change(&self, thousandths: u64) -> Result<u64> {
-        // All other targets must be older than the overlap, so the run does not include them again.
+        // All other targets must be older than the overlap, so that the run does not include these targets again.
         sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
             .execute(&self.world.pool)
             .await?;
@@ -149,7 +149,7 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            // The run must end, because its lease would block the next run.
+            // Waits for the end of the run, because its lease would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
                 self.reconcile(&[mode, "--force"]).await?;
             }

@@ -20,7 +20,7 @@ use crate::exact;
 /// Pause between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// Time in which everything works before MySQL stops, and time in which messages still arrive after MySQL answers
+/// For this time everything works before MySQL stops. For the same time, messages still arrive after MySQL answers
 /// again.
 const WELL: Duration = Duration::from_secs(20);
 
@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     pub messages: usize,
-    /// Number of these messages that were in the queue, and not in the daemon, when MySQL answered again.
+    /// When MySQL answered again, this number of these messages was in the queue and not in the daemon.
     pub waited: u64,
     pub before_rss_mib: f64,
     pub peak_rss_mib: f64,

@@ -1,4 +1,5 @@
-//! Calculates the resources that a rate needs, with a model that is compared with 1, 2 and 4 measured partitions.
+//! Uses a model to calculate the resources that a rate needs. Compares the model with measurements of 1, 2 and 4
+//! partitions.
 
 mod measured;
 mod model;

@@ -1,4 +1,5 @@
-//! Reads the measurements of `dev/bench ingest`, from which the model is made and with which it is compared.
+//! Reads the measurements of `dev/bench ingest`. The model is made from some of these measurements, and compared with
+//! others.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -78,12 +79,12 @@ impl Measured {
         Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
     }
 
-    /// Returns the costs of the parts, each from a measurement in which no other part ran. The runs that are predicted
-    /// are never used for this.
+    /// Returns the costs of the parts, each from a measurement in which no other part ran. The runs that the model
+    /// predicts are never used for its costs.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
-        // The time of a batch is a + b * events: once for MySQL's CPU time, and once for the time that its one
-        // connection takes.
+        // The time of a batch is a + b * events. This is calculated twice: for MySQL's CPU time, and for the time that
+        // the one connection takes.
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
         ensure!(
             far > near * 2.0,

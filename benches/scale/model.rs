@@ -1,22 +1,23 @@
 //! Simulates how partitions, their queues, batches and connections process events on a number of cores.
 //!
 //! Each partition has three steps. RabbitMQ's queue delivers events up to the prefetch, the consumer adds them to the
-//! open batch, and one connection of MySQL writes a batch while the next batch fills. Each step is one thread. It has a
-//! core, or a share of a core if there are more active threads than cores. Several threads accept published events.
-//! Time advances in steps of [`STEP_US`].
+//! open batch, and one connection of MySQL writes a batch while the next batch fills. Each step is one thread. The
+//! thread has a core, or a share of a core if there are more active threads than cores. Several threads accept
+//! published events. Time advances in steps of [`STEP_US`].
 
 use std::collections::VecDeque;
 
 /// Length of a step, in microseconds.
 const STEP_US: f64 = 100.0;
 
-/// Simulated warm-up before anything is counted, in microseconds. After it, queues and batches have their normal size.
+/// Simulated warm-up before anything is counted, in microseconds. After the warm-up, queues and batches have their
+/// normal size.
 const WARM_UP_US: f64 = 1e6;
 
 /// Threads that accept published events for one partition, because many clients are connected.
 const PUBLISHING_THREADS: usize = 4;
 
-/// The costs of the parts. They are microseconds of one core, unless stated otherwise.
+/// The costs of the parts. A cost is in microseconds of one core, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
     /// RabbitMQ, for an event that is published with a confirm.
@@ -63,7 +64,7 @@ pub struct Site {
 pub struct Outcome {
     pub events_per_second: f64,
     pub events_per_batch: f64,
-    /// Time from publishing to commit, in milliseconds. Only if events arrive.
+    /// Time from publishing to commit, in milliseconds. It is measured only if events arrive during the simulation.
     pub lag_p50_ms: f64,
     pub lag_p99_ms: f64,
 }
@@ -108,7 +109,7 @@ impl Partition {
         }
     }
 
-    /// Returns how many more events the prefetch allows.
+    /// Returns the number of further events that the prefetch allows.
     fn credit(&self, site: &Site) -> f64 {
         let writing = self.writing.as_ref().map_or(0.0, |writing| writing.events);
         site.prefetch - self.delivered - self.open - writing
@@ -145,7 +146,8 @@ impl Partition {
         }
     }
 
-    /// Begins to write a batch when the consumer would: when it is full, or when it has waited for the linger time.
+    /// Begins to write a batch when the consumer would: when the batch is full, or when it has waited for the linger
+    /// time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
         let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;

@@ -9,10 +9,10 @@ use crate::common::workload::{Workload, counted};
 use crate::measured::Measured;
 use crate::model::{Cores, Costs, simulate};
 
-/// The highest allowed load of any part in the busiest hour.
+/// In the busiest hour, the load of each part is at most this share.
 const BUSY_MAX: f64 = 0.6;
 
-/// Copies of each message in a cluster with quorum queues of three members.
+/// Number of copies of each message in a cluster whose quorum queues have three members.
 const COPIES: f64 = 3.0;
 
 /// Number of events whose size is measured.

@@ -27,13 +27,13 @@ const PARTITIONS: u16 = 4;
 /// Time between two reads of the partitions' owners.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Wait for a daemon to consume, which takes a tenth of a second. RabbitMQ's count of consumers would not show this,
-/// because it does not include waiting consumers.
+/// The benchmark waits for this time until a daemon consumes. A daemon needs about a tenth of a second. RabbitMQ's
+/// number of consumers would not show this moment, because the number does not include waiting consumers.
 const LISTENS_AFTER: Duration = Duration::from_secs(3);
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Number of events before the fault. It is enough for a daemon to know the size of messages.
+/// Number of events before the fault. From this number of events, a daemon learns the size of messages.
 const FIRST: u64 = 10_000;
 
 /// The figures are medians. For a daemon that gets SIGTERM, there is no limit.

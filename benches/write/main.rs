@@ -1,4 +1,4 @@
-//! Measures how fast one connection writes batches, by its method to find the old state of each row.
+//! Measures how fast one connection writes batches, for each method to find the old state of a row.
 
 mod ways;
 

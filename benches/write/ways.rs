@@ -1,4 +1,5 @@
-//! The methods to write a batch. Each writes the rows first, then the differences of the counters, in one transaction.
+//! The methods to write a batch. Each method writes the rows first, then the differences of the counters, in one
+//! transaction.
 //!
 //! With one writer per (target, user), all methods are exact. With two writers, only methods that lock the row before
 //! they read its old state are exact: `noted`, `column`, and `read`, whose plain INSERT fails if another writer was
@@ -32,7 +33,7 @@ pub enum Way {
 const NEWER: &str = "(VALUES(update_at) > like_record.update_at OR \
                       (VALUES(update_at) = like_record.update_at AND VALUES(is_del) > like_record.is_del))";
 
-/// Returns assignments with the condition [`NEWER`]. They set the version last.
+/// Returns assignments with the condition [`NEWER`]. The version is assigned last.
 fn newest() -> String {
     format!(
         "is_del = IF({NEWER}, VALUES(is_del), like_record.is_del), \

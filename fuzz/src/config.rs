@@ -1,4 +1,4 @@
-//! Fuzzes the configuration: any text is accepted or rejected, and every problem names its place.
+//! Fuzzes the configuration: any text must be accepted or rejected, and every problem must name its place.
 
 use std::cell::RefCell;
 use std::io::{Seek, Write};
@@ -35,7 +35,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// Includes checks that the types can't express.
+/// Also runs the checks that the types can't express.
 fn whole(text: &str) {
     FILE.with_borrow_mut(|file| {
         file.rewind().and_then(|()| file.as_file().set_len(0)).expect("the file can't be emptied");

@@ -1,4 +1,4 @@
-//! Fuzzes the layouts of numbers in Redis: a name or count that is read and written again must not change.
+//! Fuzzes the layouts of numbers in Redis. If a name or count is read and written again, it must not change.
 
 use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::outbox::OutboxOffsets;

@@ -18,7 +18,7 @@ pub use map::map;
 pub use redis_replies::redis_replies;
 pub use score::score;
 
-/// Takes bytes from the front of the input, or zeros at its end.
+/// Takes bytes from the front of the input. When the input is used up, returns zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

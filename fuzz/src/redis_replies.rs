@@ -1,4 +1,4 @@
-//! Fuzzes the code that reads Redis's answers: each answer is accepted or rejected.
+//! Fuzzes the code that reads Redis's answers. Each answer must be accepted or rejected without a panic.
 
 use std::sync::LazyLock;
 

@@ -12,7 +12,7 @@ pub fn score(data: &[u8]) {
     let mut bytes = Bytes(data);
     let packing = Packing::new(u32::from(bytes.byte()));
     let mut columns = || {
-        // Shifted, so that small numbers are as likely as large ones.
+        // The bits are shifted, so that small numbers are as likely as large numbers.
         let (primary, low) = (bytes.number() >> (bytes.byte() % 64), bytes.number() >> (bytes.byte() % 64));
         Columns { primary, low }
     };

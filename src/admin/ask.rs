@@ -102,7 +102,7 @@ impl At {
     }
 }
 
-/// Requests `path`, below the path of the port's address. Also returns [`NoDaemon`] if the answer is late, too large or
+/// Requests `path`, below the path of the port's address. Returns [`NoDaemon`] also if the answer is late, too large or
 /// not HTTP.
 pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, Request::get(path), Body::empty())).await;

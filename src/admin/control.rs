@@ -1,9 +1,9 @@
 //! The control socket: the only way to send an order to a running daemon. The permissions of the socket's file decide
 //! who can send orders.
 //!
-//! An order is written to MySQL, and all daemons of the site read it there. So each socket of the site has the same
-//! effect. If several daemons on one machine use the same path, the first daemon gets the socket. The other daemons
-//! retry, and one of them gets the socket when the first daemon has ended.
+//! An order is written to MySQL, and all daemons of the site read it there. So the order has the same effect at each
+//! socket of the site. If several daemons on one machine use the same path, the first daemon gets the socket. The other
+//! daemons retry, and one of them gets the socket when the first daemon has ended.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -33,7 +33,7 @@ use tallyd_mysql::{Store, StoreError};
 
 pub(crate) const ORDERS: &str = "/v1/orders";
 
-/// The socket's mode: its owner and its group can connect.
+/// The mode of the socket's file. The file's owner and group can connect.
 const MODE: u32 = 0o660;
 
 /// Length of the column `control.ordered_by`, in characters.
@@ -47,14 +47,14 @@ const BIND_AGAIN: Duration = Duration::from_secs(2);
 pub(crate) struct Wanted {
     pub task: Task,
     pub command: Command,
-    /// `None` ends the order.
+    /// `None` ends the current order.
     pub lasts_s: Option<u64>,
-    /// The user, as the client names it.
+    /// The user's name, as the client gives it.
     pub by: String,
     pub reason: String,
 }
 
-/// The order for a task before and after a request.
+/// A task's order before a request, and its order after the request.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     pub before: Option<Order>,

@@ -9,7 +9,8 @@ use super::{Asked, json};
 use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
 
-/// Whether the process works. An unreachable server is no reason to restart the process.
+/// The answer to `GET /livez`: whether the process works, and the loops that are stuck. An unreachable server is no
+/// reason to restart the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
     pub live: bool,

@@ -50,8 +50,8 @@ const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
-/// These paths also answer without a token, because probes of orchestrators have no token. Then the answer is only a
-/// status code.
+/// These paths also answer without a token, because probes of orchestrators have no token. The answer to a request
+/// without a token is only a status code.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
 /// Advice for a port that can't be opened.
@@ -114,7 +114,8 @@ impl Admin {
         let Some(listen) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
-        // The observer has separate connections, so that requests for counters can't make a server look unreachable.
+        // The observer has separate connections. Otherwise many requests for counters could make a server seem
+        // unreachable.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
         let (observer, sight) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
@@ -131,7 +132,7 @@ impl Admin {
         Ok(Some((Self { listen, asked }, observer)))
     }
 
-    /// Serves until `end`. If the port can't be opened, the daemon still processes events, because this work does not
+    /// Serves until `end`. If the port can't be opened, the daemon still processes events, because processing does not
     /// need the port.
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let Some(listener) = end.run_until_cancelled(beat.during(listen(&self.listen))).await else { return };

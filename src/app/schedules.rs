@@ -48,7 +48,7 @@ impl Schedules {
             }
         }
         self.modes = wanted;
-        // A new pattern can make a run due immediately.
+        // With a new pattern, a run can be due immediately.
         JobName::ALL.into_iter().for_each(|job| self.wakes.of(job).notify_one());
     }
 }

@@ -14,14 +14,14 @@ use crate::servers::code_registry::{self, Change};
 use tallyd_connect::fate::Fate;
 use tallyd_mysql::schema::Schema;
 
-/// How long the start waits for Redis. systemd aborts a start that takes minutes.
+/// The start waits at most this time for Redis, because systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Checks MySQL and Redis. An unreachable server does not fail the start, but the start waits until MySQL answers.
-/// Tasks that write start only after the codes in MySQL have been checked to have the same meaning as in the
-/// configuration.
+/// Checks MySQL and Redis. The start does not fail if a server is unreachable. It waits until MySQL answers.
+/// Codes must have the same meaning in MySQL and in the configuration. Tasks that write start only after this check.
 ///
-/// # Errors Fails if the schema is wrong, if a code would change its meaning, if a Redis Cluster is configured as a
+/// # Errors
+/// Fails if the schema is wrong, if a code would change its meaning, if a Redis Cluster is configured as a
 /// single server, or if a single server is configured as a Cluster.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
     look_at_redis(servers).await?;
@@ -78,8 +78,8 @@ pub(super) fn tell(changes: &[Change]) {
     }
 }
 
-/// Fails if a Redis Cluster is configured as a single server, or a single server as a Cluster. An unreachable Redis is
-/// no failure.
+/// Fails if a Redis Cluster is configured as a single server, or if a single server is configured as a Cluster. An
+/// unreachable Redis is no failure.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
         Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),

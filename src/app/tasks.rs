@@ -176,8 +176,8 @@ impl Tasks {
         running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, announcement, beat, stop));
     }
 
-    /// Starts the loop that runs a job. If filters are disabled, starts instead the task that prevents a later daemon
-    /// from trusting old filters.
+    /// Starts the loop that runs a job. If filters are disabled, starts another task instead, which prevents a later
+    /// daemon from trusting old filters.
     fn start_job(&self, job: JobName, wake: &Arc<Notify>, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop, .. } = self.clone();
         if job == JobName::Filters && !live.current().filter.is_on() {

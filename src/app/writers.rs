@@ -1,9 +1,9 @@
 //! Announces in Redis, for each metric, whether API servers or the daemon count it. So a site can change the writer
 //! while users click.
 //!
-//! Handover to the daemon. A: a daemon reloads. It adds the counts of these metrics to Redis from its next batch on,
-//! and announces this. B: clients read the announcement within ten seconds. Clicks that clients count between A and B
-//! count twice.
+//! Handover to the daemon. A: a daemon reloads. The daemon adds the counts of these metrics to Redis from its next
+//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Clicks that clients count
+//! between A and B count twice.
 //!
 //! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement
 //! within ten seconds and start to count. C: the new configuration is in force, and the daemon stops counting. Clicks
@@ -12,8 +12,8 @@
 //! event is correct. A reconcile of the changed targets makes the counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
-//! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or has an
-//! older one because Redis went back to an older state.
+//! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or if Redis
+//! fell back to an older state with an older announcement.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const EVERY: Duration = Duration::from_secs(10);
 /// second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// Limit of waiting messages, and of outbox rows, at which API servers can begin to count. Daemons write this many
+/// Limit of waiting messages, and of outbox rows, at which API servers can begin to count. Daemons write this number
 /// within some seconds.
 const WAITING_MAX: u64 = 10_000;
 
@@ -96,7 +96,7 @@ pub(super) async fn run(
     }
 }
 
-/// Announces the writers for the reloader.
+/// Announces the writers when the configuration is reloaded.
 pub(super) struct Decider {
     pub servers: Servers,
     pub decided: watch::Sender<Announcement>,
@@ -106,7 +106,8 @@ impl Decider {
     /// Prepares for `new`, the next configuration. If API servers must take over metrics that the daemon counts `now`,
     /// this returns after they have started to count.
     ///
-    /// # Errors [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If the
+    /// # Errors
+    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If the
     /// failure can leave `new` announced, announces `now` again.
     pub(super) async fn prepare(&self, now: &Config, new: &Config, stop: &CancellationToken) -> Result<()> {
         let (before, after) = (Writers::from(now), Writers::from(new));

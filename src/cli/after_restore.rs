@@ -37,8 +37,8 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
     let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
     // This exit code means that nothing was changed.
     if config.filter.is_on() && code != EXIT_TRY_LATER {
-        // The restore lost unlikes that were newer than the backup. Their users like the targets again, but the filters
-        // lack them.
+        // The restore lost unlikes that were newer than the backup. In MySQL their users like the targets again, but
+        // the Bloom filters lack these users.
         servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
     Ok(code)

@@ -1,4 +1,4 @@
-//! Checks the state and asks the user before a command makes changes that no reconcile can undo.
+//! Before a command makes changes that no reconcile can undo, checks the state and asks the user.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -55,9 +55,11 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
-/// Checks that consumers are not paused. While they are paused, no queue shows whether daemons are running.
+/// Checks that consumers are not paused. While consumers are paused, the queues do not show whether daemons are
+/// running.
 ///
-/// # Errors [`JobError::NotNow`] if the consumers are paused. Also fails if MySQL fails.
+/// # Errors
+/// [`JobError::NotNow`] if the consumers are paused. Also fails if MySQL fails.
 pub(super) async fn not_paused(store: &Store) -> Result<()> {
     let mut orders = store.orders().await?.into_iter().map(|(order, _)| order);
     match orders.find(|order| order.task == Task::Consumer && order.command == Command::Pause) {
@@ -68,7 +70,8 @@ pub(super) async fn not_paused(store: &Store) -> Result<()> {
 
 /// Checks that no daemon and no job is running.
 ///
-/// # Errors [`JobError::NotNow`] if a daemon or a job is running. Also fails if a server fails.
+/// # Errors
+/// [`JobError::NotNow`] if a daemon or a job is running. Also fails if a server fails.
 pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
     let Servers { store, broker, .. } = servers;
     not_paused(store).await?;

@@ -16,9 +16,9 @@ use tallyd_mysql::letters::Letter;
 const EDITOR: &str = "vi";
 
 /// Lets the operator edit the body until tallyd would accept it. With `force`, returns any edited body. Returns `None`
-/// if the operator gives up: the file is empty, or the operator does not correct a body that is rejected.
+/// if the operator leaves the file empty, or does not correct a rejected body.
 pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option<Vec<u8>>> {
-    // Other users can't read this file. It is deleted when the value is dropped.
+    // Other users can't read this file. The file is deleted when `file` is dropped.
     let mut file = tempfile::Builder::new()
         .prefix(&format!("tallyd-dead-{}-", letter.id))
         .suffix(".json")
@@ -28,7 +28,7 @@ pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option
     file.write_all(&offered).and_then(|()| file.flush()).context("write the file to edit")?;
     loop {
         open(file.path())?;
-        // Opens the file by its name again, because many editors write a new file and rename it.
+        // Reads the file by its name, because many editors write a new file and rename the new file to the old name.
         let edited = std::fs::read(file.path()).context("read the edited file")?;
         let body = if edited == offered { letter.body.clone() } else { edited.trim_ascii().to_vec() };
         if body.is_empty() {

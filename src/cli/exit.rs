@@ -40,7 +40,7 @@ pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
 }
 
-/// Returns the exit code for one cause of an error.
+/// Returns the exit code for a single cause of an error.
 fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
     match cause.downcast_ref() {
         Some(JobError::NotNow(_) | JobError::Paused(_)) => return Some(EXIT_TRY_LATER),
@@ -69,7 +69,8 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         match fate_of(cause)? {
             Fate::Misconfigured => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // Redis is not the source of truth: the same call succeeds when the key no longer exists.
+            // The same call succeeds when the key no longer exists. Deleting the key is safe, because MySQL is the
+            // source of truth.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
             Fate::Item => None,
         }

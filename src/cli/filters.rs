@@ -22,7 +22,7 @@ pub(super) enum FiltersCommand {
     Drop(Consent),
 }
 
-/// A daemon with filters ends at least one run within this time. The time includes the duration of a run.
+/// A daemon with filters ends at least one filter run within this time, which includes the duration of the run.
 const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {

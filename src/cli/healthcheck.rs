@@ -38,7 +38,7 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// The port answers a request without a token only with the status code.
+/// If a request has no token, the port's answer is only the status code.
 fn code_lines(status: StatusCode, word: &str) -> (bool, Vec<String>) {
     let why = if status.is_success() { word.to_owned() } else { format!("not {word}: add --token-file to see why") };
     (status.is_success(), vec![why])

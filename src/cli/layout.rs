@@ -19,14 +19,14 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Layout;
 
-/// A migration repeats its run until a run finds no difference. API servers count late at first, so early runs find
-/// some.
+/// A migration repeats its run until a run finds no difference. The first runs find differences, because API servers
+/// start to count in the new layout with a delay.
 const RUNS_MAX: u32 = 4;
 
-/// Interval between checks whether the daemon's run has ended.
+/// A command that waits for the daemon's run checks at this interval whether the run has ended.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// Interval between checks whether Redis has lost counters that readers need.
+/// A migration checks at this interval whether Redis has lost counters that readers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]

@@ -195,7 +195,7 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
         for (exchange, key) in &map.bindings {
             broker.unbind_map(&link, &map.queue, exchange, key).await?;
         }
-        // This count includes messages that arrived until the queue was unbound.
+        // This count includes messages that arrived before the queue was unbound.
         if unused(broker, &link, map, with_messages).await?.is_some() {
             broker.delete_map(&link, &map.queue).await?;
         }

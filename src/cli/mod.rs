@@ -208,7 +208,7 @@ where
     {
         Ok(code) => code,
         Err(error) => {
-            // stderr can be closed, but the exit code also reports the failure.
+            // A failure to write is ignored, because stderr can be closed. The exit code also reports the error.
             let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
             exit_code(&error)
         }

@@ -1,4 +1,4 @@
-//! `tallyd names`: renames a kind or a metric, which keeps its code.
+//! `tallyd names`: renames a kind or a metric. Its code stays the same.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -58,7 +58,7 @@ pub(super) async fn run(config: &Config, command: &NamesCommand) -> Result<u8> {
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The user can answer hours after the question, so this checks again.
+    // The user may have answered hours after the question, so the state is checked again.
     all_stopped(&servers).await?;
     if !servers.store.rename_code(of, code, from, to).await? {
         return Err(JobError::NotNow(format!("the {word} {from} was changed meanwhile: try again")).into());

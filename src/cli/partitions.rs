@@ -1,4 +1,5 @@
-//! `tallyd partitions`: lowers the number of partitions. A daemon with a higher `[amqp] partitions` raises it.
+//! `tallyd partitions`: lowers the number of partitions. To raise the number, start a daemon with a higher `[amqp]
+//! partitions`.
 
 use std::io::Write;
 
@@ -68,7 +69,7 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     if let Some(code) = consent.ends(&plan)? {
         return Ok(code);
     }
-    // The user can answer hours after the question, so this checks again.
+    // The user may have answered hours after the question, so the state is checked again.
     all_stopped(servers).await?;
     if declares {
         are_empty(&broker.lower_partitions(&link, from, to).await?)?;

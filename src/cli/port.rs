@@ -1,4 +1,4 @@
-//! Finds the address of the admin port to which a command sends its request.
+//! A command sends its request to the daemon's admin port. This module finds the port's address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -97,7 +97,7 @@ async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Resu
 /// Returns the part of the text that fits the screen, to be drawn over the previous content.
 fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
     let all: Vec<&str> = text.lines().collect();
-    // The last line stays empty: a line feed there would scroll the screen.
+    // The last line stays empty, because a line feed there would scroll the screen.
     let room = usize::from(height).saturating_sub(1);
     let shown = if all.len() > room { room.saturating_sub(1) } else { all.len() };
     let more = (shown < all.len()).then(|| format!("... {} more lines", all.len() - shown));
@@ -106,7 +106,7 @@ fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String
     format!("{HOME}{lines}{REST_OF_SCREEN}")
 }
 
-/// Returns the first characters of a line, and all of its colour codes, because these take no space.
+/// Returns the first characters of a line, and all colour codes of the line, because colour codes take no space.
 fn cut(line: &str, width: usize) -> String {
     let (mut kept, mut room, mut is_code) = (String::with_capacity(line.len()), width, false);
     for character in line.chars() {

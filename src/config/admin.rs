@@ -1,4 +1,4 @@
-//! `[admin]`: the port for operators, and who has access to it.
+//! `[admin]`: the port for operators, and the clients that have access to it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -67,7 +67,7 @@ const CONTROL: &str = "/run/tallyd/control.sock";
 
 pub const SOCKET: &str = "unix:";
 
-/// Most bytes of a socket's path (`sun_path` of unix(7), without the zero byte at its end).
+/// Maximum length of a socket's path, in bytes (`sun_path` of unix(7), without the zero byte at its end).
 const SOCKET_PATH_MAX: usize = 107;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +111,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Least number of characters of a token. 16 random characters can't be guessed.
+/// Minimum length of a token, in characters. 16 random characters can't be guessed.
 const TOKEN_MIN: usize = 16;
 
 pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
@@ -142,7 +142,7 @@ pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     }
 }
 
-/// Checks that other machines can't reach a port without a token.
+/// If a port requires no token, checks that other machines can't reach the port.
 pub(super) fn listen_problems(
     section: &str,
     listen: &str,

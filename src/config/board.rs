@@ -1,4 +1,4 @@
-//! `[[board]]`: checks that the types don't make.
+//! `[[board]]`: checks that the types can't express.
 
 use std::collections::BTreeSet;
 

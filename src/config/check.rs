@@ -1,4 +1,4 @@
-//! Checks that the types don't make: bounds, and keys that must fit each other.
+//! Checks that the types can't express: bounds of values, and keys whose values must fit each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use tallyd_redis::layout::{Form, Layout};
 /// Largest allowed `future_max`. Events further in the future could fall into a day of the ledger that is emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
-/// Shortest allowed `applied_event_keep`. If it were shorter, events could arrive after an outage of the broker when
-/// the ledger no longer has them.
+/// Shortest allowed `applied_event_keep`. If it were shorter, the ledger could forget an event that the broker delivers
+/// again after an outage.
 const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 
 /// Longest allowed `applied_event_keep`. The ledger has 32 days: the kept days, today, a day that is being emptied, and
@@ -53,7 +53,8 @@ fn urls(config: &Config, found: &mut Faults) {
             Ok(parts) if parts.host_str().is_none_or(str::is_empty) => {
                 "has no host: write the host after the user and @".to_owned()
             }
-            // This is most likely the rest of a password, so it must not be used or shown as another part.
+            // This text is most likely the rest of a password, so it must not be used or shown as another part of the
+            // address.
             Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
                 "has a # or a second @: in a password write them as %23 and %40".to_owned()
             }

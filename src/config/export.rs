@@ -10,8 +10,8 @@ use super::{Config, Mysql, Pause};
 use tallyd_core::site_query::{OF_EXPORT, Query};
 use tallyd_core::unit::Unit;
 
-/// Every statement needs the first two placeholders of [`OF_EXPORT`], `:target` and `:user`. Otherwise it would write
-/// other rows.
+/// Every statement needs the first two placeholders of [`OF_EXPORT`], `:target` and `:user`. A statement without these
+/// placeholders would write wrong rows.
 const NEEDED: usize = 2;
 
 /// The index of `:deleted` in [`OF_EXPORT`].
@@ -65,11 +65,12 @@ impl Writes {
 impl Export {
     /// Parses the statements.
     ///
-    /// # Errors Returns the invalid key and a message.
+    /// # Errors
+    /// Returns the invalid key and a message.
     pub fn writes(&self) -> Result<Writes, (&'static str, String)> {
         let parse = |key: &'static str, text: &str, verbs: &[&str]| {
             let parsed = Query::parse_write(text, verbs, OF_EXPORT, NEEDED);
-            // The parser's messages say "query", so this inserts the key's name.
+            // The parser's messages say "query", so the word is replaced by the key's name.
             parsed.map_err(|sentence| (key, sentence.replacen("query", key, 1)))
         };
         let upsert = parse("upsert", &self.upsert, &["insert", "replace", "update"])?;
@@ -84,7 +85,7 @@ impl Export {
     }
 }
 
-/// Returns the name of the block with an export's server.
+/// Returns the name of the configuration block that contains an export's server.
 pub(super) fn server_key(place: usize) -> Key {
     Key::from("export").then(place).then("server")
 }

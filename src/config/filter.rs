@@ -9,7 +9,7 @@ use super::Config;
 use super::problem::Faults;
 use crate::runtime::cron;
 
-/// Longest interval between filter runs: half the time after which readers stop trusting filters.
+/// The interval between filter runs can be at most this long. Readers stop trusting filters after twice this time.
 pub(crate) const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 
 /// `[filter]`
@@ -36,7 +36,7 @@ impl Filter {
         self.likes_min > 0
     }
 
-    /// Returns the cron pattern of filter runs. It is empty if this daemon starts none.
+    /// Returns the cron pattern of filter runs. The pattern is empty if this daemon starts no filter runs.
     pub fn schedule(&self) -> &str {
         if self.is_on() { &self.cron } else { "" }
     }

@@ -46,7 +46,7 @@ impl Gateway {
         self.listen.parse()
     }
 
-    /// The required token. Only the gateway reads it, because the daemon might not have access to the file.
+    /// The required token. Only the gateway reads the file, because the daemon might not have access to it.
     ///
     /// # Errors
     /// The file can't be read, or its token is too short.

@@ -6,8 +6,8 @@ use tokio::sync::watch;
 
 use super::Config;
 
-/// Gives tasks the current configuration. They read it each time they start a piece of work, because a reload can
-/// replace it.
+/// Gives tasks the current configuration. Tasks read the configuration each time they start a piece of work, because a
+/// reload can replace the configuration.
 #[derive(Clone, Debug)]
 pub struct ConfigHandle(watch::Receiver<Arc<Config>>);
 
@@ -47,7 +47,7 @@ pub struct Derived<T> {
 impl<T> Derived<T> {
     /// The current value. If the configuration has not changed, this only compares a version number.
     pub fn get(&mut self) -> &T {
-        // An error means that the sender is dropped, but the last change can still be unread.
+        // An error means that the sender is dropped. Even then, the last change can still be unread.
         if self.receiver.has_changed().unwrap_or(true) && !Arc::ptr_eq(&self.of, &self.receiver.borrow()) {
             self.of = Arc::clone(&self.receiver.borrow_and_update());
             self.made = (self.make)(&self.of);

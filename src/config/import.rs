@@ -60,14 +60,15 @@ pub enum Reads {
     Likes(Query),
     /// Numbers of targets.
     Numbers(Query),
-    /// Keys in Redis with one number each.
+    /// Keys in Redis. The value of each key is one number.
     Keys(Template),
 }
 
 impl Import {
     /// Parses the source.
     ///
-    /// # Errors Returns the invalid key and a message.
+    /// # Errors
+    /// Returns the invalid key and a message.
     pub fn reads(&self) -> Result<Reads, (&'static str, String)> {
         let wrong = |key| move |problem| (key, problem);
         match (&self.query, &self.keys) {
@@ -91,7 +92,7 @@ impl Import {
     }
 }
 
-/// Returns the name of the block with an import's server.
+/// Returns the name of the configuration block that contains an import's server.
 pub(super) fn source_key(place: usize) -> Key {
     Key::from("import").then(place).then("source")
 }
@@ -152,7 +153,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Finds keys that are only for likes, or only for queries.
+/// Finds keys that are set although they are only for likes, or only for queries.
 fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {

@@ -119,7 +119,7 @@ impl Origins {
     }
 
     pub fn of(&self, key: &Key) -> Origin {
-        // A variable can set a whole list, so the origin can be the variable of the list.
+        // One variable can set a whole list. Then this variable is the origin of each setting in the list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }

@@ -63,8 +63,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password, and
-/// they work despite problems of other sections.
+/// Reads only `[admin]`, for commands that send a request to a daemon. These commands need no server's password. They
+/// work even if other sections have problems.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -112,7 +112,7 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
 }
 
 /// Replaces a variable like `TALLYD__AMQP__URL_FILE` by the address in the file. The address is in a file because it
-/// can contain a password. Returns the key, the variable, and the problem if there is one.
+/// can contain a password. Returns the key, the variable, and the problem if the file can't be used.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -181,7 +181,7 @@ fn read(
     Ok(Read { table, origins, faults, problems })
 }
 
-/// Writes a variable's value into the table. Returns the key that it sets.
+/// Writes a variable's value into the table. Returns the key that the variable sets.
 fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Option<Key> {
     let parts: Vec<String> = dotted.split("__").map(str::to_lowercase).collect();
     let (last, above) = parts.split_last()?;
@@ -247,14 +247,15 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
 
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
-        // While API servers switch between the layouts, some of them count in the first layout a moment after they got
-        // the `at`, or get the `at` from another node's clock.
+        // API servers switch between the layouts at different moments. Meanwhile, a server can count in the first
+        // layout shortly after it got the `at`, or can get the `at` from another node's clock.
         loaded.config.reconcile.event_clock = EventClock::Producer;
         loaded.origins.set("reconcile.event_clock".into(), Origin::Because("[redis.also]".to_owned()));
     }
 }
 
-/// Returns whether the problem is real. A removed wrong value can cause problems that are not real.
+/// Returns whether the problem is real. Wrong values are removed before the next checks, and a removed value can cause
+/// false problems.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
     let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());
@@ -279,7 +280,7 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems
 }
 
-/// An error's text. If a quoted part of the configuration can be an address with a password, the text hides it.
+/// An error's text. If a quoted part of the configuration can be an address with a password, the part is hidden.
 fn redacted(message: &str) -> String {
     match message.split_once('"') {
         Some((before, quoted)) if quoted.contains("://") || quoted.contains('@') => {

@@ -1,4 +1,4 @@
-//! `[[map]]`: checks that the types don't make.
+//! `[[map]]`: checks that the types can't express.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{Config, LIKE, Rules, Writes};
 use tallyd_core::mapping::{Map, Source, TYPES, no_toggle};
 use tallyd_core::model::Kind;
 
-/// Most bytes of a name in RabbitMQ.
+/// Maximum length of a name in RabbitMQ, in bytes.
 const EXCHANGE_BYTES_MAX: usize = 255;
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {

@@ -66,8 +66,8 @@ pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
 pub use tls::{is_external, read_authorities, ssl_mode};
 
-/// The limit is shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s). Otherwise systemd would kill a
-/// daemon that still drains.
+/// `TimeoutStopSec` of systemd/tallyd.service (90 s) is longer than this limit. Otherwise systemd would kill a daemon
+/// that still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
 #[derive(Debug, thiserror::Error)]
@@ -199,7 +199,7 @@ pub struct Consumer {
     pub database_away_max: Pause,
 }
 
-/// Returns the dead-letter quota of one partition, if all partitions together can have `max` open dead letters.
+/// Returns the dead-letter quota of one partition. All partitions together can have `max` open dead letters.
 pub fn dead_letters_part(max: u64, partitions: u16) -> u64 {
     max / u64::from(partitions.max(1))
 }
@@ -237,9 +237,9 @@ impl Default for Archive {
 }
 
 impl Config {
-    /// Returns the count of partitions: those of `[amqp]`, and one for each map.
+    /// Returns the number of partitions: `[amqp] partitions`, plus one for each map.
     pub fn partitions(&self) -> u16 {
-        // The numbers of maps are unique and at most 99, so this fits.
+        // The numbers of maps are unique and at most 99, so the sum fits into the type.
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 

@@ -36,7 +36,7 @@ pub(super) fn set_passwords(config: &mut Config, faults: &mut Faults) {
     }
 }
 
-/// An error consists of the invalid key and a message.
+/// An error contains the invalid key and a message.
 fn set_password(
     url: &mut ServerUrl,
     password: Option<&Secret>,
@@ -50,7 +50,8 @@ fn set_password(
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// Returns the path of the file that the key `name` names. A relative path is a systemd credential (`LoadCredential=`).
+/// Returns the path of the file that the value of the key `name` refers to. A relative path is a systemd credential
+/// (`LoadCredential=`).
 pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     if Path::new(file).is_absolute() {
         return Ok(PathBuf::from(file));
@@ -64,7 +65,7 @@ pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
     Ok(Path::new(&directory).join(file))
 }
 
-/// Reads the file that the key `name` names, without line breaks at its end.
+/// Reads the file that the value of the key `name` refers to. Removes line breaks at the end of the text.
 pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
     let text = read_secret(name, file)?;
     Ok(Secret::new(text.expose().trim_end_matches(['\n', '\r']).to_owned()))

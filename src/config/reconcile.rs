@@ -66,8 +66,8 @@ pub struct Reconcile {
     pub watch_every: Pause,
 }
 
-/// The longest time that a client of this project takes: three attempts, each with 5 s to connect and 5 s for the
-/// confirm. The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
+/// A client of this project takes at most this time: three attempts, each with 5 s to connect and 5 s for the confirm.
+/// The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
 const PUBLISH_GRACE: Pause = Pause::from_secs(3 * (5 + 5));
 
 impl Default for Reconcile {

@@ -18,7 +18,8 @@ impl Config {
     /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these
     /// settings each time they start a piece of work. Connections, ports and the count of tasks are fixed at the start.
     ///
-    /// # Errors The new settings don't fit the current settings that need a restart.
+    /// # Errors
+    /// The new settings don't fit the current settings that need a restart.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),
@@ -39,7 +40,7 @@ impl Config {
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
-            // API servers still count in two layouts, as in `load`.
+            // As in `load`: API servers still count in two layouts.
             config.reconcile.event_clock = EventClock::Producer;
         }
         let needs_restart = differences(&config, &new);
@@ -68,7 +69,7 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         ("mysql", &one.mysql.url, &other.mysql.url),
         ("redis", &one.redis.url, &other.redis.url),
     ] {
-        // The printed address lacks user, password and options, so these are compared separately.
+        // Printing an address leaves out its user, password and options, so these parts are compared separately.
         let seen = |url: &ServerUrl| url.to_string();
         if seen(one) == seen(other) && one.expose() != other.expose() {
             found.push(format!("[{section}] url or password"));

@@ -26,7 +26,7 @@ fn make() -> Value {
         schema.insert("title".to_owned(), json!("tallyd's config.toml"));
         schema.insert("description".to_owned(), json!("You can leave out every key. A missing key has its default."));
     }
-    // The serialized addresses lack the users, so these are added here.
+    // The serialized addresses lack the users' names, so the names are added here.
     for (section, url) in
         [("amqp", Amqp::default().url), ("mysql", Mysql::default().url), ("redis", Redis::default().url)]
     {
@@ -74,7 +74,8 @@ fn mend(schema: &mut Value) {
     }
 }
 
-/// Turns words with descriptions into a list that editors complete. Taplo shows the description beside each word.
+/// Turns words with descriptions into a list that editors complete. The Taplo language server shows the description
+/// beside each word.
 fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     let (mut words, mut docs) = (Vec::new(), Vec::new());
     for choice in choices.as_array().into_iter().flatten() {

@@ -9,7 +9,7 @@ use super::parse_pause;
 use super::problem::Faults;
 use super::schema::{allowed, below, bounds, is_length_of_time, names};
 
-/// Least similarity (0 to 1) at which a name counts as a typing error of another name.
+/// If the similarity of two names (0 to 1) is at least this number, one is taken for a typing error of the other.
 const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
@@ -135,7 +135,7 @@ fn wrong_text(text: &str, schema: &Json) -> Option<String> {
     is_wrong.then(|| format!("{}{}", near().unwrap_or_default(), allowed(schema)))
 }
 
-/// Returns a value as the file has it. Hides a value that can be a secret.
+/// Returns a value as it is written in the file. Hides a value that can be a secret.
 fn shown(value: &Value, key: &Key) -> String {
     let is_secret =
         key.parts().last().is_some_and(|name| name.contains("password") || matches!(name.as_str(), "url" | "token"));

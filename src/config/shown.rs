@@ -9,7 +9,7 @@ use super::ServerUrl;
 use super::key::{Key, Origin};
 use super::load::Loaded;
 
-/// Rightmost column at which origins begin, in characters.
+/// Origins begin at this column (in characters) or further left.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
 fn table(loaded: &Loaded) -> Table {
@@ -77,8 +77,8 @@ impl Loaded {
         }
     }
 
-    /// Returns JSON for programs: sections with their settings. With `origins`: a list of settings, each with its
-    /// origin.
+    /// Returns JSON for programs: sections with their settings. With `origins`, returns a list of settings instead,
+    /// each with its origin.
     pub fn to_json(&self, origins: bool) -> serde_json::Value {
         let whole = serde_json::to_value(table(self)).unwrap_or_default();
         if !origins {

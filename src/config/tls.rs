@@ -12,14 +12,14 @@ use super::password::{located, read_secret};
 use super::problem::Faults;
 use super::{Config, Identity, Mysql, ServerUrl, Tls};
 
-/// Modes of `[mysql] url` that do not verify the server.
+/// Values of `ssl-mode` in `[mysql] url` with which the server is not verified.
 const UNSURE: [&str; 2] = ["preferred", "required"];
 
-/// The command that copies the authority's certificate, which a MySQL server generated.
+/// The command that copies the authority's certificate from a MySQL server that generated it.
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
-    /// The block with the keys. `section` is the block's name in problems.
+    /// The configuration block that contains the keys. Problems call the block by the name in `section`.
     block: Key,
     section: &'static str,
     authorities: Option<&'a str>,
@@ -183,7 +183,8 @@ pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 
-/// Finds options of the address that tallyd sets with its own keys, or that do not verify the server.
+/// Finds options of the address for which tallyd has its own keys, and options that turn off the verification of the
+/// server.
 fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {

@@ -56,7 +56,7 @@ impl Refused {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    /// The requested data does not exist, or a server did not answer. The causes are only logged, because they can
+    /// The requested data does not exist, or a server did not answer. The causes are only logged, because a cause can
     /// contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {

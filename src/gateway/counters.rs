@@ -1,5 +1,5 @@
-//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: counters from Redis. MySQL returns the counters that
-//! Redis does not know. If Redis is unreachable, all counters come from MySQL.
+//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: counters from Redis. Counters that are missing in Redis
+//! come from MySQL. If Redis is unreachable, all counters come from MySQL.
 
 use std::collections::BTreeMap;
 

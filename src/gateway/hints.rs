@@ -1,5 +1,5 @@
-//! Optional requests to Redis: whether a user clicks too often, likes of the last minute, and counters that MySQL also
-//! has. If Redis does not answer, a client's request must neither fail nor wait.
+//! Optional requests to Redis: the click limit of a user, likes of the last minute, and counters that MySQL also has.
+//! If Redis does not answer, a client's request must neither fail nor wait.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Returns Redis' answer. `None` if Redis does not answer in time, or did not answer a recent request.
+    /// Returns Redis' answer. Returns `None` if Redis does not answer in time, or did not answer a recent request.
     pub(super) async fn ask<T>(&self, question: impl Future<Output = Result<T, ClientError>>) -> Option<T> {
         let former = *locked(&self.rests);
         if former.is_some_and(|until| until > Instant::now()) {

@@ -52,14 +52,17 @@ use tallyd_core::event::Terms;
 /// Time limit for the head of a request, and for an idle connection.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// How long the gateway still accepts requests after the stop, so that a proxy first notices the stop by /readyz.
+/// After the stop, the gateway still accepts requests for this time, so that a proxy first learns of the stop from
+/// /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// Time limit after that for requests in flight. It is longer than the time limit for a confirm, which is twice `[amqp]
-/// timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
+/// Then requests in flight have this time to finish. This time is longer than the time limit for a confirm, which is
+/// twice `[amqp] timeout_ms`. Both times together are shorter than the `TimeoutStopSec` of
+/// systemd/tallyd-gateway.service.
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// Most bodies larger than [`events::BODY_SMALL`] that are read at the same time. This limits their memory.
+/// At most this number of bodies larger than [`events::BODY_SMALL`] are read at the same time. This limits the memory
+/// for bodies.
 const BODIES_MAX: usize = 128;
 
 /// The shared state of all requests.
@@ -70,8 +73,8 @@ pub(super) struct Gate {
     requests: Arc<Semaphore>,
     bodies: Semaphore,
     token: Option<Token>,
-    /// Whether the `Host` of a request must be an address or `localhost`. Otherwise a web page could send requests
-    /// through a browser on this machine.
+    /// True if the `Host` of a request must be an address or `localhost`. Without this check, a web page could send
+    /// requests through a browser on this machine.
     is_local: bool,
     hints: Arc<Hints>,
     remembered: Remembered,
@@ -107,7 +110,7 @@ impl Gate {
     }
 }
 
-/// Takes the settings that the gateway shares with the daemon: servers, names, rules and boards.
+/// Uses the settings that the gateway shares with the daemon: servers, names, rules and boards.
 impl From<&Config> for Settings {
     fn from(config: &Config) -> Self {
         let config = config.clone();
@@ -132,7 +135,8 @@ pub(crate) fn openapi() -> Result<String> {
 
 /// Runs until SIGTERM or SIGINT.
 ///
-/// # Errors [`ConfigError`] if the address or path is in use or not permitted, or if an address of a server is invalid.
+/// # Errors
+/// [`ConfigError`] if the address or path is in use or not permitted, or if an address of a server is invalid.
 pub(crate) async fn run(config: &Config) -> Result<()> {
     let stop = shutdown::on_signals()?;
     // The gateway has nothing to reload, and SIGHUP must not end it.

@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(missing, BTreeSet::new());
     }
 
-    /// Returns for each type of event the events with the largest and the smallest allowed value, and an event outside
+    /// For each type of event, returns an event with the largest allowed value, one with the smallest, and one outside
     /// the bounds.
     #[test]
     fn the_bounds_of_events_are_those_of_the_decoder() {

@@ -7,7 +7,7 @@ use crate::config::Kinds;
 use tallyd_core::event::ID_MAX;
 use tallyd_core::model::Kind;
 
-/// Most ids in one request.
+/// Maximum number of ids in one request.
 pub(super) const IDS_MAX: usize = 500;
 
 /// The parameters of a request, each at most once.
@@ -17,7 +17,8 @@ pub(super) struct Query<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Query<'a, N> {
-    /// # Errors A parameter is not one of `names`, or was sent twice.
+    /// # Errors
+    /// A parameter is not one of `names`, or was sent twice.
     pub(super) fn parse(query: Option<&'a str>, names: [&'static str; N]) -> Answer<Self> {
         let mut values = [const { None }; N];
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {

@@ -1,5 +1,5 @@
 //! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports
-//! both, with the causes.
+//! each server that fails, with the causes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Returns a text for clients without the token. It lacks the causes, because they can contain an address.
+    /// Returns a text for clients without the token. The text lacks the causes, because a cause can contain an address.
     fn without_causes(&self) -> String {
         let fate = match self {
             Self::Failed(ClientError::Broker(error)) => error.fate(),

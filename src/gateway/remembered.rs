@@ -1,5 +1,5 @@
-//! Sends confirmed likes to Redis. Sends likes of several requests in flight together, because a round trip for each
-//! request would cost the gateway and Redis more than the likes.
+//! Sends confirmed likes to Redis. Sends the likes of several requests in one round trip. A round trip for each request
+//! would cost the gateway and Redis more than the likes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tallyd_core::event::LikeEvent;
 /// Length of the queue. Further requests wait for a place in the queue.
 const REQUESTS_MAX: usize = 1_024;
 
-/// Number of likes from which on no more requests join a round trip.
+/// When a round trip has this number of likes, no more requests join it.
 const LIKES_AT_ONCE: usize = 1_000;
 
 /// The likes of a request. The request waits until `done` is dropped.
@@ -35,7 +35,7 @@ impl Remembered {
     pub(super) async fn add(&self, likes: Vec<LikeEvent>) {
         let (done, ended) = oneshot::channel();
         if self.0.send(Request { likes, done }).await.is_ok() {
-            // The task sends nothing but drops the sender, so this is always an error.
+            // The task sends no value and only drops the sender, so the result is always an error.
             let _ = ended.await;
         }
     }

@@ -1,10 +1,10 @@
 //! Allowed `Host` names. A web page can make its own host name point to this port (DNS rebinding) and read the answers.
-//! But the browser sends that host name in `Host`. Pure.
+//! The browser sends the page's host name in `Host`, so this check finds such a page. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Returns whether `Host` is an address, `localhost` or one of `names`. Accepts a missing `Host`, because only a
-/// browser needs the check and sends it.
+/// Returns whether `Host` is an address, `localhost` or one of `names`. Accepts a missing `Host`, because only browsers
+/// need the check, and a browser always sends `Host`.
 pub(crate) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
     let Some(host) = host else { return true };
     if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

@@ -74,8 +74,8 @@ async fn lock_folder(path: &Path) -> Result<File> {
     tokio::task::spawn_blocking(lock).await?
 }
 
-/// Returns whether a killed process left its socket there. Fails if a process listens on the socket, or if the file is
-/// not a socket.
+/// Returns whether a killed process left its socket at this path. Fails if a process listens on the socket, or if the
+/// file is not a socket.
 async fn is_left(path: &Path) -> Result<bool> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(false) };
     if !found.file_type().is_socket() {

@@ -40,11 +40,11 @@ pub(crate) struct Limits {
     pub connections_max: usize,
     /// Longest duration of a connection. `None`: the connection stays open while the client sends requests.
     pub connection_max: Option<Duration>,
-    /// Time limit for the head of a request. Idle clients must not block others.
+    /// Time limit for the head of a request. Idle clients must not block other clients.
     pub head_max: Duration,
-    /// Whether a connection serves more than one request.
+    /// True if a connection serves more than one request.
     pub keep_alive: bool,
-    /// Time limit after the stop for requests in flight.
+    /// After the stop, requests in flight have this time to finish.
     pub drain_max: Duration,
     /// Reports a connection that could not be accepted.
     pub not_accepted: fn(&io::Error),

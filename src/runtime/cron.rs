@@ -1,8 +1,9 @@
 //! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes
 //! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
-//! If clocks are set forward, the skipped times fire at that moment. If clocks are set back, the repeated times fire
-//! once. Only a pattern that fires in every hour also fires in the repeated hour, so that every hour has its runs.
+//! If a clock is set forward, patterns that are due in the skipped time fire at that moment. If a clock is set back,
+//! patterns that are due in the repeated time fire once. Only a pattern that fires in every hour also fires in the
+//! repeated hour, so that every hour has its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// Count of instants among which the longest gap is searched: four weeks of minutes.
+/// The longest gap is searched among this number of instants, which is four weeks of minutes.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
@@ -34,8 +35,8 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
         .context("use five fields (minute hour day-of-month month day-of-week), or six fields with the second first")
 }
 
-/// Returns the longest time between two consecutive instants of the next ones. If the pattern fires often, these
-/// instants cover only some days.
+/// Returns the longest gap between two consecutive instants at which the pattern fires. Compares a limited number of
+/// instants. If the pattern fires often, these instants cover only some days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     // The start does not matter: if a pattern has longer gaps on other days, it fires so rarely that its next instants
     // include these days.
@@ -138,7 +139,7 @@ impl Segment {
         self.start.saturating_add(if is_hourly { self.offset } else { self.offset_before })
     }
 
-    /// Returns the instant of a local time. For a skipped local time, returns the segment's start.
+    /// Returns the instant of a local time. If the local time was skipped, returns the segment's start.
     fn at(&self, shown: Shown) -> i64 {
         shown.saturating_sub(self.offset).max(self.start)
     }

@@ -13,7 +13,7 @@ use super::lock::locked;
 #[derive(Clone, Default)]
 pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
-/// A loop's name, and its last beat. The beat is dropped when the loop ends.
+/// A loop's name, and the time of its last beat. The time is dropped when the loop ends.
 type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]

@@ -17,14 +17,14 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, layer, reload};
 
 use super::lock::locked;
 
-/// Libraries that log errors and also return them, so tallyd disables their lines. The user's filter can enable them
+/// These libraries log an error and also return it, so tallyd disables their lines. The user's filter can enable them
 /// again.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
 /// Limits the lines about an event that can happen thousands of times per second. The first event is logged
-/// immediately, and further events as a count.
+/// immediately. For further events, only their count is logged.
 #[derive(Default)]
 pub(crate) struct Flood {
     said: Option<Instant>,
@@ -32,7 +32,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Adds `times`. Returns the count since the last line if it is time for another line.
+    /// Adds `times`. If it is time for another line, returns the number of events since the last line.
     pub(crate) fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unsaid += times;
         if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
@@ -94,7 +94,7 @@ impl Format {
     fn resolved(self) -> Self {
         match self {
             Self::Auto if io::stderr().is_terminal() => Self::Text,
-            // systemd sets this variable if stderr goes to the journal.
+            // systemd sets this environment variable if stderr goes to the journal.
             Self::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => Self::Journald,
             Self::Auto => Self::Json,
             chosen => chosen,

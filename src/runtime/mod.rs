@@ -1,4 +1,4 @@
-//! Code that any daemon needs: signals, schedules, retries, logs, systemd. It knows nothing about likes.
+//! Code that any daemon needs: signals, schedules, retries, logs, systemd. This code does not depend on likes.
 
 pub mod clock;
 pub(crate) mod cron;

@@ -1,4 +1,4 @@
-//! Limits of this process: it writes no core dumps, and its threads have large stacks.
+//! Limits of this process: the process writes no core dumps, and its threads have large stacks.
 //!
 //! The broker library parses a message's headers by recursion, on its own threads. Only an environment variable can set
 //! the stack size of these threads. A list nested 4,000 deep fits into one frame and overflows the usual 2 MiB. An
@@ -7,7 +7,7 @@
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
 
-/// The standard library's variable for the stack size of threads, in bytes.
+/// The environment variable from which the standard library reads the stack size of threads, in bytes.
 const STACK: &str = "RUST_MIN_STACK";
 
 /// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is

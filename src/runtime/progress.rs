@@ -24,7 +24,7 @@ pub enum ProgressSink {
 pub trait RunProgress: Clone {
     const JOB: &'static str;
 
-    /// How much is done, and the total. The total is `None` while it is unknown.
+    /// Returns the number of items that are done, and the total number. The total is `None` while it is unknown.
     fn done(&self) -> Done;
 
     fn words(&self, elapsed: Duration) -> String;

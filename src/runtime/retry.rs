@@ -1,5 +1,5 @@
 //! Retries failed operations. The delay grows up to a limit, and retries never end. The first failure is logged
-//! immediately, and further failures as a count.
+//! immediately. For further failures, only their count is logged.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,15 +11,16 @@ use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Longest delay. It is so short that work resumes about a second after a server is reachable again.
+/// Longest delay. The delay is short, so that work resumes about a second after a server is reachable again.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// This many conflicts in a row take a second. After them, a conflict is reported as a failure.
+/// After this number of conflicts in a row, which takes a second, the next conflict is reported as a failure.
 const RIVALS_MAX: u32 = 10;
 
-/// Delay after the first conflict. It doubles with each further conflict, so that the other transaction can finish.
+/// Delay after the first conflict. The delay doubles with each further conflict, so that the other transaction can
+/// finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
 /// Counts conflicts in a row. A conflict is a deadlock in which another transaction could commit.
@@ -27,7 +28,7 @@ const RIVAL_DELAY: Duration = Duration::from_millis(1);
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Returns whether one more conflict is allowed before it counts as a failure.
+    /// Returns whether another conflict is still allowed. Otherwise a conflict is a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }
@@ -53,7 +54,7 @@ impl Outage {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
-    /// Notes a failure and returns the delay before the next try.
+    /// Records a failure, and returns the delay before the next try.
     pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         self.tries += 1;
         let first = self.began.is_none();

@@ -1,4 +1,5 @@
-//! The first SIGTERM or SIGINT stops the process cleanly, the second one immediately. SIGHUP does not stop it.
+//! The first SIGTERM or SIGINT stops the process cleanly. The second signal stops it immediately. SIGHUP does not stop
+//! it.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};

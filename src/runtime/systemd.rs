@@ -8,11 +8,11 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that hasn't beaten for this long is stuck. Every single call must be shorter.
+/// A loop that hasn't beaten for this time is stuck. So every single call of a loop must be shorter.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable, and the loops
-/// wait for it.
+/// Tells systemd that the configuration is valid and the loops run. A server can still be unreachable. Then the loops
+/// wait for the server.
 pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }

@@ -1,10 +1,11 @@
 //! Ensures that codes keep their meaning. Compares the names of codes in `[kinds]` and `[metrics]` with their former
-//! names in MySQL. A daemon does this before it writes anything, and at each reload. Every command does it, too.
+//! names in MySQL. A daemon compares the names before it writes anything, and at each reload. Every command compares
+//! the names, too.
 //!
-//! A new code is noted in MySQL. A code that was renamed or removed must have no rows, because its rows would get
-//! another meaning. A code can get another name only after a configuration without the code was noted. Until then, a
-//! daemon with the former name can be running and can write its first row at any moment. A removed code can have rows
-//! if `[retired]` contains its name.
+//! A new code is recorded in MySQL. A code that was renamed or removed must have no rows, because its rows would get
+//! another meaning. A code can get another name only after MySQL has recorded a configuration without the code. Until
+//! then, a daemon with the former name can be running and can write its first row at any moment. A removed code can
+//! have rows if `[retired]` contains its name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,10 +18,10 @@ use tallyd_core::model::{Kind, Metric};
 use tallyd_mysql::Store;
 use tallyd_mysql::codes::{Noted, Of, Registered};
 
-/// Time limit of the search for rows, for all doubtful codes together. A start and a reload wait for it.
+/// Time limit of the search for rows, for all doubtful codes together. A start or a reload waits for this search.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Most repetitions of the comparison because another daemon noted a change.
+/// If another daemon has recorded a change meanwhile, the comparison is repeated, at most this number of times.
 const TRIES_MAX: u32 = 10;
 
 /// A difference between the configuration and the names in MySQL.
@@ -32,7 +33,7 @@ pub(crate) struct Change {
     noted: Noted,
 }
 
-/// A difference that is never allowed, or only if no row has the code.
+/// A difference that is allowed only if no row has the code, or that is never allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
@@ -55,7 +56,7 @@ enum Rows {
     Unknown,
 }
 
-/// Compares the names of codes, and returns the changes to note in MySQL.
+/// Compares the names of codes, and returns the changes to record in MySQL.
 ///
 /// # Errors
 /// [`ConfigError`] with every code that would change its meaning. Also fails if MySQL is unreachable.
@@ -78,7 +79,7 @@ pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change
     if problems.is_empty() { Ok(changes) } else { Err(ConfigError(problems).into()) }
 }
 
-/// Compares the names of codes, notes the changes in MySQL, and returns the changes.
+/// Compares the names of codes, records the changes in MySQL, and returns the changes.
 pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;
@@ -108,7 +109,8 @@ async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
     })
 }
 
-/// Returns the changes that can be noted immediately, and the doubts, which the search for rows must resolve. Pure.
+/// Returns the changes that can be recorded immediately, and the doubts. A search for rows must resolve the doubts.
+/// Pure.
 fn judge(
     of: Of,
     configured: &BTreeMap<String, u8>,

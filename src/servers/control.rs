@@ -39,7 +39,7 @@ struct InForce {
     until: Instant,
 }
 
-/// The orders that this process knows.
+/// The orders that this process has read.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     known: Arc<watch::Sender<Known>>,
@@ -76,7 +76,7 @@ impl Control {
 
     /// Waits until one of `tasks` is paused.
     pub(crate) async fn until_paused(&self, tasks: &[Task]) {
-        // `self` holds the sender, so the channel stays open.
+        // `self` owns the sender, so the channel stays open.
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 

@@ -17,17 +17,17 @@ use tallyd_mysql::schema::Schema;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// Connections to MySQL that the runs of jobs use at the same time: two for a reconcile, two for an archive, one for
-/// the filters, one for a recount.
+/// Number of connections to MySQL that the runs of jobs use at the same time. A reconcile and an archive use two each.
+/// The filters and a recount use one each.
 const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
 
-/// Connections that renew leases: one for each job.
+/// Number of connections that renew leases: one for each job.
 const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;
 
 /// One connection for the outbox, one for the snapshot clock, and one for the orders of operators.
 const CONNECTIONS_OF_OTHERS: u32 = 3;
 
-/// Spare connections, so that a short read never waits for a run.
+/// Number of spare connections, so that a short read never waits for a run.
 const CONNECTIONS_SPARE: u32 = 2;
 
 /// The servers, with connections for the tasks. A connection is opened at its first use.
@@ -50,7 +50,7 @@ impl Servers {
             + CONNECTIONS_OF_LEASES
             + CONNECTIONS_OF_OTHERS
             + CONNECTIONS_SPARE;
-        // The file is missing if systemd hides it (ProcSubset=pid).
+        // The file is missing if systemd hides the file (ProcSubset=pid).
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
         Ok(Self {

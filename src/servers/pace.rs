@@ -1,5 +1,5 @@
-//! Gives live traffic priority over runs: the measured time of pages determines their size, and a run waits while a
-//! server is busy.
+//! Gives live traffic priority over runs. The measured time of pages determines the size of later pages. A run waits
+//! while a server is busy.
 
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,10 @@ const FRESH: Duration = Duration::from_millis(200);
 /// Time between two checks of a replica.
 const REPLICA_CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Minimum of targets or rows in a page.
+/// A page has at least this number of targets or rows.
 const PAGE_MIN: usize = 100;
 
-/// Counts how often a run found that a server is busy.
+/// Counts for each reason how often a run found a server busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waits {
     /// MySQL ran more threads than `threads_running_max`.
@@ -113,7 +113,7 @@ impl<'a> Pace<'a> {
     /// Returns how many targets the next page has.
     pub(crate) fn page(&self) -> usize {
         match self.control.targets_per_second() {
-            // A page must not take longer than a second, so that a run obeys other orders soon.
+            // A page must not take longer than a second, so that a run soon obeys a new order.
             Some(each_second) => self.page.min(each_second as usize),
             None => self.page,
         }
@@ -123,7 +123,7 @@ impl<'a> Pace<'a> {
     /// at least half the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
-        // A last page with few targets says nothing about the best size.
+        // The last page can have few targets. The time of such a page is no measure for the best size.
         if targets < self.page / 2 {
             return;
         }
@@ -131,8 +131,8 @@ impl<'a> Pace<'a> {
             .clamp(PAGE_MIN.min(self.page_max), self.page_max);
     }
 
-    /// Waits until the servers are ready for the next page, or until the stop or `until`. It calls `show` with the
-    /// reason while the run waits, and with `None` after that.
+    /// Waits until the servers are ready for the next page, or until the stop or `until`. While the run waits, calls
+    /// `show` with the reason. After the wait, calls `show` with `None`.
     pub(crate) async fn wait(
         &mut self,
         until: Option<Instant>,
@@ -263,16 +263,16 @@ impl Health<'_> {
         Ok(None)
     }
 
-    /// Measures how far a replica is behind. Returns as soon as the lag is known to be less or more than `max`. `None`
-    /// if the replica has no stamp of the run: the run has just begun, or the replica has not yet reached the run's
-    /// beginning.
+    /// Measures how far a replica is behind. Returns as soon as the lag is certainly less or certainly more than `max`.
+    /// `None` if the replica has no stamp of the run: the run has just begun, or the replica has not yet reached the
+    /// run's beginning.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
-            // The replica can still have an old stamp, because the run was busy in between. The new stamp counts as
-            // late only after `max`.
+            // The replica can still have an old stamp, because the run was busy in between. The new stamp is late only
+            // after `max`.
             let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
             let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
             if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
@@ -284,7 +284,7 @@ impl Health<'_> {
 }
 
 /// Returns the minimum time for `targets`. It is at most one second, because pages are sized for one second. Only a
-/// page from before the order can be larger.
+/// page that began before the order can be larger.
 fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }

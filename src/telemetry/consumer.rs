@@ -121,7 +121,7 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// Notes that a batch was written. The standing changes only if it is `Listening`, because the session can have
+    /// Records that a batch was written. The standing changes only if it is `Listening`, because the session can have
     /// ended meanwhile.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);

@@ -1,4 +1,4 @@
-//! The running jobs of this process, and the reasons why they wait. MySQL has the results of all processes' runs.
+//! The running jobs of this process, and the reasons why they wait. The results of all processes' runs are in MySQL.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ pub(crate) struct JobRun {
 pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
 impl Jobs {
-    /// Notes the start of a run. The run ends when the returned value is dropped.
+    /// Records the start of a run. The run ends when the returned value is dropped.
     pub(crate) fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
         let running = Some((mode.to_owned(), clock::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });

@@ -45,8 +45,8 @@ use status::State;
 use tallyd_core::control::Order;
 use tallyd_core::model::Micros;
 
-/// Histogram buckets for the seconds from an event's `at` to its commit: from the linger of a batch to a backlog of a
-/// day.
+/// Histogram buckets for the seconds from an event's `at` to its commit. They range from the linger of a batch to a
+/// backlog of a day.
 const LAG_BOUNDS: [f64; 18] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0,
     86_400.0,
@@ -65,7 +65,7 @@ pub(crate) struct Telemetry {
     draining: Gauge,
     working: AtomicBool,
     pub started_at: Micros,
-    /// Time and error of the last reload, if it was rejected.
+    /// If the last reload was rejected: its time and its error.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
     orders: Mutex<Vec<Order>>,
@@ -227,7 +227,7 @@ fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str
     family
 }
 
-/// Registers a family of metrics. Its help text is on the metrics page even before the first sample.
+/// Registers a family of metrics. The family's help text is on the metrics page even before the first sample.
 #[derive(Debug)]
 pub(crate) struct Described<F>(pub F);
 

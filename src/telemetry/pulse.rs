@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Pulse {
-    /// Adds a point for the events that were written since the last call. The first call adds none.
+    /// Adds a point for the events that were written since the last call. The first call adds no point.
     pub(crate) fn beat(&self, queued: Option<u64>) {
         let (committed, lag) = telemetry().written();
         self.add((Instant::now(), clock::now()), committed, lag, queued);

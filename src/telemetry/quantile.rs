@@ -4,7 +4,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// The upper bound of each range, and the count of values at or below this bound. The last bound is infinite.
+/// For each range: its upper bound, and the number of values at or below this bound. The last bound is infinite.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Buckets(Vec<(f64, u64)>);
 
@@ -29,8 +29,8 @@ impl Buckets {
     }
 
     /// Returns the quantile `share` (0 to 1) of the values. Assumes that values are spread evenly in each range, as in
-    /// Prometheus's `histogram_quantile`. Returns the last finite bound if the quantile is above it, and `None` if
-    /// there are no values.
+    /// Prometheus's `histogram_quantile`. If the quantile is above the last finite bound, returns this bound. If there
+    /// are no values, returns `None`.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.0.last().map_or(0, |(_, total)| *total) as f64;
         let (mut below, mut low) = (0.0, 0.0);

@@ -39,12 +39,12 @@ impl RepairMetrics {
         self.targets.get_or_create(&labels).inc_by(more);
     }
 
-    /// Counts a reconcile's additions to Redis.
+    /// Adds to the number of counters that reconciles changed in Redis.
     pub(crate) fn in_redis(&self, outcome: Repaired, more: u64) {
         self.repaired(JobName::Reconcile, "redis", outcome.name(), more);
     }
 
-    /// Counts corrections of `counter`. MySQL applies each correction completely or not at all.
+    /// Adds to the number of corrections of `counter`. MySQL applies each correction completely or not at all.
     pub(crate) fn in_mysql(&self, job: JobName, more: u64) {
         self.repaired(job, "mysql", "done", more);
     }

@@ -36,7 +36,7 @@ verdicts! {
     Transient = "transient", "Redis was wrong at only one cut, because an event was in flight; nothing was added";
     /// No cut could be compared with MySQL.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";
-    /// Redis does not know the counter.
+    /// Redis does not have the counter.
     Unknown = "unknown", "Redis has lost the bucket, or the field has no valid counters; a run without --target loads them";
     /// Redis is wrong at two cuts, and was not repaired.
     Left = "left", "Redis is wrong, but the bucket changed meanwhile or the counter would drop below zero: run again";

@@ -1,5 +1,5 @@
-//! Checks boards: each addition counts once, unless Redis lost it, and the frozen zset of a closed period equals its
-//! archive.
+//! Checks boards. Each addition must be on the board once, unless Redis lost it. The frozen zset of a closed period
+//! must equal the period's archive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::history::{Answer, Call, History, Loses, What, period};
 
 /// Users add scores to this board.
 pub const HOT: &str = "hot";
-/// The daemon adds what it counts to this board.
+/// The daemon adds the counts of views to this board.
 pub const SEEN: &str = "seen";
 /// The periods of this board are days in the past.
 pub const PAST: &str = "past";
@@ -71,8 +71,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     check_past(&past, state, found);
 }
 
-/// Returns views that MySQL possibly lost after the daemon had added them to the board. They stay on the board, and if
-/// such a view is sent again, it is added a second time.
+/// Returns views that MySQL may have lost after the daemon added these views to the board. Such a view stays on the
+/// board. If the view is sent again, it is added a second time.
 fn undone(history: &History) -> Vec<(u64, i64)> {
     let (mut before, mut undone) = (BTreeSet::new(), BTreeMap::new());
     for call in &history.calls {
@@ -86,7 +86,7 @@ fn undone(history: &History) -> Vec<(u64, i64)> {
     undone.into_values().collect()
 }
 
-/// Longest time until a count is on the board, if there is no fault. In microseconds.
+/// Without a fault, a count is on the board after at most this time. In microseconds.
 const LATE: i64 = 2_000_000;
 
 const NOBODY: Call = Call { begin: 0, end: 0, who: 0, what: What::Read { target: 0 }, answer: Answer::Nothing };

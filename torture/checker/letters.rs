@@ -1,11 +1,11 @@
-//! Checks dead letters: every message that can't be applied must be a dead letter, and no other message.
+//! Checks dead letters: every message that can't be applied must be a dead letter, and no other message must be one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{About, Class, Letter, State, Violation};
 use crate::history::{Answer, Call, History, Micros, What, event_id};
 
-/// In the body of a message that can't be applied, its number follows this text.
+/// The body of a message that can't be applied contains this text, followed by the message's number.
 const MARK: &str = "letter-";
 
 /// The reason of dead letters that RabbitMQ 4 returned.
@@ -20,7 +20,7 @@ const AHEAD: &str = "at-in-future";
 pub struct Aside(HashSet<String>);
 
 impl Aside {
-    /// Finds these events among the open dead letters.
+    /// Finds valid events among the open dead letters.
     pub fn of(history: &History, state: &State) -> Self {
         let ahead = |call: &Call| {
             let (Answer::Done { at } | Answer::NotConfirmed { at }) = call.answer else { return None };
@@ -31,7 +31,7 @@ impl Aside {
         Self(open.filter_map(|letter| of_body(&letter.body)).filter(|event| sent.contains(event)).collect())
     }
 
-    /// Returns whether the call's event is one of them.
+    /// Returns whether the call's event is among these events.
     pub fn has(&self, what: &What, at: Micros) -> bool {
         !self.0.is_empty() && self.0.contains(&of_call(what, at))
     }

@@ -26,15 +26,15 @@ pub const LIKE: u8 = 1;
 /// The final contents of the stores. They contain only targets, users and members of the run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// Like records. The key is target and user; the value is `at`, and whether the user likes the target.
+    /// Like records. The key is target and user. The value is `at`, and true if the user likes the target.
     pub rows: HashMap<(u64, u64), (Micros, bool)>,
     /// The table `counter`, by target and metric. A counter that is zero can be missing.
     pub counters: BTreeMap<(u64, u8), i64>,
-    /// The same counters in Redis.
+    /// The same counters as Redis has them.
     pub redis: BTreeMap<(u64, u8), i64>,
     /// Number of buckets that Redis lost and that no daemon has loaded again.
     pub unloaded: usize,
-    /// The counts that were applied: the seconds of `at`, and the event's id.
+    /// The counts that were applied. Each entry contains the event's `at` in seconds, and the event's id.
     pub ledger: HashSet<(i64, [u8; 16])>,
     /// The newest event that set a counter. The key is target and metric; the value is `at` and the set value.
     pub sets: HashMap<(u64, u8), (Micros, i64)>,
@@ -48,8 +48,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the part of the state that concerns this subject. For a count the part is empty: if a count is missing
-    /// in the ledger, it is also missing in an empty ledger.
+    /// Returns the part of the state that concerns this subject. For a count the part is empty, because a count that is
+    /// missing in the ledger is also missing in an empty ledger.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -72,7 +72,7 @@ impl State {
 pub struct Archive {
     /// From `leaderboard_period`.
     pub state: String,
-    /// Member and score, by place.
+    /// Members and their scores, in the order of the places.
     pub places: Vec<(u64, i64)>,
     /// True if the places are 1, 2, 3 and so on.
     pub is_gapless: bool,
@@ -82,7 +82,7 @@ pub struct Archive {
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// True if the letter was replayed. Then the checker looks at the result of the replay instead.
+    /// True if the letter was replayed. Then the checker checks the result of the replay instead.
     pub is_replayed: bool,
 }
 
@@ -91,9 +91,9 @@ pub struct Letter {
 pub enum Class {
     /// A confirmed event is missing.
     Lost,
-    /// A confirmed event counted more than once.
+    /// A confirmed event was applied more than once.
     Doubled,
-    /// An older event won over a newer confirmed one.
+    /// An older event won over a newer, confirmed event.
     Reordered,
     /// The stored data contain an event that no user sent.
     Invented,
@@ -119,7 +119,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// The subject of a violation. It selects the calls that are printed.
+/// The subject of a violation. The subject determines which calls are printed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
     Pair {

@@ -21,12 +21,12 @@ pub struct Event {
     pub at: Micros,
     /// True if the count must be in MySQL.
     is_confirmed: bool,
-    /// The begin of the first call that sent the event; `ended` is the end of the last one.
+    /// The begin of the first call that sent the event. `ended` is the end of the last call that sent it.
     pub began: Micros,
     pub ended: Micros,
 }
 
-/// The counts that are in MySQL, by the event's number.
+/// Maps an event's number to the event. Contains the counts that are in MySQL.
 pub type Applied = BTreeMap<u64, Event>;
 
 /// Returns the counts that are in the ledger.

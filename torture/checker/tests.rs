@@ -355,13 +355,13 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     // The broker redelivered the event too often before a daemon judged it.
     story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), []);
-    // The letter is another event than the sent event, or was sent before the clock was ahead.
+    // The letter contains another event than the sent event, or was sent before the clock was ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
     story.state.letters.pop();
     story.history.windows[0].begin = story.now + S;
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone()), stray.clone()]);
-    // The daemon dead-letters only an event that is ahead.
+    // The daemon dead-letters only an event whose `at` is ahead.
     let mut story = Story::new();
     story.window(Loses::Ahead);
     let at = story.now + S;
@@ -399,7 +399,7 @@ fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
     let (what, answer) =
         (What::Add { target: 1, metric: VIEW, delta: 2, event: 9_000 }, Answer::Done { at: story.now });
     assert!(story.state.ledger.remove(&key(1, VIEW, 9_000, story.now)));
-    // Redis never had it.
+    // The count never reached Redis.
     *story.state.counters.get_mut(&(1, VIEW)).unwrap() -= 2;
     let at = story.now;
     assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));

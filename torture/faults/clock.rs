@@ -83,8 +83,7 @@ async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign
     then_undo(begun, right).await
 }
 
-/// Waits until each job has finished a run that began after now. A clock that was wrong before must not keep a job from
-/// running.
+/// Waits until each job has finished a run that began after now. Even if a clock was wrong before, jobs must run again.
 async fn jobs_run(site: &Site) -> Result<()> {
     let last = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run";
     let last: u64 = sqlx::query_scalar(last).fetch_one(site.pool()).await?;

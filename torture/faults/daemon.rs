@@ -9,7 +9,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, Site};
 
-/// Settings that a reload can change in only one daemon. They must not affect the final data.
+/// Settings that a reload can change in only one daemon. The settings must not affect the final data.
 const CHANGES: [(&str, &str); 5] = [
     ("changed_cron = \"5,15,25,35,45,55 * * * * *\"", "changed_cron = \"*/7 * * * * *\""),
     ("snapshot_every = \"5s\"", "snapshot_every = \"3s\""),

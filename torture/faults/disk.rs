@@ -15,7 +15,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// Free space of the file system, before the ballast file fills it. In MiB.
+/// Free space of the file system, before a ballast file fills this space. In MiB.
 const ROOM_MB: u64 = 64;
 
 pub fn all() -> Vec<Fault> {
@@ -68,9 +68,9 @@ struct Place {
 }
 
 impl Place {
-    /// Copies the tables into a new file system, and starts the server with it mounted over them. InnoDB reserves space
-    /// for a page before it writes the page. A sparse copy would lose this space: then InnoDB could not write the page,
-    /// and the table would be damaged.
+    /// Copies the tables into a new file system. Starts the server with the new file system mounted at the folder of
+    /// the tables. InnoDB reserves space for a page before it writes the page. A sparse copy would lose this space.
+    /// Then InnoDB could not write the page, and the table would be damaged.
     async fn move_in(&self) -> Result<()> {
         let script = format!(
             "used=$(du -sm --apparent-size \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
@@ -79,8 +79,8 @@ impl Place {
         self.run(&script).await
     }
 
-    /// Copies the tables back. The server has ended, so its files are complete: it was stopped cleanly, or it recovers
-    /// from them at its next start.
+    /// Copies the tables back. The server has ended, so its files are complete. The server was stopped cleanly, or
+    /// recovers from its files at its next start.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
              mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a --sparse=never /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-/// Fills all free space that the server has.
+/// Fills the server's free disk space.
 async fn fill(pid: u32, tables: &Path) -> Result<()> {
     let mut command = Command::new("nsenter");
     let script = "dd if=/dev/zero of=\"$1/ballast\" bs=64K; dd if=/dev/zero of=\"$1/ballast\" bs=512 oflag=append conv=notrunc; true";

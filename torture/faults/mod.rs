@@ -32,9 +32,9 @@ pub enum Allows {
     /// Data that only Redis had: points on boards since their last snapshot, and the users' last clicks. Redis's
     /// counters are restored.
     WhatOnlyRedisKnew,
-    /// Nothing is lost, but events whose `at` is in the future wait as dead letters until that time.
+    /// Nothing is lost. Events whose `at` is in the future wait as dead letters until that time.
     WhatIsAhead,
-    /// Rows that MySQL got after its copy was taken.
+    /// Rows that MySQL got after the restored copy was taken.
     WhatMysqlKnew,
 }
 
@@ -77,10 +77,10 @@ impl Fault {
         Self { hold: (least_s, most_s), ..self }
     }
 
-    /// Begins the fault, lets it last for about `hold`, and undoes it. Takes longer if a server is slow to restart.
+    /// Begins the fault, lets it last for about `hold`, and undoes it. This takes longer if a server restarts slowly.
     ///
     /// # Errors
-    /// Fails if the fault could not be begun or undone, which is a failure of the run, not of tallyd.
+    /// Fails if the fault could not be begun or undone. This is a failure of the run, not of tallyd.
     pub async fn run(&self, site: &Site, dice: Dice, hold: Duration) -> Result<()> {
         site.disturb(self.name);
         let done = (self.inject)(site, dice, hold).await;
@@ -112,7 +112,7 @@ async fn then_undo(begun: impl Future<Output = Result<()>>, undo: impl Future<Ou
     begun.and(undone)
 }
 
-/// Sends SIGKILL, and starts the server after that time.
+/// Sends SIGKILL, and starts the server again after the duration of the fault.
 async fn killed(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<()> {
     let begun = async {
         site.stack.kill(server).await?;
@@ -122,7 +122,7 @@ async fn killed(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<
     then_undo(begun, site.stack.start(&[server])).await
 }
 
-/// Sends SIGSTOP, and SIGCONT after that time.
+/// Sends SIGSTOP, and sends SIGCONT after the duration of the fault.
 async fn frozen(site: &Site, _: Dice, hold: Duration, server: Server) -> Result<()> {
     let begun = async {
         site.stack.signal(server, "STOP").await?;

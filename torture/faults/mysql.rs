@@ -1,4 +1,5 @@
-//! Faults of MySQL: it crashes, freezes or rejects writes, and other clients use its connections or lock its rows.
+//! Faults of MySQL. The server crashes, freezes or rejects writes. Other clients use up its connections or lock its
+//! rows.
 
 use std::time::Duration;
 
@@ -70,8 +71,8 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut root = site.stack.mysql().await?;
         root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
         let mut rivals = Vec::new();
-        // Daemons and users lose their connections. They also lose new connections, until the other clients have all of
-        // them.
+        // Daemons and users lose their connections. They also lose new connections, until the other clients have all
+        // connections.
         while Instant::now() < until {
             if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);
@@ -112,7 +113,7 @@ async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySql
         WHERE db = ? AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
     let ids: Vec<u64> = sqlx::query_scalar(sql).bind(name).fetch_all(&mut *root).await?;
     for id in ids.into_iter().filter(|id| !spared.contains(id)) {
-        // The connection may have ended already, so an error is ignored.
+        // An error is ignored, because the connection may have ended already.
         let _ = root.execute(AssertSqlSafe(format!("KILL {id}"))).await;
     }
     Ok(())
@@ -154,7 +155,7 @@ async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
 async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
-        // This is sometimes shorter than a batch's time limit, and sometimes longer.
+        // The locks last sometimes less and sometimes more than a batch's time limit.
         let held = Duration::from_millis(500 + dice.below(8_000));
         site.stack.lock_partitions(Instant::now() + held).await?;
         sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;

@@ -1,5 +1,5 @@
-//! Faults of the connections between users, daemons and servers: they are cut, slow or silent, or end in the middle of
-//! an answer.
+//! Faults of the connections between users, daemons and servers. Connections are cut, slow or silent, or end in the
+//! middle of an answer.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub fn all() -> Vec<Fault> {
     let fault = |(harm, server, name, about): Row| {
         let fault =
             Fault::new(server, name, about, move |site, dice, hold| Box::pin(inject(site, dice, hold, server, harm)));
-        // Lasts longer than two heartbeats, and longer than the time limit of a transaction.
+        // The fault lasts longer than two heartbeats, and longer than the time limit of a transaction.
         if matches!(harm, Harm::Silent) { fault.hold(8, 20) } else { fault }
     };
     ROWS.into_iter().map(fault).collect()
@@ -104,7 +104,7 @@ async fn cut_until(lines: &[&Proxy], until: Instant) {
     }
 }
 
-/// Returns after how many bytes the connection ends: within the server's greeting, or later.
+/// Returns the number of bytes after which the connection ends. The end is within the server's greeting or later.
 fn truncated_after(dice: &mut Dice) -> usize {
     let most = if dice.percent(30) { 100 } else { 20_000 };
     usize::try_from(1 + dice.below(most)).unwrap()

@@ -29,10 +29,10 @@ const COLD_TARGETS: u64 = 20;
 /// Time limit for the repair of Redis while no full reconcile is due.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
-/// Time limit until the daemons have archived again the boards that MySQL lost. Archive runs are due every 15 seconds.
+/// Within this time, the daemons must archive again the boards that MySQL lost. Archive runs are due every 15 seconds.
 const ARCHIVED_MAX: Duration = Duration::from_secs(60);
 
-/// Two schedules for full reconciles: as in the site's configuration, and never.
+/// Two schedules for full reconciles: the schedule of the site's configuration, and an empty schedule that starts none.
 const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
 
 pub fn all() -> Vec<Fault> {
@@ -72,7 +72,7 @@ async fn redis(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Sets when the daemons run full reconciles.
+/// Sets the schedule of the daemons' full reconciles.
 async fn fulls(site: &Site, when: &str) -> Result<()> {
     for daemon in &site.daemons {
         site.configure(daemon, |text| text.replace(FULL.0, when))?;
@@ -81,8 +81,8 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Likes targets that get no other likes. Only a comparison of data older than the overlap can find that these likes
-/// are missing.
+/// Sends likes of targets that get no other likes. Only a comparison of data older than the overlap can find that these
+/// likes are missing.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
     // Each injection of this fault uses another user.
@@ -166,7 +166,7 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
 }
 
 /// Waits for an archive run after the restore. Until then, only Redis has boards that were archived after the copy was
-/// taken. If another fault emptied Redis meanwhile, these boards would be lost permanently.
+/// taken. If another fault emptied Redis before that, these boards would be lost permanently.
 async fn archived_again(site: &Site) -> Result<()> {
     const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
     const DONE: &str =

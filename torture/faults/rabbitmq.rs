@@ -10,7 +10,7 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, PARTITIONS, Site};
 
-/// Number of kills, which is more than the delivery limit of a queue.
+/// Number of kills. It is higher than the delivery limit of a queue.
 const DEATHS: usize = 25;
 
 /// Time limit for all kills together.
@@ -133,7 +133,8 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         patience(site, 1_000, 500).await?;
         while Instant::now() < until {
             sleep(Duration::from_secs(1)).await;
-            // The batches and their messages wait for this lock. If MySQL is unreachable, they wait without a lock.
+            // The batches and their messages wait for this lock. If MySQL is unreachable, the batches wait without a
+            // lock.
             let locked = site.stack.lock_partitions(Instant::now() + Duration::from_secs(3)).await;
             if locked.is_err() {
                 sleep(Duration::from_secs(1)).await;

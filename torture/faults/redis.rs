@@ -1,4 +1,4 @@
-//! Faults of Redis: it crashes, freezes, loses data, has no memory left, fails over, and runs a delayed command.
+//! Faults of Redis. The server crashes, freezes, loses data, has no memory left, fails over, or runs a delayed command.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,7 +14,7 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Site, redis_at};
 
-/// The script with which a daemon repairs a counter: it adds the measured drift.
+/// The script with which a daemon repairs a counter. The script adds the measured drift.
 const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 
 /// One of the run's free ports.
@@ -153,8 +153,8 @@ async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     then_undo(begun, undo).await
 }
 
-/// Makes a drift, and delays the repair before it reaches Redis. The run that sent it fails, other runs repair the
-/// drift, and then the delayed repair arrives.
+/// Makes a drift, and delays the repair before it reaches Redis. The run that sent the repair fails. Other runs repair
+/// the drift. Then the delayed repair arrives.
 async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let script = redis::Script::new(REPAIR);
     let lines = &site.all_lines(Server::Redis)[1..];
@@ -173,7 +173,7 @@ async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> 
     let held = lines.iter().filter(|line| line.holds()).count();
     sleep(hold).await;
     for line in lines {
-        // Now the delayed repair arrives. The run that sent it ended long ago.
+        // Now the delayed repair arrives. The run that sent the repair ended long ago.
         line.release();
     }
     sleep(Duration::from_millis(500)).await;
@@ -223,7 +223,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     let undo = async {
-        // The old master must get all data of the new master, so writes are blocked for this moment.
+        // Writes are blocked until the old master has all data of the new master.
         if let Ok(mut new) = redis_at(&url).await {
             let _: Result<(), _> =
                 redis::cmd("CLIENT").arg("PAUSE").arg(1_000).arg("WRITE").query_async(&mut new).await;
@@ -246,7 +246,8 @@ fn lead(site: &Site, address: &str) {
     }
 }
 
-/// Starts a replica. `accounts` is the master's file of accounts: replication does not copy accounts.
+/// Starts a replica. `accounts` is the master's file of accounts. The replica needs this file, because replication does
+/// not copy accounts.
 fn start_replica(port: u16, accounts: &Path) -> Result<Child> {
     let program = ["redis-server", "valkey-server"]
         .into_iter()

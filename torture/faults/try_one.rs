@@ -26,10 +26,11 @@ const SETTLE_MAX: Duration = Duration::from_secs(90);
 /// Fences are never replayed.
 const NOT_REPLAYED: &str = "SELECT COUNT(*) FROM dead_letter WHERE replayed_at IS NULL AND body NOT LIKE '%\"fence\"%'";
 
-/// Whether a user likes a target, by the newest answer. `None` after an error, because then it is unknown.
+/// Maps a target and a user to the newest click: its `at`, and true for a like. `None` after an error, because the
+/// state is unknown then.
 type Clicks = HashMap<(u64, u64), Option<(Micros, bool)>>;
 
-/// Returns the named faults. A name can be the beginning of a name, or `all`.
+/// Returns the named faults. A given name can also be the beginning of a fault's name, or `all`.
 fn chosen(names: &str) -> Result<Vec<Fault>> {
     let mut chosen = Vec::new();
     for name in names.split(',') {
@@ -74,7 +75,7 @@ pub async fn run(names: &str) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("wrong: {wrong:?}") }
 }
 
-/// Tries a fault. Its `number` gives each fault its own users.
+/// Tries a fault. Each fault has other users, which `number` determines.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let client = Arc::new(client_of(&site.config()));
@@ -127,7 +128,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
         match answer {
             Ok(Clicked::Published(event)) => *click = click.map(|_| (event.at, likes)),
             Ok(Clicked::Counted(counted)) => *click = click.map(|_| (counted.event.at, likes)),
-            // The user already had this state, so the client published the event again.
+            // If the user already had this state, the client published the event again.
             Ok(Clicked::Same { at, .. }) => *click = click.map(|_| (at, likes)),
             Ok(Clicked::Limited { .. }) => {}
             Err(_) => *click = None,
@@ -149,7 +150,7 @@ async fn replay(site: &Site, fault: &Fault) -> Result<()> {
         return Ok(());
     }
     println!("{:32} dead letters: {letters:?}", fault.name);
-    // The command does not replay fences of finished runs, and exits with 1 because of them.
+    // The command does not replay fences of finished runs. If there are such fences, it exits with 1.
     site.tallyd(&["dead", "replay", "--all"]).await?;
     site.tallyd(&["dead", "list"]).await?;
     site.settle(SETTLE_MAX).await

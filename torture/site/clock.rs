@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The path of the library that processes preload. `dev/torture` builds it.
+/// The path of the library that each process preloads. `dev/torture` builds it.
 const LIBRARY: &str = "TALLYD_STACK_CLOCK";
 
-/// The variable with the path of a process's clock file.
+/// The environment variable that contains the path of a process's clock file.
 const FILE: &str = "TALLYD_CLOCK";
 
 pub struct Clock(PathBuf);
@@ -21,7 +21,7 @@ impl Clock {
 
     /// Sets the clock ahead by this many seconds. A negative number sets it back, and 0 corrects it.
     pub fn step(&self, seconds: i64) -> Result<()> {
-        // Overwrites the file in place, because the process has mapped it.
+        // Overwrites the file in place, because the process has mapped the file into memory.
         let file = OpenOptions::new().create(true).write(true).truncate(false).open(&self.0);
         let file = file.with_context(|| format!("open {}", self.0.display()))?;
         Ok(file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), 0)?)

@@ -1,4 +1,4 @@
-//! A daemon that is restarted as by systemd: always, unless a restart would not help.
+//! A daemon that is restarted as systemd would restart it: always, unless a restart would not help.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::ExitStatusExt;
@@ -15,10 +15,10 @@ use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
-/// Shorter than the unit's `RestartSec=`, because a shorter pause can reveal more errors.
+/// This pause is shorter than the unit's `RestartSec=`, because a shorter pause can reveal more errors.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Time limit for a clean stop. Longer than `drain_max_s`.
+/// Time limit for a clean stop. It is longer than `drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 const SIGTERM: i32 = 15;
@@ -72,7 +72,8 @@ impl Daemon {
         let _ = self.running.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Sends SIGTERM and waits until the daemon has ended. It is not restarted. Fails if it does not end in time.
+    /// Sends SIGTERM and waits until the daemon has ended. The daemon is not restarted. Fails if the daemon does not
+    /// end in time.
     pub async fn stop(&self) -> Result<()> {
         self.wanted.send_replace(false);
         let mut running = self.running.subscribe();
@@ -159,8 +160,8 @@ impl Daemon {
 
     async fn end(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
         if let Some(pid) = child.id() {
-            // A frozen daemon sees SIGTERM when it is resumed. The process can have ended at this moment, so an error
-            // is ignored.
+            // A frozen daemon gets SIGTERM when it is resumed. An error is ignored, because the process may have ended
+            // at this moment.
             let _ = signal(pid, "TERM").await;
             let _ = signal(pid, "CONT").await;
         }

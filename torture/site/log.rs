@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::daemon::Surprise;
 
-/// Errors that only say that a server was unreachable. A run that fails because of it is retried.
+/// Errors that only report that a server was unreachable. A run that fails because of such an error is retried.
 const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 
 /// How MySQL, Redis and RabbitMQ report missing rights of an account. No fault removes a right, so such a line always
@@ -44,8 +44,8 @@ pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: 
             return None;
         }
         let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
-        // The queue was long when the run gave up. If it stays long, the site does not settle, and the run reports
-        // that.
+        // The queue was long when the run gave up. If the queue stays long, the site does not settle, and the torture
+        // run reports that.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
         let is_explained = is_backlog || disturbances.iter().any(|disturbance| disturbance.explains(at, after));
         (!(is_of_an_outage && is_explained)).then(|| surprise(at, line))

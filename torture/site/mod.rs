@@ -33,8 +33,8 @@ use settings::{Addresses, Who, text};
 pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
-/// For this time after a fault, an error can still be its result. After many crashes, daemons consume messages one by
-/// one, and a reconcile can time out while it waits for its fence.
+/// An error within this time after a fault can still be a result of the fault. After many crashes, daemons consume
+/// messages one by one, and a reconcile can time out while it waits for its fence.
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
 
 /// The name of the configuration of one-shot commands.
@@ -44,7 +44,7 @@ const OPERATOR: &str = "operator.toml";
 #[derive(Clone, Debug)]
 pub struct Options {
     pub daemons: usize,
-    /// Whether the daemons or the API servers count likes in Redis.
+    /// Says who counts likes in Redis: the daemons or the API servers.
     pub likes_by: Writes,
     /// The folder for configurations and logs.
     pub folder: PathBuf,
@@ -53,7 +53,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Returns the path of the tallyd program that was built together with this program.
+    /// Uses the tallyd program that was built together with this program.
     fn default() -> Self {
         let folder = PathBuf::from("target/torture");
         Self { daemons: 3, likes_by: Writes::default(), folder, tallyd: tallyd_testkit::program() }
@@ -78,7 +78,8 @@ pub struct Site {
     disturbances: Mutex<Vec<Disturbance>>,
     /// Records the calls of all users, and of faults that act as users.
     pub recorder: Arc<Recorder>,
-    /// The time of the last restore of MySQL: data that MySQL got before can be lost. 0 if there was no restore.
+    /// The time of the last restore of MySQL, or 0 if there was no restore. Data that MySQL got before this time may be
+    /// lost.
     pub lost_at: AtomicI64,
 }
 
@@ -88,7 +89,7 @@ impl Site {
     /// # Errors
     /// Fails if a server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
-        // The tests' names begin in the same way, and the rights of the broker's accounts depend on this prefix.
+        // The name begins like the tests' names, because the rights of the broker's accounts depend on this prefix.
         let (name, likes_by) = (format!("t_torture_{}", std::process::id()), options.likes_by);
         let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;
@@ -199,13 +200,13 @@ impl Site {
         format!("127.0.0.1:{}", usize::from(self.stack.port_base) + 10 + daemon)
     }
 
-    /// Notes that a server or connection is broken until [`Site::mend`].
+    /// Records that a server or connection is broken until [`Site::mend`].
     pub fn disturb(&self, what: &'static str) {
         let disturbance = Disturbance { what, from: SystemTime::now(), until: None };
         self.disturbances.lock().unwrap().push(disturbance);
     }
 
-    /// Notes that the server or connection works again.
+    /// Records that the server or connection works again.
     pub fn mend(&self, what: &'static str) {
         let mut disturbances = self.disturbances.lock().unwrap();
         let open = disturbances.iter_mut().find(|disturbance| disturbance.what == what && disturbance.until.is_none());
@@ -214,7 +215,7 @@ impl Site {
         }
     }
 
-    /// Returns exits, panics and errors of daemons that no fault explains.
+    /// Returns the daemons' exits, panics and errors that no fault explains.
     pub fn surprises(&self) -> Vec<Surprise> {
         let disturbances = self.disturbances.lock().unwrap().clone();
         let of = |daemon: &Arc<Daemon>| {

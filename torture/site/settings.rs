@@ -61,12 +61,13 @@ pub enum Who {
 }
 
 impl Addresses {
-    /// Returns addresses whose MySQL URL names this database.
+    /// Returns the same addresses, with this database in the URL of MySQL.
     pub fn with_database(&self, name: &str) -> Self {
         Self { mysql: format!("{}{name}", self.mysql), ..self.clone() }
     }
 
-    /// Returns addresses with this account. Daemons and API servers have the rights of `ops/`.
+    /// Returns the same addresses, with this account in each of them. Daemons and API servers have the rights of
+    /// `ops/`.
     pub fn of(&self, who: Who, accounts: &Accounts) -> Self {
         let of = |url: &str| match who {
             Who::Admin => url.to_owned(),
@@ -121,7 +122,7 @@ metric = "unread"
 settable = true
 "#;
 
-/// Periods of `past` are already closed when users add scores to them, because users name a past day.
+/// Users name a past day, so a period of `past` is already closed when users add scores to it.
 const BOARDS: &str = r#"[[board]]
 name = "hot"
 period = "day"

@@ -17,7 +17,7 @@ pub const CONNECTIONS: u32 = 300;
 /// Time limit until root gets a free connection.
 const ROOM_MAX: Duration = Duration::from_secs(30);
 
-/// The broker reports the count of unacknowledged messages with a delay of some seconds.
+/// The broker reports the number of unacknowledged messages with a delay of some seconds.
 const CALM: Duration = Duration::from_secs(6);
 
 impl Site {
@@ -25,7 +25,7 @@ impl Site {
     /// queues are empty, and Redis has all rows of the outbox.
     ///
     /// # Errors
-    /// Fails at the deadline. The error names the condition that was still missing.
+    /// Fails at the deadline. The error names the condition that was not true yet.
     pub async fn settle(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         let mut calm_since = None;
@@ -94,7 +94,7 @@ impl Site {
         let until = Instant::now() + ROOM_MAX;
         let mut mysql = loop {
             match self.stack.mysql().await {
-                // Other clients have taken the free connections, so this must retry.
+                // The connection is tried repeatedly, because other clients have taken the free connections.
                 Err(_) if Instant::now() < until => tokio::time::sleep(PAUSE).await,
                 tried => break tried?,
             }

@@ -43,11 +43,11 @@ impl Server {
 
 pub struct Stack {
     folder: PathBuf,
-    /// The first port of the stack. Ports from this port + 10 on are free for other uses of the run.
+    /// The first port of the stack. The ports from `port + 10` on are free for other uses of the run.
     pub port_base: u16,
     /// The administrator's URL, with the run's database.
     pub addresses: Addresses,
-    /// MySQL's URL up to the database's name.
+    /// MySQL's URL without the database's name at its end.
     mysql: String,
     /// The accounts of the daemons and the API servers.
     pub accounts: Accounts,
@@ -170,7 +170,7 @@ impl Stack {
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// Locks the rows that each batch writes first, until that time.
+    /// Locks the rows that each batch writes first. The locks last until the given time.
     pub async fn lock_partitions(&self, until: tokio::time::Instant) -> Result<()> {
         let mut connection = self.rival().await?;
         connection.execute("START TRANSACTION").await?;
@@ -184,7 +184,7 @@ impl Stack {
         redis_at(&self.addresses.redis).await
     }
 
-    /// Fails if Redis rejected a command for missing rights since its last start.
+    /// Fails if Redis has rejected a command because of missing rights since its last start.
     pub async fn nobody_was_refused(&self) -> Result<()> {
         let mut log: Vec<HashMap<String, redis::Value>> =
             redis::cmd("ACL").arg("LOG").query_async(&mut self.redis().await?).await?;

@@ -109,7 +109,7 @@ struct User {
     seat: Arc<Seat>,
     who: u32,
     dice: Dice,
-    /// The last number that this task has used in an id.
+    /// The last number from which this task has made an id.
     numbered: u64,
     old: Vec<Old>,
 }
@@ -150,7 +150,7 @@ impl User {
         let (target, user, liked) = (self.target(), UserId(1 + self.dice.below(USERS)), self.dice.percent(60));
         let answer = self.click_once(target, user, liked).await;
         if matches!(answer, Answer::NotConfirmed { .. } | Answer::NotCounted) && self.dice.percent(50) {
-            // The user sees an error, because the click was undone, and clicks again.
+            // The click was undone, so the user gets an error and clicks again.
             tokio::time::sleep(AFTER_ERROR).await;
             self.click_once(target, user, liked).await;
         }
@@ -192,7 +192,7 @@ impl User {
     }
 
     async fn set(&mut self) -> bool {
-        // Few targets, so each of them is set often.
+        // There are few targets, so the counter of each target is set often.
         let target = Target { kind: VIDEO, id: TargetId(1 + self.dice.below(20)) };
         let value = if self.dice.percent(60) { 0 } else { self.dice.below(50).cast_signed() };
         let (begin, client) = (crate::history::now(), &self.seat.client);
@@ -203,7 +203,7 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// Records the result of a count. Most users send an unconfirmed count again without changes, as
+    /// Records the result of a count. If a count is unconfirmed, most users send the same count again, as
     /// docs/clients-that-count.md recommends. Some users give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
@@ -263,7 +263,7 @@ impl User {
         }
     }
 
-    /// Sends an old event again. It must not change any data.
+    /// Sends an old event again. The repeated event must not change any data.
     async fn send_an_old_one(&mut self) -> bool {
         if self.old.is_empty() {
             return true;

@@ -10,8 +10,8 @@ use crate::history::{Answer, What, period};
 /// Members of a board.
 const MEMBERS: u64 = 40;
 
-/// Users add scores to one past day for this time, then to the day before. The archiver looks back 400 days, so a run
-/// of hours has enough days.
+/// Users add scores to one past day for this duration. After it, they add scores to the day before that day. The
+/// archiver looks back 400 days, so a run of hours has enough days.
 const DAY_LASTS_S: i64 = 60;
 
 /// A day in microseconds.
@@ -58,7 +58,7 @@ impl User {
         let begin = crate::history::now();
         let elapsed_s = (begin - self.seat.began) / 1_000_000;
         let today = self.seat.began.div_euclid(DAY);
-        // Sometimes uses a day that other users no longer write to, because it may be archived already.
+        // Sometimes uses a day that other users no longer write to. This day may already be archived.
         let later = i64::from(self.dice.percent(15) && elapsed_s > DAY_LASTS_S);
         let day = i32::try_from(today - 2 - elapsed_s / DAY_LASTS_S + later).unwrap();
         let (member, delta) = (1 + self.dice.below(MEMBERS), 1 + self.dice.below(3).cast_signed());
@@ -71,7 +71,7 @@ impl User {
     async fn add_late(&self, day: i32, member: u64, delta: i64) -> anyhow::Result<()> {
         let mut redis = self.seat.redis().await?;
         let key = self.seat.keys.board(PAST, &period(day));
-        // EVAL, because SCRIPT LOAD needs a right that an API server doesn't have.
+        // Uses EVAL, because SCRIPT LOAD needs a right that an API server doesn't have.
         let mut script = redis::cmd("EVAL");
         script.arg(include_str!("../../lua/board.lua")).arg(1).arg(key).arg(member).arg(delta);
         let added: redis::RedisResult<Vec<String>> = script.query_async(&mut redis).await;

@@ -45,9 +45,9 @@ pub(super) struct Delays {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// Time from one read of the counter to the next. A delay can be this much too long.
+    /// Time from one read of the counter to the next. A measured delay can be too long by this time.
     pub poll_p99: f64,
-    /// How late likes were published, compared with the plan.
+    /// The delays of the publishes, compared with the plan.
     pub late_p99: f64,
     pub samples: usize,
 }

@@ -1,5 +1,5 @@
-//! Metrics of the servers' state that the observer has read. An unknown value has no sample, but a server without a
-//! known state counts as down.
+//! Metrics of the servers' state that the observer has read. If a value is unknown, the answer contains no sample of
+//! it. A server without a known state is shown as down.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-// Drift over time: a bar for each reconcile. Its height is the number of drifted counters, and the filled part is the
-// number of repairs.
+// Drift over time: a bar for each reconcile. The height of a bar is the number of drifted counters. The filled part of
+// the bar is the number of repairs.
 
 class Drift {
   constructor(id) {

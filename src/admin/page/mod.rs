@@ -1,4 +1,5 @@
-//! `GET /`: the status page. One answer contains the whole page. It gets its data from `/v1/status` and `/v1/history`.
+//! `GET /`: the status page. One answer contains the whole page. The page gets its data from `/v1/status` and
+//! `/v1/history`.
 //!
 //! The data can be malicious, above all error texts from the servers, so the script only inserts it as text. The
 //! content security policy blocks other scripts and resources from other origins.

@@ -6,7 +6,7 @@ const RECONCILES_SHOWN = 6;
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Points by time. Points of earlier daemon processes stay.
+// Points by time. Points of earlier daemon processes stay in the plots.
 const history = new Map();
 const starts = new Set();
 let told = null;
@@ -240,7 +240,7 @@ function showUnshown() {
 }
 
 function take(status) {
-  // The daemon's version changed, so its page can be different.
+  // The daemon's version changed, so the new daemon can have another page.
   if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;

@@ -1,5 +1,5 @@
 // Makes a plot a slider over its points: arrow keys select a point, and a screen reader reads it. The picture is hidden
-// from screen readers, because the words contain all values of a point.
+// from screen readers, because the slider's text contains all values of a point.
 
 const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -6, PageUp: 6, Home: -Infinity, End: Infinity };
 
@@ -9,7 +9,7 @@ class Slider {
     this.element = make("div", { role: "slider", tabindex: "0", "aria-label": title, "aria-valuemin": "0" }, svg);
     svg.setAttribute("aria-hidden", "true");
     this.say(null, 0, "unknown");
-    // Focus selects a fixed point. Otherwise the words would change while a user listens.
+    // Focus selects a fixed point. Otherwise the slider's text would change while a user listens.
     this.element.addEventListener("focus", () => choose(this.last));
     this.element.addEventListener("blur", () => choose(null));
     this.element.addEventListener("keydown", (event) => {

@@ -10,14 +10,14 @@ use crate::config::{ConfigError, Problem};
 use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
 
-/// Largest difference between two clocks without a warning, in microseconds.
+/// If two clocks differ by more than this number of microseconds, `config check` warns.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
 /// Advice for a certificate that is not trusted.
 const UNTRUSTED: &str =
     "correct the certificate or the TLS settings, as docs/operations/security.md says; meanwhile the daemon waits";
 
-/// The checks. Their names are stable, and the manual has advice for each.
+/// The checks. The name of a check is stable. The manual gives advice for each check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -99,7 +99,7 @@ impl What {
         name
     }
 
-    /// `redis`. Returns also `configuration` and `admin`, which are not servers.
+    /// `redis`. Also returns `configuration` and `admin`, although these two are not servers.
     fn server(self) -> String {
         self.name().split('-').next().unwrap_or_default().to_owned()
     }
@@ -131,7 +131,7 @@ pub(in crate::cli) struct Check {
     /// The problem's place in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Problem>,
-    /// Whether the error can pass, so that a later check succeeds.
+    /// True if the error is temporary, so a later check can succeed.
     #[serde(skip)]
     pub passes: bool,
 }
@@ -157,7 +157,7 @@ impl Check {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
-    /// Reports a server that is unreachable or refuses access.
+    /// Reports that a server is unreachable or refuses access.
     pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
         let error = error.into();
         let (passes, advice) = match fate(&error) {
@@ -168,7 +168,7 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
-    /// Reports a value that could not be read: the account lacks the right, or the server stopped answering.
+    /// Reports that a value could not be read, because the account lacks the right or the server stopped answering.
     pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
         let error = error.into();
         match fate(&error) {
@@ -197,7 +197,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Classifies an error by the server's error among its causes.
+/// Classifies an error by the server's error, which is one of the causes of `error`.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)

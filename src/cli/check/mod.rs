@@ -1,8 +1,8 @@
 //! `tallyd config check`: prints the configuration, its problems, and the problems of the servers. It changes nothing.
-//! It checks each server even if another server fails.
+//! If the checks of one server fail, the other servers are still checked.
 //!
-//! A value that the account has no right to read is reported as not known, which is not an error. A server that stops
-//! answering counts as unreachable.
+//! If the account has no right to read a value, the value is reported as not known. This is not an error. A server that
+//! stops answering counts as unreachable.
 
 mod admin;
 mod finding;

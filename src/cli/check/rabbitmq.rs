@@ -1,4 +1,4 @@
-//! Checks that RabbitMQ answers, has everything that the daemon needs, and gives the account its rights.
+//! Checks that RabbitMQ answers and has everything that the daemon needs, and that the account has its rights.
 
 use crate::config::{Config, Map};
 use crate::partitions::queue_of;
@@ -43,7 +43,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
                 checks.push(Check::untold(what, error, SILENT));
-                // The remaining checks would wait as long for an answer.
+                // Each remaining check would also wait until its time limit.
                 return checks;
             }
         }
@@ -87,7 +87,7 @@ async fn of_map(
     Ok(())
 }
 
-/// Returns a link to a node that answers, and a check for each node. If no node answers, the error has the checks.
+/// Returns a link to a node that answers, and a check for each node. If no node answers, the error contains the checks.
 async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     let (mut links, mut failed) = (Vec::new(), Vec::new());
     for (name, asked) in broker.probe_nodes().await {

@@ -1,4 +1,4 @@
-//! Checks that Redis answers and gives the account its rights. Warns if data can get lost or take too much memory.
+//! Checks that Redis answers and that the account has its rights. Warns if data can get lost or take too much memory.
 
 use crate::config::Config;
 use crate::servers::Servers;
@@ -14,10 +14,10 @@ const CHECKED_BUCKETS: u32 = 4_096;
 /// The marks of more partitions take a large part of a bucket.
 const MARKS_MAX: u16 = 32;
 
-/// Memory of a mark in a compact bucket, as MEMORY USAGE reports it.
+/// The bytes that a mark takes in a compact bucket, as MEMORY USAGE reports them.
 const MARK_BYTES: u64 = 18;
 
-/// The Redis setting for the longest field of a compact hash.
+/// The Redis setting that limits the length of a field in a compact hash.
 const LISTPACK_VALUE: &str = "hash-max-listpack-value";
 
 /// The lowest tested version.
@@ -137,7 +137,7 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     });
 }
 
-/// Beyond the server's limits a bucket takes up to ten times the memory, permanently.
+/// If a bucket exceeds the server's limits, it permanently takes up to ten times the memory.
 async fn listpack(config: &Config, cache: &Cache) -> Check {
     let asked = async { anyhow::Ok((cache.setting(LISTPACK_ENTRIES).await?, cache.setting(LISTPACK_VALUE).await?)) };
     let (entries, bytes) = match asked.await {
@@ -176,7 +176,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
     let bits = config.redis.bucket_bits;
     let raise = || format!("raise bucket_bits, which is {bits}, as docs/layouts.md says");
     for (code, kind) in KindNames::new(&config.kinds).all() {
-        // If MySQL does not answer, its own checks report that.
+        // If MySQL does not answer, the checks of MySQL report that.
         let targets = store.estimate_targets(code).await.ok().flatten().unwrap_or(0);
         if suited_bits(targets) > bits {
             let found = format!(

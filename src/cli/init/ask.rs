@@ -26,7 +26,8 @@ pub(super) struct Addresses {
     pub admin: Option<ServerUrl>,
 }
 
-/// Returns the variable that is set: it contains the address, or the name of a file with the address.
+/// Returns the variable that is set. The variable contains the address, or the name of a file that contains the
+/// address.
 pub(super) fn given(server: Server) -> Option<String> {
     let name = variable(server);
     [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
@@ -84,7 +85,7 @@ pub(super) struct Terminal(Term);
 
 impl Terminal {
     /// # Errors
-    /// There is no terminal.
+    /// There is no terminal to ask on.
     pub(super) fn open() -> Result<Self> {
         let term = Term::stderr();
         if !stdin().is_terminal() || !term.is_term() {

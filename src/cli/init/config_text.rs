@@ -1,4 +1,4 @@
-//! The texts of config.toml, migrate.toml and gateway.env, each setting with its reason. Pure.
+//! Makes the texts of config.toml, migrate.toml and gateway.env. A comment gives the reason for each setting. Pure.
 
 use std::fmt::Write;
 
@@ -71,7 +71,7 @@ pub(super) fn migrate(plan: &Plan) -> String {
     let mut text = Text("# Written by `tallyd init`, only for `tallyd migrate`.\n".to_owned());
     let mut url = plan.config.mysql.url.expose().to_owned();
     if let Ok(mut parts) = plan.config.mysql.url.parts() {
-        // Can't fail where there is a host.
+        // This can't fail, because the address has a host.
         let _ = parts.set_username(&format!("{}_migrate", plan.account(Server::Mysql)));
         url = parts.to_string();
     }
@@ -100,7 +100,7 @@ pub(super) fn gateway(plan: &Plan) -> String {
 fn api_url(plan: &Plan, server: Server) -> String {
     let url = server.url(&plan.config);
     let Ok(mut parts) = url.parts() else { return url.expose().to_owned() };
-    // Can't fail where there is a host.
+    // This can't fail, because the address has a host.
     let _ = parts.set_username(&format!("{}_api", plan.account(server)));
     if plan.is_by_certificate(server) {
         let query = parts.query().unwrap_or_default().split('&').filter(|pair| !pair.starts_with("auth_mechanism="));

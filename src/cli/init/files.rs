@@ -19,7 +19,7 @@ const GATEWAY: &str = "gateway.env";
 /// The package's user. systemd runs the daemon as this user.
 const USER: &str = "tallyd";
 
-/// 40 letters and digits have 238 random bits. They need no quotes in shells and servers.
+/// 40 letters and digits have 238 random bits. Such a password needs no quotes in shells and servers.
 const PASSWORD_LENGTH: usize = 40;
 const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
@@ -56,7 +56,7 @@ pub(super) fn names(passwords: impl IntoIterator<Item = String>) -> Vec<String> 
     [CONFIG, "migrate.toml", GATEWAY, "accounts.sh"].map(str::to_owned).into_iter().chain(passwords).collect()
 }
 
-/// Writes all files. If writing a file fails, deletes the files that were already written.
+/// Writes all files. If one file can't be written, deletes the files that were already written.
 pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     let file = |name: &str, text: String, mode| {
         let reader = if name == CONFIG { Reader::Daemon } else { Reader::Administrator };
@@ -70,7 +70,7 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     files.push(file("accounts.sh", script::accounts(plan), 0o700));
     files.push(file("migrate.toml", config_text::migrate(plan), 0o600));
     files.push(file(GATEWAY, config_text::gateway(plan), 0o600));
-    // This file is written last, so if it exists, all files exist.
+    // config.toml is written last, so if config.toml exists, all files exist.
     files.push(file(CONFIG, config_text::config(plan), 0o640));
     check_free(&plan.folder, files.iter().map(|file| file.name.clone()))?;
     fs::create_dir_all(&plan.folder).with_context(|| format!("make {}", plan.folder.display()))?;
@@ -105,7 +105,8 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
         if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // The daemon owns its passwords. It only has the right to read the configuration.
+            // The daemon's user owns the files of its passwords. This user can read the configuration but can't change
+            // it.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
@@ -146,7 +147,7 @@ fn new_password() -> Result<Secret> {
     while password.len() < PASSWORD_LENGTH {
         let mut bytes = [0; 64];
         getrandom::fill(&mut bytes).map_err(std::io::Error::from).context("read random bytes from the system")?;
-        // Byte values from 248 (4 * 62) on are skipped, because they would make some letters likelier.
+        // Bytes of 248 (4 * 62) or more are skipped, because such bytes would make some letters likelier.
         let letters = bytes.iter().filter(|byte| **byte < 248).filter_map(|byte| LETTERS.get(usize::from(byte % 62)));
         password.extend(letters.take(PASSWORD_LENGTH - password.len()).map(|letter| char::from(*letter)));
     }

@@ -17,7 +17,7 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::topology::Topology;
 
-/// The checks that need no accounts, tables or queues, because these do not exist yet.
+/// The checks that need no accounts, tables or queues. Accounts, tables and queues do not exist yet.
 const SHOWN: [What; 10] = [
     What::MysqlVersion,
     What::MysqlWritable,
@@ -36,9 +36,9 @@ pub(super) struct Look {
     pub daemon: Config,
     /// The same configuration with the accounts of administrators.
     admin: Config,
-    /// Whether MySQL is checked as an administrator.
+    /// True if MySQL is checked as an administrator.
     sees_tables: bool,
-    /// Whether the current server is checked as an administrator. If so, a refused login is an error.
+    /// True if the current server is checked as an administrator. Then a refused login is an error.
     is_admin: bool,
     pub facts: Facts,
 }
@@ -67,7 +67,7 @@ impl Look {
         }
     }
 
-    /// Adds the authority in `file` to the trusted ones for all later checks.
+    /// Adds the authority in `file` to the trusted authorities for all later checks.
     pub(super) fn trust(&mut self, server: Server, file: &str, authorities: &str) {
         for config in [&mut self.daemon, &mut self.admin] {
             let (name, tls) = match server {
@@ -170,8 +170,8 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Returns whether the certificate has no name to verify. A certificate with a wrong name can belong to another server,
-/// and that server must not get the password.
+/// Returns whether the certificate has no name to verify. A certificate with a wrong name may belong to another server.
+/// The other server must not get the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());
     error.chain().any(is_nameless)

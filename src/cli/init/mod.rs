@@ -81,7 +81,7 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
     })
 }
 
-/// Checks a server. On a terminal, asks for its address until the server answers.
+/// Checks a server. On a terminal, asks for the server's address until the server answers.
 async fn see(look: &mut Look, server: Server, terminal: Option<&Terminal>) -> Result<()> {
     if let Some(addresses) = ask::from_environment(server, &look.daemon)? {
         let settings = variable(server).replace("__URL", "__*");
@@ -132,7 +132,7 @@ async fn load(args: &InitArgs, look: &Look, terminal: Option<&Terminal>) -> Resu
     })
 }
 
-/// Returns a line for each server with the facts that were found.
+/// Returns one line for each server. The line contains the facts that were found about the server.
 fn seen(plan: &Plan) -> String {
     let Plan { config, facts, .. } = plan;
     let unknown = || "answers; it shows its version only after a login".to_owned();

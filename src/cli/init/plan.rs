@@ -19,7 +19,7 @@ const ACCOUNT_MAX: usize = 24;
 pub(super) struct Facts {
     /// `RabbitMQ 3.10.8`.
     pub rabbitmq: Option<String>,
-    /// Whether the plugin for several partitions is enabled.
+    /// True if the plugin for several partitions is enabled.
     pub plugin: Option<bool>,
     /// `10.11.14-MariaDB`.
     pub mysql: Option<String>,
@@ -83,7 +83,7 @@ impl Server {
     }
 }
 
-/// The reader of a file.
+/// The program that reads a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     Daemon,
@@ -96,7 +96,7 @@ pub(super) enum Password {
     Daemon(Server),
     /// The account in MySQL for `tallyd migrate`.
     Migrate,
-    /// The API servers' accounts, on all three.
+    /// The API servers' accounts, on all three servers.
     Api,
 }
 
@@ -122,14 +122,15 @@ impl Password {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub folder: PathBuf,
-    /// The configuration. Its addresses have no passwords.
+    /// The configuration. The addresses have no passwords.
     pub config: Config,
     pub facts: Facts,
     pub load: Load,
 }
 
 impl Plan {
-    /// # Errors A name would need quotes in a shell or in a server.
+    /// # Errors
+    /// A name would need quotes in a shell or in a server.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);
@@ -146,7 +147,7 @@ impl Plan {
         of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
     }
 
-    /// Returns whether RabbitMQ reads the user's name from a certificate. If so, the account has no password.
+    /// Returns whether RabbitMQ reads the user's name from a certificate. Then the account has no password.
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
@@ -165,7 +166,7 @@ impl Plan {
         self.config.amqp.url.parts().map(vhost).unwrap_or_default()
     }
 
-    /// Returns the Redis servers that each need the accounts, as `host:port`.
+    /// Returns all Redis servers on which the accounts must be created, as `host:port`.
     pub(super) fn redis_nodes(&self) -> Vec<String> {
         match &self.facts.topology {
             Topology::Cluster(nodes) => nodes.clone(),

@@ -42,8 +42,8 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns the assignments that read the passwords of a server's accounts. They stop the script if a file can't be
-/// used.
+/// Returns the assignments that read the passwords of a server's accounts. The assignments stop the script if a file
+/// can't be used.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -78,7 +78,7 @@ fn redis_client(config: &Config) -> String {
             [("cacert", &redis.tls_ca_file), ("cert", &redis.tls_cert_file), ("key", &redis.tls_key_file)]
         {
             if let Some(file) = file {
-                // A String can't fail, here and below.
+                // Writing to a String can't fail, here and below.
                 let _ = write!(client, " --{option} {file}");
             }
         }
@@ -219,7 +219,7 @@ mod tests {
                 "REDIS_NODES:=cache:6380}",
             ],
         );
-        // No name of ops/ remains.
+        // The text contains no name of ops/ any more.
         assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
         let lines = text.lines().map(str::trim);
         assert!(

@@ -1,4 +1,4 @@
-//! Splits a request's body into events. The daemon's own decoder judges each one. Pure.
+//! Splits a request's body into events. The daemon's own decoder judges each event. Pure.
 
 use std::borrow::Cow;
 
@@ -12,12 +12,12 @@ use tallyd_core::model::{Micros, TargetId, UserId};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judged<'a> {
     pub message: Message,
-    /// The bytes that were judged and are published.
+    /// The bytes of the event. The gateway judges and publishes exactly these bytes.
     pub body: Cow<'a, [u8]>,
 }
 
 impl Judged<'_> {
-    /// The time of the event. A fence has no time, and the gateway never accepts a fence.
+    /// The time of the event. Only a fence has no time, and the gateway never accepts a fence.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,
@@ -38,7 +38,7 @@ impl Judged<'_> {
     }
 }
 
-/// Judges the events of a body: one event, or a list.
+/// Judges the events of a body. A body is one event or a list of events.
 ///
 /// # Errors
 /// The list is empty, too large or not JSON.

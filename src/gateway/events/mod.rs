@@ -21,7 +21,7 @@ use tallyd_core::event::LIST_BYTES_MAX;
 use tallyd_core::traceparent::HEADER;
 pub(super) use verdict::Verdicts;
 
-/// Bodies up to this size are read without a permit.
+/// A body of at most this number of bytes is read without a permit.
 pub(super) const BODY_SMALL: usize = 16 << 10;
 
 /// Time limit for a body to arrive.
@@ -39,7 +39,8 @@ pub(super) async fn publish(State(gate): Shared, request: Request) -> Answer<Res
         read(request).await?
     };
     let entered = gate.enter()?;
-    // A separate task continues if the client disconnects. Otherwise an event could stay counted but unpublished.
+    // A separate task does the work, because it continues if the client disconnects. Otherwise an event could stay
+    // counted but unpublished.
     let answering = tokio::spawn(async move {
         let _entered = entered;
         tallyd_client::traced(traceparent.as_deref(), answer(&gate, &body)).await

@@ -1,9 +1,9 @@
 //! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
-//! messages. D: sends confirmed likes to Redis. Only C decides the verdicts. While Redis is unreachable, A and D are
+//! messages. D: sends confirmed likes to Redis. The verdicts depend only on C. While Redis is unreachable, A and D are
 //! skipped.
 //!
-//! For metrics with `writer = "api"`, the client counts and publishes the events. It takes a user's events one after
-//! the other, and events of several users at the same time.
+//! For metrics with `writer = "api"`, the client counts and publishes the events. The events of one user are processed
+//! one after the other. Events of several users are processed at the same time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEve
 use tallyd_core::model::{CounterKey, Micros, UserId};
 use tallyd_core::writers::Writers;
 
-/// Most users whose events of one request are counted at the same time.
+/// The events of at most this number of users in a request are counted at the same time.
 const USERS_AT_ONCE: usize = 32;
 
 /// An event, and its index in the request.
@@ -96,12 +96,12 @@ async fn publish_plain(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, 
     verdicts
 }
 
-/// The message without its causes, which can contain an address.
+/// Returns the error's message without the causes, because a cause can contain an address.
 fn problem(error: &BrokerError) -> String {
     format!("the broker did not confirm the event: {error}")
 }
 
-/// Takes likes of users who click too often out of `events`.
+/// Removes the likes of users who click too often from `events`, and returns their verdicts.
 async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     if gate.config.client.rate_likes_max == 0 {
         return Vec::new();
@@ -118,7 +118,8 @@ async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdi
     verdicts
 }
 
-/// Counts and publishes events that API servers count. Takes the events of a user or a counter one after the other.
+/// Counts and publishes events that API servers count. Processes the events of one user or one counter one after the
+/// other.
 async fn count_all(gate: &Gate, events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     let mut groups: BTreeMap<String, Vec<Placed<'_>>> = BTreeMap::new();
     for (place, event) in events {

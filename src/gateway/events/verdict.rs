@@ -108,7 +108,7 @@ impl From<Verdicts> for Response {
     }
 }
 
-/// Returns the status of an answer, and the seconds after which the request can be sent again.
+/// Returns the status of an answer. If the request can be sent again, also returns the seconds until then.
 fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
     let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
     if has("unconfirmed") {

@@ -19,7 +19,7 @@ pub(super) async fn look(config: &Config, store: &Store, cache: &Cache, now: Mic
     Ok(boards)
 }
 
-/// Returns a board's name. If the configuration has several boards of that name, appends the period's length.
+/// Returns a board's name. If the configuration contains several boards of that name, appends the period's length.
 fn label(config: &Config, board: &config::Board) -> String {
     match config.boards.iter().filter(|other| other.name == board.name).count() {
         1 => board.name.clone(),
@@ -40,7 +40,7 @@ fn sum(board: String, grace_s: u64, listed: &[Listed], now: Micros) -> Board {
     }
     sum.lost = listed.iter().filter(|listed| listed.state == State::Lost).map(|listed| listed.period.clone()).collect();
     for past in listed.iter().skip(1) {
-        // If the end time is unknown, the period counts as older than any `archive_grace`.
+        // If the end time is unknown, the period is assumed to be older than any `archive_grace`.
         let ended_s_ago = past.ended_s_ago.unwrap_or(VERY_OLD_S);
         if matches!(past.state, State::Closed | State::Frozen) && ended_s_ago > grace_s {
             sum.unarchived.push(past.period.clone());

@@ -1,5 +1,5 @@
-//! Reads the results of runs from MySQL. These are runs of all daemons and commands, even from before this process
-//! started.
+//! Reads the results of runs from MySQL. These are runs of all daemons and commands, and include runs that ended before
+//! this process started.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::run_state::{RunRow, RunningRow};
 
-/// Count of runs kept for each job and mode.
+/// For each job and mode, this number of runs is kept.
 const RUNS_MAX: u64 = 50;
 
 /// The last runs of each job and mode, the oldest first. A run that has ended does not change, so only newer runs are

@@ -1,10 +1,11 @@
-//! Queries the servers every few seconds, for the status and the metrics. It reads which servers answer, the depths of
-//! the queues, the results of runs, and the state of the boards.
+//! Queries the servers every few seconds, for the status and the metrics. The observer checks which servers answer. It
+//! reads the depths of the queues, the results of runs, and the state of the boards.
 //!
 //! The observer must not disturb the work. It has a few separate connections. Each read is small or uses an index, and
 //! has a time limit. The observer queries the servers at the same time, so a server that does not answer does not delay
 //! the other servers' data. If a query fails, the last known values stay, and the status reports that the server is
-//! unreachable or that the query failed. Only the depths of queues are dropped.
+//! unreachable or that the query failed. Only the depths of queues are dropped, because they are unknown without the
+//! broker.
 
 mod boards;
 mod jobs;
@@ -42,10 +43,12 @@ const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
-/// Extra delay of the next count of dead letters if the last count was [`SLOW`], because there are many letters.
+/// If the last count of dead letters was [`SLOW`] because there are many letters, the next count is delayed by this
+/// time.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
 
-/// Extra delay if there was no answer: the count was too slow, or MySQL was unreachable.
+/// If the last count got no answer, the next count is delayed by this time. Either the count was too slow, or MySQL was
+/// unreachable.
 const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
@@ -74,7 +77,7 @@ impl Observer {
         broker: Broker,
         modes: fn(&Config) -> Vec<JobMode>,
     ) -> (Self, Sight) {
-        // The first call sets the start of the first point.
+        // The first call only sets the start of the first point.
         telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
@@ -207,7 +210,7 @@ impl Observer {
     }
 }
 
-/// The queries that fail although their servers answer. The log and the list of retried operations show them.
+/// The queries that fail although the servers answer. The log and the list of retried operations show these queries.
 #[derive(Default)]
 struct Failing(BTreeMap<&'static str, Outage>);
 
@@ -232,7 +235,7 @@ struct Rest(Option<Instant>);
 
 impl Rest {
     fn is_over(&mut self, every: Duration) -> bool {
-        // The loop can run slightly too early.
+        // The loop may run slightly too early, so this allows a tenth of a second.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());

@@ -1,8 +1,8 @@
 //! A daemon's status in one object, for the status page, `GET /v1/status` and `tallyd status`.
 //!
 //! Times are in microseconds since the epoch. [`Status::observed_at`] is the time of the data from servers. An
-//! unreachable server is `up: false` with the reason, and its last known data stays. A field that a daemon of another
-//! version does not send gets its default.
+//! unreachable server is `up: false` with the reason, and its last known data stays. If a daemon of another version
+//! does not send a field, the field gets its default.
 
 mod report;
 mod runbook;
@@ -48,8 +48,8 @@ pub(crate) struct Status {
     pub memory_bytes: u64,
     pub observed_at: Option<i64>,
     pub servers: Vec<ServerStatus>,
-    /// The partitions of this daemon's configuration, and further partitions that only other daemons have. Sorted by
-    /// number.
+    /// The partitions of this daemon's configuration, and partitions that only other daemons have in their
+    /// configuration. Sorted by number.
     pub partitions: Vec<Partition>,
     pub partitions_in_use: Option<u16>,
     pub outbox_rows: Option<u64>,
@@ -58,7 +58,7 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Dead letters of the fullest partition, divided by its quota: 1 is full.
+    /// The share of the fullest partition's quota that dead letters use: 1 is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
@@ -114,7 +114,7 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
-    /// The run's number. All writes of the run carry it as a fencing token.
+    /// The run's number. All writes of the run contain this number as a fencing token.
     pub run: u64,
     pub owner: String,
     pub started_at: i64,
@@ -145,17 +145,17 @@ pub(crate) struct Reconciled {
     pub checked: u64,
     pub drifted: u64,
     pub repaired: u64,
-    /// Counters that were wrong only at the first measurement, because events were in flight.
+    /// Number of counters that were wrong only at the first measurement, because events were in flight.
     pub transient: u64,
-    /// Counters in buckets that are not loaded.
+    /// Number of counters in buckets that are not loaded.
     pub unknown: u64,
-    /// Counters that a capture of their events decided.
+    /// Number of counters whose result was decided by a capture of their events.
     pub busy: u64,
-    /// Counters that were correct at the first measurement.
+    /// Number of counters that were correct at the first measurement.
     pub exact: u64,
-    /// Undecided counters: no measurement could tell which of two events was first.
+    /// Number of counters for which no measurement could decide which of two events was first.
     pub undecided: u64,
-    /// Wrong counters that were left for the next run.
+    /// Number of wrong counters that were left for the next run.
     pub left: u64,
 }
 
@@ -169,17 +169,17 @@ pub(crate) struct Board {
     pub state: String,
     pub members: u64,
     pub ends_at: Option<i64>,
-    /// Periods that Redis has lost since their snapshots, including the current one.
+    /// Number of periods that Redis has lost since their snapshots, including the current period.
     pub lost: Vec<String>,
     /// Periods that are closed, past `archive_grace`, and not archived. Periods that Redis has lost are not included.
     pub unarchived: Vec<String>,
     pub oldest_unarchived_at: Option<i64>,
-    /// The last archived period, and the count of its rows.
+    /// The last archived period, and the number of its rows.
     pub archived: Option<(String, u64)>,
 }
 
-/// The state of the servers, queues, jobs and boards at the last query. A field without an answer yet is empty or
-/// `None`.
+/// The state of the servers, queues, jobs and boards at the last query. A field is empty or `None` until its query is
+/// answered.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
     pub at: Option<Micros>,
@@ -197,7 +197,7 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Dead letters of the fullest partition, divided by its quota.
+    /// The share of the fullest partition's quota that dead letters use.
     pub dead_letters_full: Option<f64>,
 }
 

@@ -12,8 +12,8 @@ use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::maps::NotedMap;
 
-/// If the retries of a batch last longer than these microseconds, the daemon is not ready. Conflicts with other
-/// transactions end sooner.
+/// If the retries of a batch last longer than this number of microseconds, the daemon is not ready. Conflicts with
+/// other transactions end sooner.
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {

@@ -8,11 +8,11 @@ use super::runbook::Runbook;
 use super::{Board, Job, Outcome, Partition, Standing, State, Status};
 use crate::telemetry::Server;
 
-/// A message that waits longer than this for its commit is a problem. A batch takes less than a second. An unreachable
-/// MySQL is a separate problem.
+/// If a message waits longer than this time for its commit, this is a problem. A batch takes less than a second. An
+/// unreachable MySQL is a separate problem.
 const UNACKED_MAX_S: f64 = 60.0;
 
-/// The share of a partition's dead-letter quota from which on the quota is a problem. The alert has the same threshold.
+/// If dead letters use this share of a partition's quota or more, this is a problem. The alert has the same threshold.
 const NEARLY_FULL: f64 = 0.8;
 
 /// The data from the servers is old after this many microseconds. Servers are checked every five seconds, and a check
@@ -22,7 +22,7 @@ const LOOK_MAX: i64 = 30_000_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trouble {
-    /// Whether the problem is grave: events are not written, or data can be lost. Other problems can wait until the
+    /// True if the problem is grave: events are not written, or data may be lost. Other problems can wait until the
     /// morning.
     pub grave: bool,
     pub what: String,
@@ -56,7 +56,8 @@ pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Troub
         Trouble::grave(what, Some(redis.since)).see(Runbook::ServerDown)
     }));
     if status.servers.iter().all(|server| server.up || server.server == Server::Redis) {
-        // If a server is unreachable, it is the reason for most failing operations, so they are not listed.
+        // An unreachable server is the reason for most failing operations. So the operations are listed only if all
+        // servers except Redis are reachable.
         let waits = status.waits.iter().map(|wait| {
             Trouble::mild(format!("{} fails and is retried: {}", wait.what, wait.reason), Some(wait.since))
                 .see(Runbook::OutageGoesOn)
@@ -148,7 +149,8 @@ fn elsewhere(status: &Status) -> impl Iterator<Item = &Partition> {
     status.partitions.iter().filter(|it| it.standing == Standing::Elsewhere)
 }
 
-/// Reports that other daemons have more partitions. A deployment has not finished, or did not include this daemon.
+/// Reports that other daemons have more partitions. Either a deployment has not finished, or it did not include this
+/// daemon.
 fn too_few(status: &Status) -> Option<Trouble> {
     let missing: Vec<u16> = elsewhere(status).filter(|it| it.map.is_none()).map(|it| it.partition).collect();
     let in_use = status.partitions_in_use.filter(|_| !missing.is_empty())?;

@@ -25,7 +25,7 @@ pub(crate) enum Standing {
     /// An operator has paused the consumers of all daemons.
     Paused,
     Stopped,
-    /// This daemon's configuration does not have the partition.
+    /// This daemon's configuration does not contain the partition.
     Elsewhere,
 }
 

@@ -14,7 +14,7 @@ const RECONCILES_SHOWN: usize = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
     pub status: &'a Status,
-    /// Whether to use a terminal's colours. The words contain the same information.
+    /// True if the text uses a terminal's colours. The words contain the same information as the colours.
     pub colour: bool,
 }
 
