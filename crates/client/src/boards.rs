@@ -43,7 +43,9 @@ impl Client {
     /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the
     /// board's `score`.
     ///
-    /// # Errors [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
+    /// # Errors
+    ///
+    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis is
     /// unreachable, or refused the addition because a column would no longer fit into the score.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;

@@ -98,7 +98,9 @@ impl Client {
     /// MySQL adds `delta` once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So do not
     /// repeat this call after [`CountError::NotPublished`]. Call [`Client::republish`] with the values of the error.
     ///
-    /// # Errors [`CountError`] says whether the change counted.
+    /// # Errors
+    ///
+    /// [`CountError`] says whether the change counted.
     pub async fn add(
         &self,
         target: Target,
@@ -113,14 +115,18 @@ impl Client {
     /// [`Client::add`]. The number's rule must say `settable`, and also `below_zero` if the value is below zero. The
     /// `set` with the newest `at` wins.
     ///
-    /// # Errors [`CountError`] says whether the change counted.
+    /// # Errors
+    ///
+    /// [`CountError`] says whether the change counted.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Set(value), None).await
     }
 
     /// Sets a number of the target to zero, like [`Client::set`].
     ///
-    /// # Errors [`CountError`] says whether the change counted.
+    /// # Errors
+    ///
+    /// [`CountError`] says whether the change counted.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Reset, None).await
     }
@@ -128,7 +134,9 @@ impl Client {
     /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies the event
     /// once, even if the first event arrived, too. If the change was taken back, it counts in Redis again.
     ///
-    /// # Errors [`CountError`] says whether the change counted. The caller can call it again.
+    /// # Errors
+    ///
+    /// [`CountError`] says whether the change counted. The caller can call it again.
     pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
         if taken_back == TakenBack::Yes {
             return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;

@@ -157,7 +157,9 @@ impl Client {
 
     /// Checks that the broker answers, without changing anything.
     ///
-    /// # Errors [`ClientError::Broker`]: the server is unreachable, or fails to answer.
+    /// # Errors
+    ///
+    /// [`ClientError::Broker`]: the server is unreachable, or fails to answer.
     pub async fn broker_answers(&self) -> Result<()> {
         let publisher = self.publisher().await?;
         let answered = publisher.answers().await;
@@ -169,7 +171,9 @@ impl Client {
 
     /// Checks that Redis answers, without changing anything.
     ///
-    /// # Errors [`ClientError::Redis`]: the server is unreachable, or fails to answer.
+    /// # Errors
+    ///
+    /// [`ClientError::Redis`]: the server is unreachable, or fails to answer.
     pub async fn redis_answers(&self) -> Result<()> {
         Ok(self.cache.now().await.map(drop)?)
     }

@@ -161,7 +161,9 @@ pub enum TakenBack {
 impl Client {
     /// Makes a client of the servers in `settings`. It connects with the first call, and again after each failure.
     ///
-    /// # Errors An address or `counter_key` is invalid. The call asks no server.
+    /// # Errors
+    ///
+    /// An address or `counter_key` is invalid. The call asks no server.
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
         let cache = Cache::new(redis, metrics)?;

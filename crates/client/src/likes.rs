@@ -57,14 +57,18 @@ impl Client {
     /// what a user likes for `[client] recent_keep`. After that time, the client asks MySQL, which must be the primary
     /// server. While MySQL is unavailable, every click counts, and a reconcile corrects the number later.
     ///
-    /// # Errors [`LikeError`] says whether the click counted. The caller can make the same call again.
+    /// # Errors
+    ///
+    /// [`LikeError`] says whether the click counted. The caller can make the same call again.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
     /// Makes the user no longer like the target. Otherwise it works like [`Client::like`].
     ///
-    /// # Errors [`LikeError`] says whether the click counted. The caller can make the same call again.
+    /// # Errors
+    ///
+    /// [`LikeError`] says whether the click counted. The caller can make the same call again.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
@@ -146,7 +150,9 @@ impl Client {
     /// with the boards. It is for callers that know that the click changes something. Call [`Client::publish`] next. In
     /// the layouts `entity` and `string` it returns no number.
     ///
-    /// # Errors [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and
+    /// # Errors
+    ///
+    /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and
     /// [`ClientError::Gain`]: nothing was sent. [`ClientError::Redis`]: the click may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
         let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
@@ -178,7 +184,9 @@ impl Client {
     /// request can still publish the same event, or if the user has clicked again. Call it once for each click.
     /// [`Client::like`] and [`Client::unlike`] call it automatically.
     ///
-    /// # Errors [`ClientError::Redis`]: the click may have been taken back.
+    /// # Errors
+    ///
+    /// [`ClientError::Redis`]: the click may have been taken back.
     pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
         let call = self.take_back_call(&self.cache, counted.event)?;
         let answer = self.cache.eval("take back a like", &[call]).await?.pop();

@@ -73,7 +73,9 @@ impl Layout {
 
     /// Parses the name that commands use, `packed:13`.
     ///
-    /// # Errors If the name is invalid, returns a sentence that says which names are allowed.
+    /// # Errors
+    ///
+    /// If the name is invalid, returns a sentence that says which names are allowed.
     pub fn named(name: &str, template: &str) -> Result<Self, String> {
         let wrong =
             || format!("{name} is not a layout: write packed:BITS, entity:BITS or string:BITS, for example packed:13");

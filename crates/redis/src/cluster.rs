@@ -77,7 +77,9 @@ impl Cluster {
     /// Runs a pipeline and returns the result of each command. If a node is unreachable, each command for that node
     /// gets the error.
     ///
-    /// # Errors No node returns the map of slots.
+    /// # Errors
+    ///
+    /// No node returns the map of slots.
     pub(super) async fn run(&self, pipeline: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let map = self.map(began).await?;
@@ -183,7 +185,9 @@ impl Cluster {
 
     /// Returns the map of slots.
     ///
-    /// # Errors No node returned the map before the timeout, which starts at `began`.
+    /// # Errors
+    ///
+    /// No node returned the map before the timeout, which starts at `began`.
     async fn map(&self, began: Instant) -> RedisResult<Arc<SlotMap>> {
         let known = async {
             let mut shared = self.map.lock().await;

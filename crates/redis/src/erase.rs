@@ -111,7 +111,9 @@ impl Cache {
 
     /// Deletes a zset that a restore left behind. A restore can create it again.
     ///
-    /// # Errors Redis failed to answer. The zset may have been deleted.
+    /// # Errors
+    ///
+    /// Redis failed to answer. The zset may have been deleted.
     pub async fn drop_zset(&self, at: &BoardPeriod, zset: &BoardZset) -> Result<()> {
         let mut pipeline = Pipeline::with_capacity(1);
         pipeline.cmd("UNLINK").arg(self.zset(at, zset));

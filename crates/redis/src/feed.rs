@@ -97,7 +97,9 @@ impl Cache {
     /// Runs such calls in order. Returns the errors of calls that the script refused. Retrying such a call does not
     /// help.
     ///
-    /// # Errors Redis failed to answer, or skipped some of the calls. The caller must send all calls again.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or skipped some of the calls. The caller must send all calls again.
     pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<CacheError>> {
         const ACTION: &str = "add to a board";
         let (mut refused, mut missing) = (Vec::new(), None);

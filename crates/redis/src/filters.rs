@@ -203,7 +203,9 @@ impl Cache {
     /// Sets the bits of the users who are noted beside the filter, and removes those notes. Returns the count of users.
     /// Returns `None` if the filter has another shape, is being built, or has lost a part.
     ///
-    /// # Errors Redis failed to answer. Some of the users may have been added.
+    /// # Errors
+    ///
+    /// Redis failed to answer. Some of the users may have been added.
     pub async fn fold_filter(&self, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
         const ACTION: &str = "add users to a filter";
         let [filter, config, added] = self.filter_keys(kinds, target);
@@ -250,7 +252,9 @@ impl Cache {
 
     /// Deletes filters with all their keys. Readers then ask MySQL.
     ///
-    /// # Errors Redis failed to answer. Some of the keys may have been deleted.
+    /// # Errors
+    ///
+    /// Redis failed to answer. Some of the keys may have been deleted.
     pub async fn drop_filters(&self, kinds: &KindNames, targets: &[Target]) -> Result<()> {
         const ACTION: &str = "delete filters";
         for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
@@ -281,7 +285,9 @@ impl Cache {
     /// Notes each user beside the filters of the targets that the user likes. Targets without a filter and kinds
     /// without a name are skipped.
     ///
-    /// # Errors Redis failed to answer. Some of the users may have been noted.
+    /// # Errors
+    ///
+    /// Redis failed to answer. Some of the users may have been noted.
     pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
         const ACTION: &str = "note who likes targets";
         let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));

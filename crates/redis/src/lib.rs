@@ -229,7 +229,9 @@ impl Cache {
     /// Returns a client of the same servers with the second layout, `[redis.also]`. Returns `None` if no second layout
     /// is configured.
     ///
-    /// # Errors `counter_key` is invalid.
+    /// # Errors
+    ///
+    /// `counter_key` is invalid.
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
         let layout = also.layout().map_err(|error| CacheError::wrong("read [redis.also] counter_key", error))?;
@@ -293,7 +295,9 @@ impl Cache {
 
     /// Runs the calls in order, in several pipelines, and returns the answer of each.
     ///
-    /// # Errors Redis failed to answer, or one of the calls failed. All other calls may have run.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or one of the calls failed. All other calls may have run.
     pub async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
         self.eval_each(action, calls).await?.into_iter().collect()
     }

@@ -84,7 +84,9 @@ impl Cache {
     /// of each partition's outbox. The caller has read these numbers before this call. The load contains these rows, so
     /// the daemon never adds them to the buckets afterwards.
     ///
-    /// # Errors Redis failed to answer, or returned an unexpected answer.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or returned an unexpected answer.
     pub async fn begin_load(
         &self,
         (name, kind): (&str, Kind),

@@ -49,7 +49,9 @@ impl Cache {
     /// Returns the commands that the daemon needs but its account is not allowed to run, or that a server doesn't have.
     /// It runs none of these commands.
     ///
-    /// # Errors Redis failed to answer, or the account lacks the right to run scripts.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or the account lacks the right to run scripts.
     pub async fn missing_rights(&self, filters: bool) -> Result<Vec<String>> {
         let bucket = self.keys.counters("check", 0);
         let board = self.keys.board("check", "total");
@@ -97,7 +99,9 @@ impl Cache {
 
     /// Returns the names and versions of the servers, such as `Redis 7.2.4` or `Valkey 9.0.1`, without duplicates.
     ///
-    /// # Errors Redis failed to answer, or the account lacks the right to ask.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn versions(&self) -> Result<Vec<String>> {
         let valkey = self.info("server", "valkey_version:").await?;
         let redis = self.info("server", "redis_version:").await?;
@@ -110,7 +114,9 @@ impl Cache {
 
     /// Returns how Redis saves its data. With several servers, it returns the weakest setting.
     ///
-    /// # Errors Redis failed to answer, or the account lacks the right to ask.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn persistence(&self) -> Result<Persistence> {
         if self.info("persistence", "aof_enabled:").await?.iter().all(|enabled| enabled == "1") {
             return Ok(Persistence::Log);
@@ -136,7 +142,9 @@ impl Cache {
 
     /// Returns the slowest and the fastest clock. With one server, both are the same.
     ///
-    /// # Errors Redis failed to answer, or the account lacks the right to ask.
+    /// # Errors
+    ///
+    /// Redis failed to answer, or the account lacks the right to ask.
     pub async fn clocks(&self) -> Result<(Micros, Micros)> {
         const ACTION: &str = "read Redis' clock";
         let mut clocks = Vec::new();

@@ -81,7 +81,9 @@ impl Sentinels {
 
     /// Connects to the master. Returns the connection and the master's `host:port`.
     ///
-    /// # Errors No sentinel answers or knows the master, the master is unreachable, or the server is not a master.
+    /// # Errors
+    ///
+    /// No sentinel answers or knows the master, the master is unreachable, or the server is not a master.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
         let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());

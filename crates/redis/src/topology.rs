@@ -37,7 +37,9 @@ pub struct Watched {
 impl Topology {
     /// Asks the server at `[redis] url`. The settings for a Cluster and for sentinels are ignored.
     ///
-    /// # Errors The server is unreachable, or the account lacks the right to ask.
+    /// # Errors
+    ///
+    /// The server is unreachable, or the account lacks the right to ask.
     pub async fn find(config: &Redis) -> Result<Self> {
         let mut connection = connect(config).await?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.context(ACTION)?;

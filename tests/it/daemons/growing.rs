@@ -60,7 +60,7 @@ async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right(
         old.logged("\"partitions-behind\"").await;
         let refused = world.command().envs(former).args(["reconcile", "--full"]).output().unwrap();
         assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
-        let said = format!("and {partitions} partitions are in use");
+        let said = format!("but {partitions} partitions are in use");
         assert!(stderr(&refused).contains(&said), "{}", stderr(&refused));
         let checked = world.command().envs(former).args(["config", "check"]).output().unwrap();
         assert!(stderr(&checked).contains("error    mysql-partitions"), "{}", stderr(&checked));
