@@ -12,12 +12,12 @@
 //! The races, and what decides them:
 //!
 //! * A: a batch is committed. B: the daemon is killed before it adds the batch. Another daemon, or the same daemon
-//!   after a restart, finds the row. Each daemon checks once a second for rows that are not added yet.
+//!   after a restart, finds the row. Each daemon checks once a second for rows that have not been added yet.
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
 //!   daemon adds the rows again, and the marks skip the rows that Redis already has.
-//! * A: a call times out. The call has perhaps run, or it still runs later, even after later rows are added. The marks
-//!   decide again. One call contains everything that some rows add to one bucket. With two calls the first could fail,
-//!   and the second would raise the mark above missing data.
+//! * A: a call times out. It is unknown whether the call has run, or will run later, even after later rows are added.
+//!   The marks decide again. One call contains everything that some rows add to one bucket. With two calls the first
+//!   could fail, and the second would raise the mark above missing data.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are in the middle of the pass, and the script returns them. The next call is for the buckets with exactly this
 //!   mark, and has the rows after the mark. If a mark changes meanwhile, the script returns the new mark.
@@ -36,8 +36,9 @@
 //!   rows up to `applied` are not sent again. A reconcile finds the missing amounts, as it does for counters that API
 //!   servers write.
 //! * A: an operator changes a bucket's type, or changes a value into something that is not a number. The task logs this
-//!   and skips the addition. After the operator has repaired the key, there are two cases. Redis has lost the bucket
-//!   and a job loads it, or a reconcile adds the missing amounts. Every other failure is retried until it succeeds.
+//!   and skips the addition. After the operator has repaired the key, there are two cases: if Redis has lost the
+//!   bucket, a job loads it; otherwise a reconcile adds the missing amounts. Every other failure is retried until it
+//!   succeeds.
 //!
 //! If targets have Bloom filters, a row also has the users who began to like a target. The task adds them to the
 //! target's filter before the row counts as added. Adding a user twice is harmless.
@@ -71,7 +72,8 @@ use tallyd_redis::keys::KindNames;
 /// If one of these tasks is paused, no rows are added.
 const PAUSED_BY: &[Task] = &[Task::Outbox];
 
-/// The interval at which the task checks for rows that other daemons left. It also records the last added row then.
+/// The interval at which the task checks for rows that other daemons left. At this interval it also records the last
+/// added row.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// If a row is older than this, the daemon that wrote it is assumed to be down.

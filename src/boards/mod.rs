@@ -22,11 +22,11 @@ use tallyd_redis::ranks::{Placed, Ranking};
 
 pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
-/// Maximum number of a board's periods that are listed from MySQL.
+/// Maximum number of periods of one board that a list reads from MySQL.
 const LISTED_MAX: usize = 20;
 
-/// The number of periods before the current period that are checked. If MySQL has no row of such a period, Redis is
-/// searched for this period.
+/// The number of periods before the current period that are checked. If MySQL has no row for such a period, Redis is
+/// searched for it.
 const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board cannot be shown.
@@ -60,22 +60,22 @@ pub(crate) enum NotShown {
         /// The requested length.
         kind: PeriodKind,
     },
-    /// The period's archive is deleted.
+    /// The period's archive was deleted.
     #[error("{0}: its archive was deleted, because it was older than archive_keep")]
     Pruned(BoardPeriod),
-    /// Redis lost the board while it was archived.
+    /// Redis lost the period's frozen zset before the archiver had archived it.
     #[error("{0}: Redis lost its frozen zset before it was archived")]
     Lost(BoardPeriod),
 }
 
-/// The configured boards and the servers that have them.
+/// The configured boards and the servers that store them.
 pub(crate) struct Boards<'a> {
     pub boards: &'a [Board],
     pub store: &'a Store,
     pub cache: &'a Cache,
 }
 
-/// Maps each period that has a snapshot to this snapshot.
+/// Maps periods to their snapshots. Periods without a snapshot are not included.
 pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
@@ -176,7 +176,7 @@ impl Boards<'_> {
         Ok(Top { board: at.board, period: at.period, from, entries })
     }
 
-    /// Reads the board from the server that has it.
+    /// Reads the board from the server that stores it.
     async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(Source, Vec<Placed>)> {
         let is_frozen = match self.store.read_archived(at, 0, count, ranking).await? {
             Archived::Page { placed, .. } => return Ok((Source::MySql, placed)),

@@ -18,15 +18,15 @@ pub(crate) enum State {
     Open,
     /// Redis has lost the board since the last snapshot of the period.
     Lost,
-    /// It is over and waits to be archived.
+    /// The period is over and waits to be archived.
     Closed,
-    /// It is being archived.
+    /// The period is being archived.
     Frozen,
-    /// It is archived, and stays in Redis for some time.
+    /// The period is archived, and stays in Redis for some time.
     Done,
-    /// It is archived, and no longer in Redis.
+    /// The period is archived, and no longer in Redis.
     Ended,
-    /// Its archive is deleted.
+    /// The period's archive was deleted.
     Pruned,
 }
 
@@ -62,13 +62,14 @@ pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// The count of the period's members. It is read from Redis until the period is archived, and then from MySQL.
+    /// The number of members on the period's board. It is read from Redis until the period is archived, and then from
+    /// MySQL.
     pub members: u64,
-    /// Seconds until it ends; `None` if it has ended or never ends.
+    /// Seconds until the period ends; `None` if it has ended or never ends.
     pub ends_in_s: Option<u64>,
-    /// Seconds since it ended; `None` while it is open, or if it ended more than `LOOK_BACK` periods ago.
+    /// Seconds since the period ended; `None` while it is open, or if it ended more than `LOOK_BACK` periods ago.
     pub ended_s_ago: Option<u64>,
-    /// Seconds since its last snapshot; `None` if it has no snapshot, or if it is archived.
+    /// Seconds since the period's last snapshot; `None` if it has no snapshot, or if it is archived.
     pub saved_s_ago: Option<u64>,
 }
 
@@ -128,7 +129,7 @@ impl Top {
     /// Returns the places as comma-separated values with a header line.
     ///
     /// # Errors
-    /// Fails if a row cannot be written. This does not happen in memory.
+    /// Fails if a row cannot be written. This never happens, because the rows are written to memory.
     pub(crate) fn to_csv(&self) -> Result<String> {
         let mut csv = csv::Writer::from_writer(Vec::new());
         for row in &self.entries {

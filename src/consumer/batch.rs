@@ -1,7 +1,7 @@
 //! Holds delivered messages: first in the inbox, then in the batch that one transaction writes.
 //!
 //! The broker limits the count of messages in flight, not their bytes, and the AMQP library takes every message that
-//! arrives. If lists of 1 MiB each follow millions of single events, the lists would fill the memory while MySQL does
+//! arrives. If lists of 1 MiB each arrive after millions of single events, they can fill the memory while MySQL does
 //! not answer. So the session takes each message from the library immediately and counts its bytes.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -143,11 +143,11 @@ pub(super) struct Batch {
     pub events: Vec<Received>,
     /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// Maps each run to its highest fence.
+    /// Maps each run's number to the highest fence of this run.
     pub fences: BTreeMap<u64, u64>,
     pub messages: usize,
     pub bytes: usize,
-    /// The traces of the first messages that have one.
+    /// The traces of the first messages that have a trace.
     pub traceparents: Vec<String>,
     /// Readings of this machine's clock during decoding.
     pub clock: Clock,

@@ -42,7 +42,7 @@ pub(super) struct BatchWriter {
     store: Store,
     /// Wakes the outbox after a commit with additions to Redis.
     outbox: watch::Sender<()>,
-    /// Beats at each try. A try takes at most `[mysql] transaction_timeout_ms` and the time to connect.
+    /// Each try updates the heartbeat. A try takes at most `[mysql] transaction_timeout_ms` plus the time to connect.
     heartbeat: Heartbeat,
     /// Cancelled when the session ends. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
@@ -67,8 +67,8 @@ pub(super) struct Written {
 /// The batch must be returned to the broker.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Another daemon took over the partition, or the clocks differ. Or MySQL failed until the session ended, or for
-    /// longer than `database_away_max`.
+    /// Another daemon took over the partition, the clocks differ, or MySQL failed for too long: until the session
+    /// ended, or for longer than `database_away_max`.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The session ended before the broker had accepted the dead letters over the quota.
@@ -84,7 +84,7 @@ enum Outcome {
     Split,
     /// MySQL refuses the part's only event.
     Refused(StoreError),
-    /// Some of the part's events are older than the ledger.
+    /// Some of the part's events are older than the ledger's oldest entries.
     Forgotten(Micros),
 }
 
@@ -182,7 +182,7 @@ impl BatchWriter {
         Ok(written)
     }
 
-    /// Logs a slow batch, at most every ten seconds. The logged traces lead to the senders of the batch's events.
+    /// Logs a slow batch, at most once every ten seconds. The logged traces lead to the senders of the batch's events.
     fn note_slow(&mut self, took: Duration, events: usize, traceparents: &str) {
         let Some(batches) = self.slow.note(1, Instant::now()) else { return };
         let (partition, name, seconds) = (self.partition, &self.name, took.as_secs_f32());
@@ -294,7 +294,8 @@ impl BatchWriter {
         letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
     }
 
-    /// Makes the dead letter of an event older than the ledger. It is unknown whether the event was applied.
+    /// Makes the dead letter of an event that is older than the ledger's oldest entries. It is unknown whether the
+    /// event was applied.
     fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
         let error = format!(
             "the ledger no longer has events before {}: a daemon ran with a shorter applied_event_keep",
@@ -311,7 +312,7 @@ fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
 }
 
-/// Returns the error's text for logs and metrics. MySQL's own text is left out if it can quote a key with ids.
+/// Returns the error's text for logs and metrics. MySQL's own text is left out if it can contain a key with ids.
 fn without_values(error: &StoreError) -> String {
     match error.number() {
         Some(number) if error.fate() == Fate::Item || error.is_contention() => {

@@ -13,7 +13,7 @@ use tallyd_core::model::Micros;
 /// The interval between log lines about the throughput.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Counts of received messages and events that are not in the metrics yet.
+/// Counts of received messages and events that have not been added to the metrics yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReceivedCounts {
     pub messages: u64,

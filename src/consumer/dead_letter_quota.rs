@@ -1,6 +1,6 @@
 //! Enforces the dead-letter quota. Each partition has its share of `[consumer] dead_letters_max`, so partitions need no
-//! coordination. A letter over the quota goes to the queue of returned messages if its event can perhaps be applied
-//! later. Otherwise it is only counted.
+//! coordination. A letter over the quota goes to the queue of returned messages if a later replay of its event could
+//! succeed. Otherwise it is only counted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use tallyd_mysql::StoreError;
 use tallyd_mysql::letters::{self, DeadLetter};
 use tallyd_rabbitmq::{Broker, Publisher};
 
-/// Maximum number of messages that are published and not confirmed yet.
+/// Maximum number of published messages whose confirms have not arrived yet.
 const IN_FLIGHT: usize = 500;
 
 /// One partition's share of the quota. This type also handles the letters that exceed the share.
@@ -76,9 +76,9 @@ impl DeadLetterQuota {
         Ok(letters.get(..admitted).unwrap_or(letters))
     }
 
-    /// Handles letters over the quota before their batch is acknowledged. It publishes letters that can perhaps be
-    /// applied later to the queue of returned messages, and counts the other letters. Fails if the session ends before
-    /// the broker has confirmed all published letters.
+    /// Handles letters over the quota before their batch is acknowledged. If a later replay of a letter could succeed,
+    /// the letter is published to the queue of returned messages. All other letters are only counted. Fails if the
+    /// session ends before the broker has confirmed all published letters.
     pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
@@ -119,7 +119,7 @@ impl DeadLetterQuota {
         }
     }
 
-    /// Publishes letters, and removes the confirmed ones from `left`.
+    /// Publishes letters, and removes those that the broker confirmed from `left`.
     async fn publish(&mut self, left: &mut VecDeque<&DeadLetter>) -> Result<()> {
         let publisher = match self.publisher.take() {
             Some(publisher) => publisher,

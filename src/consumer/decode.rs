@@ -1,4 +1,4 @@
-//! Decodes a message to events. The message is tallyd's own JSON, or the map of its queue describes its format.
+//! Decodes a message into events. The message is tallyd's own JSON, or the map of its queue describes its format.
 
 use std::ops::Range;
 

@@ -12,21 +12,21 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use tallyd_mysql::Store;
 
-/// The interval between two checks for days to empty. Several daemons can do this at the same time.
+/// The interval between two checks for days to empty. Several daemons can check at the same time.
 const EVERY: Duration = Duration::from_secs(3_600);
 
 /// Delay before the next try if another session has locked the table. The delay is needed because every batch with
 /// counts waits while the clean-up waits for the table.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// Empties days that are older than `[consumer] applied_event_keep`, until the stop.
+/// Repeats until the daemon stops: deletes the entries of days that are older than `[consumer] applied_event_keep`.
 pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
         let keep = live.current().consumer.applied_event_keep.0;
         let emptied = async {
-            // MySQL's clock decides, so a daemon's wrong clock does no harm. Nothing is emptied while this machine's
-            // clock differs from MySQL's.
+            // MySQL's clock decides which days are old, so a daemon's wrong clock does no harm. Nothing is deleted
+            // while this machine's clock differs from MySQL's.
             let (now, _) = store.clock().await?;
             if Clock::default().hold(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
         };

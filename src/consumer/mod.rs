@@ -3,32 +3,32 @@
 //! `session` receives, `batch` collects, `batch_writer` writes one `transaction`, and `session` acknowledges. The loop
 //! in this file reconnects forever. A lost connection, a closed channel, a cancelled consumer, an ended stream, a stale
 //! acknowledgement and a timeout are all handled in the same way. The broker redelivers messages that were not
-//! acknowledged. Events that are already written change nothing (invariant 2).
+//! acknowledged. If an event is written already, its redelivery changes nothing (invariant 2).
 //!
 //! The races, and what decides them:
 //!
-//! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No event is
-//!   newer than its row, so nothing is written, and the batch is acknowledged.
+//! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker redelivers. No redelivered
+//!   event is newer than its row, so nothing is written, and the batch is acknowledged.
 //! * A: daemon 1 freezes while it holds a batch. B: the broker makes daemon 2 the active consumer. Daemon 2 takes over
 //!   the partition (epoch + 1). C: daemon 1 resumes and writes. The transaction of daemon 1 locks the partition's row
 //!   first, finds a newer epoch and writes nothing. The session of daemon 1 ends.
 //! * A and B: two writers write the same row. The second writer waits for the first writer's lock, and its statement
-//!   then reads the state that the first writer wrote. If old states are read first, both writers can insert a row that
-//!   neither of them found. Then the second insert violates the primary key. The whole second transaction runs again
-//!   and finds the row.
+//!   then reads the state that the first writer wrote. If old states are read first, both writers can try to insert a
+//!   row that neither of them found. Then the second insert violates the primary key. The whole second transaction runs
+//!   again and finds the row.
 //! * A: the stop. B: a running transaction. The transaction finishes, all other delivered messages are written, all
 //!   messages are acknowledged, and the channel is closed. In one step the broker then requeues the unacknowledged
 //!   messages and activates the next consumer. So a fence never overtakes an event that a daemon holds. A queue that is
 //!   empty and has no consumer has no messages in flight.
-//! * A: daemon 1 is the first to read a pause. B: the broker makes daemon 2 the active consumer. Within a second daemon
-//!   2 reads the pause, too. Each daemon ends its session as at the stop, so nothing is lost or doubled, and the order
-//!   is kept.
+//! * A: daemon 1 is the first to read an operator's pause. B: the broker makes daemon 2 the active consumer. Within a
+//!   second daemon 2 reads the pause, too. Each daemon ends its session in the same way as at the stop, so no event is
+//!   lost or applied twice, and their order stays the same.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
 //!   that arrives later wins (see "order" in `tallyd_core::mapping`).
 //!
 //! The consumer must never acknowledge before the COMMIT (invariant 1). It must never return messages in a loop,
-//! because a quorum queue dead-letters a message after 20 returns. It must never end because a server does not answer.
+//! because a quorum queue dead-letters a message after 20 returns. It must never exit because a server does not answer.
 
 mod batch;
 mod batch_writer;
@@ -79,19 +79,19 @@ const STAND_BACK: Duration = Duration::from_millis(100);
 
 /// One partition's consumer.
 pub struct Partition {
-    /// Counted from 0. Partitions of maps have much higher numbers.
+    /// The partitions of tallyd's own queues are counted from 0. Partitions of maps have much higher numbers.
     pub number: u16,
     /// The map that decodes the partition's messages, if the messages are not tallyd's own JSON.
     pub map: Option<Arc<Map>>,
     /// The broker that delivers the partition's events.
     pub broker: Broker,
     pub store: Store,
-    /// This daemon: host and process.
+    /// The name of this daemon: its host and process.
     pub owner: String,
     /// A reload changes metric rules and limits. Other settings keep their values from the start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
-    /// Wakes the outbox after a commit with additions to Redis. Dropped at the end.
+    /// Wakes the outbox after a commit with additions to Redis. It is dropped when the partition's task ends.
     pub outbox: Sender<()>,
     pub stop: CancellationToken,
     pub heartbeat: Heartbeat,
@@ -106,7 +106,7 @@ enum SessionEnd {
     Paused,
     #[error("another prefetch fits the message sizes better")]
     OtherPrefetch,
-    /// The next session must use a smaller prefetch. MySQL did not get the open batch yet.
+    /// The next session must use a smaller prefetch. The open batch has not been sent to MySQL yet.
     #[error("a message was redelivered {0} times")]
     Redelivered(i64),
     /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
@@ -152,8 +152,8 @@ struct Learned {
 }
 
 impl Learned {
-    /// Returns how many messages can be in flight. The bytes of these messages stay within the bytes of
-    /// [`PREFETCH_BATCHES`] full batches.
+    /// Returns how many messages can be in flight. Together they have at most as many bytes as [`PREFETCH_BATCHES`]
+    /// full batches.
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
@@ -264,7 +264,7 @@ impl Partition {
         let exact = loop {
             let mut conn = self.store.acquire().await?;
             match conn.limit("test the faster way to write rows", |it| likes::upserts_in_order(it, self.number)).await {
-                // Other partitions test it on adjacent rows.
+                // Other partitions run the same test on adjacent rows.
                 Err(error) if error.is_contention() && rivals.has_room() => rivals.wait().await,
                 tried => break tried?,
             }

@@ -19,16 +19,17 @@ use tallyd_core::unit::Unit;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
 
-/// After a transaction finds an event that was applied before, this number of transactions ask the ledger.
+/// If a transaction finds an event that was applied before, this is the number of next transactions that ask the
+/// ledger.
 const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
     pub metric: Metric,
-    /// Targets have Bloom filters. The outbox adds the users who like a target.
+    /// Whether targets have Bloom filters. If so, the outbox adds the users who like a target to its filter.
     pub has_filters: bool,
-    /// Old states are read before rows are written. This is the slower way, for servers that do not support the faster
-    /// one.
+    /// Whether old states are read before rows are written. This is the slower way, for servers that do not support the
+    /// faster one.
     pub reads_first: bool,
     /// The unit of the events' times, if it is coarser than a microsecond. Within one unit the order of arrival
     /// decides.
@@ -46,8 +47,8 @@ pub(super) struct Written {
 }
 
 impl LikeRows {
-    /// Falls back to the slower way if the server does not support the faster one. Returns whether this is the first
-    /// time.
+    /// Falls back to the slower way if the server does not support the faster one. Returns true if it falls back for
+    /// the first time.
     pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
@@ -103,7 +104,8 @@ async fn write_reading(
 }
 
 /// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
-/// transaction. It is also asked for some time after it contained an event, because more such events can follow.
+/// transaction. After the ledger is found to contain an event, it is also asked for some time, because more such events
+/// can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of next transactions that ask the ledger.
@@ -215,7 +217,7 @@ impl EventCapture {
         Ok(())
     }
 
-    /// Whether likes are captured. If so, the former states of all rows must be read.
+    /// Whether likes are captured (their events are logged). If so, the former states of all rows must be read.
     pub(super) fn has_likes(&self) -> bool {
         self.of_likes().is_some()
     }

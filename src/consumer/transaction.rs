@@ -18,7 +18,7 @@ use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_core::partition::PartitionName;
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
-/// Maximum number of drift hints per batch.
+/// Maximum number of hints (counters that the next reconcile must check) that one batch records.
 const KEPT_MAX: usize = 1_000;
 
 /// The transactions of one partition, for one session with the broker.
@@ -42,7 +42,7 @@ pub(super) struct Committed {
     pub rows: usize,
     /// Whether rows were added to the outbox.
     pub outboxed: bool,
-    /// The number of the batch's dead letters that are kept. These are the first ones.
+    /// The number of dead letters that are kept: the first ones of the batch.
     pub letters: usize,
 }
 
@@ -70,7 +70,7 @@ impl Transaction {
         }
     }
 
-    /// Runs everything that is committed together. The partition's row is locked first.
+    /// Runs all statements that are committed together. The partition's row is locked first.
     pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
         let owner = self.ownership.lock(tx).await?;
@@ -141,7 +141,7 @@ pub(super) struct Ownership {
     partition: u16,
     name: PartitionName,
     owner: String,
-    /// `None` until the first batch is committed, because a standby must not take over the partition.
+    /// `None` until the first batch is committed, because a standby daemon must not take over the partition.
     epoch: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ impl Ownership {
         }
     }
 
-    /// Records that a transaction of this epoch is committed.
+    /// Records that a transaction with this epoch is committed.
     pub(super) fn committed(&mut self, epoch: u64) {
         let Self { partition, ref name, .. } = *self;
         telemetry().partition(partition).writes();
@@ -192,7 +192,7 @@ impl Ownership {
     }
 }
 
-/// Records hints for the next `changed` reconcile. That reconcile lists targets by the time of their newest event.
+/// Records hints for the next `changed` reconcile. The reconcile lists targets by the time of their newest event.
 /// Without a hint the reconcile would not list a target whose events are applied late. Examples are a replayed dead
 /// letter, and an event that an API server held back. An earlier reconcile has perhaps removed the effect of these
 /// events from Redis.
@@ -214,8 +214,8 @@ impl DriftHints {
         if late(differences, now.before(looks_back), by_api).is_empty() {
             return Ok(());
         }
-        // Events of a backlog are also that old. Such an event needs a hint only if a run has begun after the event.
-        // Otherwise the next run lists its target, because a run lists everything since the last run began.
+        // In a backlog, ordinary events are also that old. Such an event needs a hint only if a run has begun after the
+        // event. Otherwise the next run lists its target, because a run lists everything since the last run began.
         let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();

@@ -65,7 +65,7 @@ pub struct Row {
     pub id: u64,
     /// In UTC.
     pub first_seen: String,
-    /// When it was replayed, in UTC; `None` while it is open.
+    /// When the letter was replayed, in UTC; `None` while the letter is open.
     pub replayed_at: Option<String>,
     pub refusals: u32,
     pub reason: String,

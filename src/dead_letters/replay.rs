@@ -31,9 +31,9 @@ pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub judge: &'a Judge,
-    /// Bloom filters are configured. They must be rebuilt after likes are replayed.
+    /// Whether Bloom filters are configured. If so, they must be rebuilt after likes are replayed.
     pub has_filters: bool,
-    /// Also replays letters that would be refused, and letters that were replayed before.
+    /// Whether letters are also replayed if they would be refused, or if they were replayed before.
     pub force: bool,
     pub dry_run: bool,
 }
@@ -136,7 +136,7 @@ impl Replay<'_> {
         for letter in letters {
             let preview = self.judge.judge(&letter.queue, &letter.body, clock::now());
             let because = match letter.replayed_at {
-                // No run waits for the fence any more, and it could be sent to a different partition now.
+                // No run waits for the fence any more, and the fence could now be sent to a different partition.
                 _ if preview.is_fence => Some(preview.words()),
                 Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
                 _ if !self.force && !preview.is_taken() => Some(preview.words()),

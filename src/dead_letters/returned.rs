@@ -51,8 +51,8 @@ pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u6
 }
 
 async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned) -> Result<()> {
-    // Both checks are made before any message is taken, because each return counts: RabbitMQ 4 also drops messages of
-    // this queue that were returned too often.
+    // Both checks are made before any message is taken, because the broker counts each return: RabbitMQ 4 also drops
+    // messages of this queue that were returned too often.
     store.may_keep_dead_letters().await?;
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);
@@ -105,7 +105,7 @@ async fn take_so_many(
         returned.left = link.depth(&returned.queue).await?.messages;
         returned.full = returned.left > 0;
     }
-    // The broker's reply means that the acknowledgements have arrived.
+    // When the broker replies, the acknowledgements have arrived.
     link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await?;
     refused.map_or(Ok(()), |error| Err(error.into()))
 }

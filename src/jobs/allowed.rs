@@ -12,8 +12,8 @@ use tallyd_core::job_name::JobName;
 pub(super) struct Allowed {
     /// Cancelled at the stop, and when the run is paused.
     pub stop: CancellationToken,
-    /// The tasks that read operators' orders. A command has no other task for that. The tasks are aborted when this
-    /// struct is dropped.
+    /// The tasks that read operators' orders. In a command, no other task reads these orders. The tasks are aborted
+    /// when this struct is dropped.
     _following: JoinSet<()>,
 }
 

@@ -8,8 +8,8 @@
 //! configured with too few partitions sends no fences. Its fences would miss the events in the other partitions'
 //! queues.
 //!
-//! Several jobs send fences. Each job has its own numbers. Otherwise a job would take another job's higher fence for a
-//! sign that a later run has overtaken it.
+//! Several jobs send fences. Each job has its own numbers. Otherwise a job that reads another job's higher number would
+//! conclude that a later run has overtaken it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ enum FenceState {
 }
 
 impl Fences<'_> {
-    /// Returns how many messages in the partitions' queues no consumer has received.
+    /// Returns the number of messages in the partitions' queues that no consumer has received.
     pub async fn waiting(&self) -> Result<u64> {
         let in_use = InUse::read(self.store, self.broker).await?;
         Ok(self.publisher.waiting(&in_use.partitions).await?)
@@ -132,7 +132,7 @@ impl Fences<'_> {
             return Ok((FenceState::Passed, sent));
         }
         if noted > number {
-            // Only a later run's fence is higher. It hides whether this fence has passed.
+            // Only a later run's fence has a higher number. This number hides whether this fence has passed.
             return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let Depth { messages, consumers } = self.publisher.depth(queue).await?;

@@ -112,7 +112,7 @@ pub(crate) fn assert_fault_points(points: &[&str], sources: &[&str]) {
     assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }
 
-/// A request for a run of one mode: made by a detector, taken by the job's loop.
+/// A request for a run of one mode. A detector makes the request, and the job's loop takes it.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     requested: Arc<AtomicBool>,
@@ -144,7 +144,8 @@ impl Request {
     }
 }
 
-/// Why a run failed. Callers match on it. Code inside a run passes it through `anyhow`, and [`From`] restores it.
+/// Why a run failed. Callers match on this error. Code inside a run passes the error through `anyhow`, and [`From`]
+/// restores it.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// The run cannot be done now, and the data is not the cause. The same call can succeed later.
@@ -160,7 +161,7 @@ pub enum JobError {
     /// The run would repair more than the safety limit allows.
     #[error(transparent)]
     LimitExceeded(LimitExceeded),
-    /// More partitions are in use than the configuration says: a read after a fence may miss events of the other
+    /// More partitions are in use than the configuration says: a read after a fence can miss events of the other
     /// partitions.
     #[error(
         "[amqp] partitions is {known}, but {noted} partitions are in use, because {raised_by} raised the number. Set it to \

@@ -30,7 +30,7 @@ use tallyd_mysql::{Store, StoreError};
 /// The interval between renewals of the lease. The run tries three times before it gives up the lease.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
 
-/// A holder gives up before MySQL considers the lease expired.
+/// The holder of the lock gives up before MySQL considers the lease expired.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 #[derive(Clone, Copy, Debug)]

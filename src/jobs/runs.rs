@@ -60,7 +60,7 @@ pub enum Snapshots<'a> {
     Due,
     Of {
         scope: &'a Scope,
-        /// Takes the snapshot even if Redis lost the board, or most of the board.
+        /// Whether the snapshot is taken even if Redis lost the board, or most of the board.
         force: bool,
     },
 }
@@ -75,7 +75,7 @@ pub async fn snapshot(
 ) -> Result<Ran<archive::Report>, JobError> {
     let (scope, force, allowed) = match of {
         Snapshots::Due => (None, false, Some(Allowed::begin(servers, JobName::Archive, stop).await?)),
-        // An operator requested it, so a pause does not apply.
+        // An operator requested this snapshot, so a pause does not apply.
         Snapshots::Of { scope, force } => (Some(scope), force, None),
     };
     let stop = allowed.as_ref().map_or(stop, |allowed| &allowed.stop);

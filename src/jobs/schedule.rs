@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(900);
 /// Maximum time until a missed cron trigger is noticed. A trigger is missed if the clock was set, or the machine slept.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// When a mode is due again after a run.
+/// The time at which a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
     /// At the mode's next scheduled time: everything was done, or an operator must act first.

@@ -39,7 +39,7 @@ use tallyd_rabbitmq::Link;
 /// AMQP's reply code for success.
 const REPLY_SUCCESS: u16 = 200;
 
-/// For this time messages gather before the loop takes them in. Otherwise the runtime's thread would sleep and wake up
+/// Messages gather for this time before the loop takes them in. Otherwise the runtime's thread would sleep and wake up
 /// for every few messages. This would cost more than all other work on the messages.
 const GATHER: Duration = Duration::from_millis(1);
 
@@ -71,7 +71,7 @@ pub(super) async fn run(
     let number = partition.number;
     let prefetch = learned.prefetch(config);
     let queue = partition.queue();
-    // These are many calls, and each has a timeout.
+    // `listen` makes many calls, and each has a timeout.
     let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
     let (link, deliveries, partitions) = match listening {
         Ok(listening) => listening,
@@ -105,7 +105,7 @@ pub(super) async fn run(
     session.vitals.stands(Standing::Listening);
     let Err(mut end) = session.consume().await;
     if matches!(end, SessionEnd::Paused) {
-        // A pause, like the stop, does not wait for an unresponsive database.
+        // A pause does not wait for an unresponsive database, and neither does the stop.
         session.ends.cancel();
     }
     if end.is_orderly()
@@ -133,24 +133,24 @@ struct Session<'a> {
     link: &'a Link,
     /// Cancelled at the stop, and when the session fails. The writer then stops waiting for an unresponsive database.
     ends: CancellationToken,
-    /// Read for each message, so that a reload applies to the next message.
+    /// These settings are read for each message, so that a reload applies to the next message.
     terms: Derived<Terms>,
     prefetch: u16,
     deliveries: lapin::Consumer,
     /// Whether the queue was deleted. No more messages arrive then.
     is_cancelled: bool,
-    /// Messages that are received and not in a batch yet.
+    /// Received messages that have not been added to a batch yet.
     inbox: Inbox,
     open: Open,
     /// The idle writer. Exactly one of `writer` and `writing` is `Some`.
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
-    /// The outage of the connection. The outage ends once a batch was written, or after some time without a failure. A
+    /// The outage of the connection. The outage ends when a batch is written, or after some time without a failure. A
     /// connection that only seems to work must not be reopened without a delay.
     outage: &'a mut Outage,
     began: Instant,
-    /// Set once a batch was written or failed in MySQL, or nothing failed for some time.
+    /// Set when a batch is written, when a batch fails in MySQL, or when nothing has failed for some time.
     is_proven: bool,
     /// Count of messages since the prefetch was last checked.
     seen: u16,
@@ -170,8 +170,8 @@ impl Session<'_> {
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {
-                // While a batch is written, only the writer beats, at each try. Otherwise a writer that hangs would not
-                // be noticed.
+                // While a batch is written, only the writer's tries update the heartbeat. Otherwise a writer that hangs
+                // would not be noticed.
                 self.partition.heartbeat.beat();
             }
             self.unacked.note(&self.vitals);
@@ -248,8 +248,8 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and all messages that have already arrived. Messages that stay inside the library are not
-    /// counted.
+    /// Takes one message, and all messages that have already arrived. Messages must not stay inside the library,
+    /// because their bytes are not counted there.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
         self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
@@ -269,7 +269,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Moves messages from the inbox into the open batch. Returns whether another prefetch would fit better.
+    /// Moves messages from the inbox into the open batch. Returns true if another prefetch would fit better.
     fn fill(&mut self) -> Result<bool, SessionEnd> {
         while !self.is_full() {
             let Some(message) = self.inbox.pop() else { break };

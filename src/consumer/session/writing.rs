@@ -1,5 +1,5 @@
 //! Hands a batch to the writer, and acknowledges the batch's messages once the batch is committed. At the end of a
-//! session the channel is closed. If nothing failed, all delivered messages are written before.
+//! session the channel is closed. If nothing failed, all delivered messages are written before the channel is closed.
 
 use std::pin::pin;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, telemetry};
 
-/// A batch in its transaction. The task runs to its end, even if the session ends.
+/// The task that writes a batch. It runs to its end, even if the session ends.
 pub(super) type Writing = JoinHandle<Written>;
 
 /// The result of a task: the writer, the acker of the batch's last message, and the result of the batch.
@@ -68,8 +68,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Writes everything that was delivered, because the broker counts each returned message. Acknowledges all of it at
-    /// the end, because the broker sends more messages after each acknowledgement.
+    /// Writes all delivered messages, because the broker counts how often each message is returned. Acknowledges them
+    /// together at the end, because the broker sends more messages after each acknowledgement.
     pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
         let mut last = None;
         loop {

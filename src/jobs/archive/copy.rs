@@ -82,7 +82,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Checks that both stores end where the copy did. All earlier places were verified while they were written.
+    /// Checks that the zset and the rows both end at the place where the copy ended. All earlier places were verified
+    /// while they were written.
     pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;

@@ -21,31 +21,31 @@
 //!
 //! # The races
 //!
-//! *A is a late writer; B is a run; C is another run.* Writers do not check for the archiver. They add to the live key,
-//! and Redis creates this key again after a freeze.
+//! *A is a late writer; B is a run; C is another run.* Writers do not check whether the archiver is running. They add
+//! to the live key, and Redis creates this key again after a freeze.
 //!
-//! * A before B's freeze: the write is part of the frozen zset.
-//! * A after B's freeze: the live key is created again and holds only late writes. B moves the late writes into the
-//!   frozen zset page by page. One script adds and removes each member, so each member is added once, even if a script
-//!   runs twice or after its timeout.
-//! * A during the merge: the member is moved, or waits for the next run.
-//! * A after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and copies beside the
-//!   archive. Readers get the old copy until the new copy is verified.
-//! * A just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
-//! * A after the frozen zset is removed: the live key has only late writes, not the board. A live key is frozen only in
-//!   two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise the live key
-//!   stays, and every report names it with the reason.
+//! * A writes before B's freeze: the write is part of the frozen zset.
+//! * A writes after B's freeze: the live key is created again and holds only late writes. B moves the late writes into
+//!   the frozen zset page by page. One script adds and removes each member, so each member is added once, even if a
+//!   script runs twice or after its timeout.
+//! * A writes during the merge: the member is moved in this merge or in the next run.
+//! * A writes after "done": the next run keeps the zset (PERSIST), records "frozen" again, merges, and copies beside
+//!   the archive. Readers get the old copy until the new copy is verified.
+//! * A writes just before UNLINK: the script that unlinks checks for the live key, and keeps the zset if it exists.
+//! * A writes after the frozen zset is removed: the live key has only late writes, not the board. A live key is frozen
+//!   only in two cases: MySQL has no row of the period, or Redis went back to an older state (below). Otherwise the
+//!   live key stays, and every report names it with the reason.
 //! * A subtracts from a member that only the frozen zset has: `board.lua` removes members whose score falls to zero, so
-//!   the archive keeps the higher score. This is known, and only possible after `archive_grace`.
+//!   the archive keeps the higher score. This error is accepted, because it is only possible after `archive_grace`.
 //! * B crashes between any two steps ([`FAULT_POINTS`]): a frozen key that has no row in MySQL yet is the complete
 //!   board. The copy begins again and writes the same places. Each run sets the EXPIRE of a zset that is done.
-//! * B and C run concurrently: the job's lock admits one. If B's lease expires while its process is paused, C takes
-//!   over, and B resumes later. MySQL refuses each of B's writes, because each write locks the row of the job's lock
-//!   and finds C's number in this row. Redis cannot check that lock. So a run claims a board before it reads the
-//!   board's progress. Every script that changes a closed period does nothing if another run has the claim. The claim
-//!   contains a random number, because MySQL can assign C's number twice after a failover. If B claims after C, C's
-//!   scripts are refused and C's run fails. At B's next read from MySQL, B detects that C has overtaken B. The next run
-//!   does everything.
+//! * B and C want to run concurrently: the job's lock lets only one of them run. If B's lease expires while its process
+//!   is paused, C takes over, and B resumes later. MySQL refuses each of B's writes, because each write locks the row
+//!   of the job's lock and finds C's number in this row. Redis cannot check that lock. So a run claims a board before
+//!   it reads the board's progress. Every script that changes a closed period does nothing if another run has the
+//!   claim. The claim contains a random number, because MySQL can assign C's number twice after a failover. If B claims
+//!   after C, C's scripts are refused and C's run fails. At B's next read from MySQL, B detects that C has overtaken B.
+//!   The run after that does all remaining work.
 //! * Redis is flushed: the claim is lost, too, so scripts in flight do nothing. A board that is lost before it was
 //!   verified is reported, never "done", and nothing is frozen in its place. After "done" nothing is lost, and the
 //!   period is recorded as ended. During a second copy (of late writes) the first archive is complete, and the late
@@ -53,16 +53,17 @@
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
 //!   again. Such a Redis can have a live zset of a period that is frozen in MySQL, but not in Redis' older records.
 //!   This zset is the board in its former state. It does not consist of late writes. If this zset were added to its
-//!   archive, the scores would count twice. So it is raised to the archive instead (`rollback_recovery`). If Redis lost
-//!   a mark in this way, the board looks lost and is reported.
+//!   archive, the scores would count twice. So its scores are raised to the archive's scores instead
+//!   (`rollback_recovery`). If Redis lost a mark in this way, the board looks lost and is reported.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
 //!   the state "done" is perhaps older than the archive of the late writes. Redis stores how many members were moved
 //!   into a frozen zset. If this count is higher than MySQL's, the board is archived again. If a zset was removed from
 //!   Redis since the backup, this zset and its late writes are lost.
-//! * A clock is wrong: MySQL's clock decides when a period is over. If the host's or Redis' clock differs by minutes,
-//!   the run does nothing.
-//! * Something else changes the frozen zset, or the rows, between copy and end: the pages differ. The zset is kept
-//!   without an expiry, and the report names the first place that differs. The run continues with the other boards.
+//! * A clock is wrong: MySQL's clock decides when a period is over. If the host's or Redis' clock differs from it by
+//!   minutes, the run does nothing.
+//! * Something else changes the frozen zset or the rows after the copy: the run then finds that a page of the zset
+//!   differs from its rows. The zset is kept without an expiry, and the report names the first place that differs. The
+//!   run continues with the other boards.
 
 mod candidates;
 mod copy;

@@ -27,13 +27,13 @@ pub(super) enum Plan {
     Archive { expire_after: Duration },
     /// Redis has the board in its state before the freeze: raise it to the archive, and archive it again.
     Raise { row: PeriodRow, expire_after: Duration },
-    /// It is archived, and stays in Redis for the time `left`.
+    /// The period is archived, and stays in Redis for the time `left`.
     Wait { left: Duration },
-    /// It is archived, and its time in Redis is over.
+    /// The period is archived, and its time in Redis is over.
     End { row: PeriodRow },
-    /// It is archived and no longer in Redis.
+    /// The period is archived and no longer in Redis.
     NoteEnded,
-    /// Only an operator can resolve it.
+    /// A problem that only an operator can resolve.
     Keep(Reason),
 }
 
@@ -67,7 +67,7 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         {
             Plan::Raise { row, expire_after }
         }
-        // The rows of a copy are verified, so at most late writes are lost with the zset.
+        // The copied rows are verified, so the loss of the zset can lose only late writes.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
         // A live zset without a frozen zset has only late writes and never the board, so it is not frozen a second
         // time.
@@ -123,7 +123,7 @@ mod tests {
 
     const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
 
-    /// A first archive, whose copy is verified from "done" on.
+    /// The row of a first archive. In the state "done" and later states its copy is verified.
     fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
@@ -132,7 +132,7 @@ mod tests {
 
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
-    /// A period without any data.
+    /// The facts of a period without any data.
     const FACTS: Facts = Facts {
         keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
         row: None,

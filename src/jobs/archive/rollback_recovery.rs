@@ -3,12 +3,12 @@
 //!
 //! The script that freezes a zset also records the freeze in Redis. Redis also stores the number of the run that first
 //! claimed the board. This number is the generation of the data. When the rows are verified, MySQL stores the number of
-//! the freeze and the generation. If Redis' freeze is older than MySQL's, Redis has gone back in time. Its live zset is
-//! then the former board plus later additions, and the two cannot be distinguished. So each member gets the highest of
-//! its scores in Redis, the archive and the snapshot, and nothing counts twice. Writes that Redis itself has lost stay
-//! lost. If the period was archived with late writes, the changes since Redis went back are lost, too. Then the period
-//! is archived as if for the first time. Redis counts the pages that were raised. If another server takes over
-//! meanwhile, its count of raised pages differs, and the zset is not frozen.
+//! the freeze and the generation. If the freeze in Redis is older than the freeze in MySQL, Redis has gone back in
+//! time. Its live zset is then the former board plus later additions, and the two cannot be distinguished. So each
+//! member gets the highest of its scores in Redis, the archive and the snapshot, and nothing counts twice. Writes that
+//! Redis itself has lost stay lost. If the period was archived with late writes, the changes since Redis went back are
+//! lost, too. Then the period is archived as if for the first time. Redis counts the pages that were raised. If another
+//! server takes over meanwhile, its count of raised pages differs, and the zset is not frozen.
 //!
 //! After a flush the generation is newer, and a live zset of a period that is frozen in MySQL holds only late writes.
 

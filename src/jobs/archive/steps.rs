@@ -39,7 +39,7 @@ impl<'a> Steps<'a> {
         Self { run, copier: Copier::new(run, page_members), page_members }
     }
 
-    /// Must run before the board is read, so that a run that was overtaken cannot change the board afterwards.
+    /// This step must run before the board is read. Then a run that was overtaken cannot change the board afterwards.
     pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
@@ -117,7 +117,7 @@ impl<'a> Steps<'a> {
                 }
             }
             Plan::Wait { left } => {
-                // This is repeated each time: the run that recorded "done" can have crashed before this step.
+                // Each run repeats this step, because the run that recorded "done" can have crashed before this step.
                 self.let_expire(at, row.and_then(|row| row.copy), left).await?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))))
             }

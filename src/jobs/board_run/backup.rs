@@ -10,10 +10,10 @@ use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 
-/// Maximum number of members in one page. A script accepts at most some thousand arguments.
+/// Maximum number of members in one page. A script accepts at most a few thousand arguments.
 pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
 
-/// This number of a snapshot's best members are compared, to decide whether Redis has the board.
+/// The number of best members of a snapshot that are compared, to decide whether Redis still has the board.
 const TOLD_BY: u64 = 200;
 
 /// Whether MySQL has a snapshot of a period, and whether Redis has lost the period since.
@@ -37,8 +37,8 @@ pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rul
 }
 
 /// Whether the live zset is still the saved board. The mark alone does not show this, because Redis can evict only the
-/// zset. A zset that has grown again afterwards is a different board. In such a zset the best saved members together
-/// have less than half of their saved scores.
+/// zset. If the zset has grown again since then, it is a different board. In such a zset the best saved members
+/// together have less than half of their saved scores.
 pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
     let best = run.store.best_saved(at, TOLD_BY).await?;
     let scores = run.cache.board_scores(at, &best).await?;

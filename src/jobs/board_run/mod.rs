@@ -37,7 +37,7 @@ pub(super) struct BoardRun<'a> {
 /// Why the run stopped working on a period.
 pub(super) enum Halt {
     Stopped,
-    /// This period cannot continue. The run can.
+    /// The run cannot continue with this period, but it can continue with others.
     Kept(Reason),
     /// The run cannot continue: a server does not answer, or another run took over.
     Failed(anyhow::Error),

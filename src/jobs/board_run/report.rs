@@ -37,9 +37,9 @@ pub struct PeriodReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Copied and verified. It stays in Redis for some time.
+    /// The period is copied and verified. It stays in Redis for some time.
     Archived,
-    /// Verified and removed from Redis.
+    /// The period is verified and removed from Redis.
     Ended,
     Waiting,
     Saved,
@@ -174,7 +174,7 @@ impl fmt::Display for PeriodReport {
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
     now: Option<(BoardPeriod, Instant)>,
-    /// The current action on the period's members: copied, verified.
+    /// The current action on the period's members, for example copied or verified.
     verb: &'static str,
     pub done: u64,
     total: u64,

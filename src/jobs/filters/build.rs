@@ -116,7 +116,7 @@ impl Run<'_> {
     /// of remembered clicks, or `None` if the run is stopped.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
-        // Remembered clicks are read first: clicks that Redis forgets meanwhile are in MySQL by then.
+        // Remembered clicks are read first: if Redis forgets a click after that, its like is already in MySQL.
         let mut others = 0;
         let remembered = |user| {
             others += 1;

@@ -34,8 +34,9 @@
 //! * *A like after the swap* is in the new filter's bits, or noted. If a client computed the bits for another shape, or
 //!   cannot compute bits, the user is noted instead.
 //! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its
-//!   commit. If the like is committed before the likers are read, the build reads it with the likers. If the like is
-//!   committed later, it is noted after "begin". Until the outbox row is added, a reader may get a wrong "no".
+//!   commit. If the like is committed before the likers are read, the build reads its user with the other likers. If
+//!   the like is committed later, it is noted after "begin". Until the outbox row is added, a reader can get a wrong
+//!   "no".
 //! * A reader checks the remembered clicks, then the noted users, then the bits; lua/filter_has.lua and lua/like.lua do
 //!   that within one script. An unlike leaves the user's bits set. The bits also stay set if a counted like is
 //!   reverted. This can only cause a wrong "perhaps".
@@ -52,7 +53,7 @@
 //!   begins then, users are noted unnecessarily until the next run. A's fold names the shape that its bits were
 //!   computed for, and sets only bits of users who like the target.
 //! * A call runs twice, or late after a timeout: a piece names its position, and is refused at any other position. A
-//!   begin discards the written pieces, so the next piece is refused. A swap finds nothing in `next`.
+//!   repeated begin discards the written pieces, so the next piece is refused. A repeated swap finds nothing in `next`.
 //! * A click changes nothing (result 0). Its event is published all the same, because perhaps no earlier event of this
 //!   like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
@@ -60,7 +61,7 @@
 //! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If the
 //!   noted users are lost, their count is lower than the config says. Without the config, there is no filter. A filter
 //!   that lacks a part never answers "no", and the next run drops and rebuilds it.
-//! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter may lack likes
+//! * A replica that lacks the last writes takes over, or Redis starts from an old copy. Then a filter can lack likes
 //!   whose events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new
 //!   epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of
 //!   another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour, because it is
@@ -116,7 +117,7 @@ pub const FAULT_POINTS: [&str; 7] = [
 
 const PAGE_TARGETS: usize = 5_000;
 
-/// Targets with fewer likes than `likes_min` divided by this are not checked.
+/// Targets with fewer likes than `likes_min` divided by this number are not checked.
 const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
@@ -179,8 +180,8 @@ impl Filters {
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
         let done = read(done);
         let redis = self.cache.data_set().await?;
-        // With another count of buckets, filters have other names. The state of filters with the earlier names is
-        // unknown.
+        // If the count of buckets has changed, filters have different names. The state of filters with the earlier
+        // names is unknown.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
         let now = self.cache.now().await?;
         let mark =
@@ -280,7 +281,7 @@ impl Run<'_> {
                 let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
                 let mut page: Vec<(Target, u64)> =
                     liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
-                // Nearly all targets of a site have fewer likes. If such a target had more likes and a filter, an
+                // Nearly all targets of a site have fewer likes. If such a target once had more likes and a filter, an
                 // earlier run checked it while its likes decreased.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;

@@ -7,7 +7,8 @@ use tallyd_redis::filters::FilterState;
 pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
-    /// The epoch in which this Redis is trusted. Filters of earlier epochs are not trusted.
+    /// The epoch (it changes when filters can no longer be trusted) of this run. Filters of earlier epochs are not
+    /// trusted.
     pub epoch: u64,
 }
 
@@ -16,8 +17,7 @@ pub(crate) enum Plan {
     Nothing,
     /// Users are noted beside the filter, and their bits must be set.
     Fold(Shape),
-    /// Build a filter. If `drops_former` is set, the former filter possibly lacks some users, and is dropped
-    /// immediately.
+    /// Build a filter. If `drops_former` is set, the former filter can lack some users, and is dropped immediately.
     Build {
         /// The count of users that the filter is built for.
         expected: u64,

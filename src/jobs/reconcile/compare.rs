@@ -1,11 +1,11 @@
 //! Compares counters, one page at a time. It measures a page, measures the page's suspects again, and repairs confirmed
 //! drift.
 //!
-//! The first measurement is cheap, because its fence is sent immediately. It clears nearly every counter. The other
-//! counters are *suspects*. The suspects of many pages are measured again together. A suspect that is still busy is
-//! watched. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One rule
-//! decides. A drift that is found is stored with the suspect. After the next measurement that can judge the suspect,
-//! the run repairs the part that both measurements agree on.
+//! The first measurement is cheap, because its fence is sent immediately. It shows that nearly every counter is right.
+//! The other counters are *suspects*. The suspects of many pages are measured again together. A suspect that is still
+//! busy is watched. If API servers count one of the suspects, the second measurement waits a whole `publish_grace`. One
+//! rule decides. A drift that is found is stored with the suspect. After the next measurement that can judge the
+//! suspect, the run repairs the part of the drift that both measurements agree on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -27,10 +27,11 @@ use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;
 
-/// If there are this many suspects, they are rechecked before the next page. A recheck also takes at most this many.
+/// When this number of suspects is reached, they are rechecked before the next page. One recheck also takes at most
+/// this number of suspects.
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
-/// Maps each counter that no measurement has cleared to the result of its last measurement.
+/// Maps each suspect to the result of its last measurement.
 type Suspects = BTreeMap<CounterKey, Judgement>;
 
 pub(super) struct Comparer<'a> {
@@ -39,7 +40,7 @@ pub(super) struct Comparer<'a> {
     pub measure: Measure<'a>,
     repairer: Repairer<'a>,
     suspects: Suspects,
-    /// The count of listed rows of `counter`, or of the given targets.
+    /// The number of listed rows of `counter`. For a run over named targets, the number of these targets.
     pub listed: u64,
     pub report: Report,
     /// The counts of the report that are already in the metrics.
@@ -92,7 +93,8 @@ impl<'a> Comparer<'a> {
 
     /// Measures one page of counters when the servers have capacity.
     pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
-        // With a few named targets the operator waits for the answer, so the run does not wait for the servers.
+        // If an operator named the targets, the operator waits for the answer. So the run does not wait for the
+        // servers.
         if !self.report.lists_all {
             self.wait().await?;
         }
@@ -121,7 +123,8 @@ impl<'a> Comparer<'a> {
         let SampledRange { range, samples, applied } = sampled;
         let truths = truths_of(servers, range.kind, &recount);
         let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
-        // A counter that is not in the list was new or had no row of `counter`: the recheck decides.
+        // A counter that is not in the list was new or had no row of `counter`. It becomes a suspect, and the recheck
+        // decides.
         let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
@@ -166,7 +169,7 @@ impl<'a> Comparer<'a> {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
-    /// Whether each counter was compared, or is kept for the next run.
+    /// Whether each counter was compared, or is recorded for the next run.
     pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && self.repairer.stopped().is_none() && !self.run.early_end.was_due()
     }
@@ -189,7 +192,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Records how far the run has come, unless suspects are left. A dry run records nothing, because it repairs no
-    /// drifts. A run that holds repairs back records nothing for the same reason.
+    /// drifts. A run whose repairs are held back records nothing for the same reason.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run || self.repairer.stopped().is_some() {
             return Ok(());
@@ -257,7 +260,7 @@ impl<'a> Comparer<'a> {
         Ok(())
     }
 
-    /// Measures counters, records unknown ones, and corrects rows of `counter`.
+    /// Measures counters, reports those whose value is unknown, and corrects rows of `counter`.
     async fn measured(
         &mut self,
         keys: &[CounterKey],
@@ -300,9 +303,9 @@ impl<'a> Comparer<'a> {
         }
     }
 
-    /// Records undecided counters. For such a counter, an event was so close to each cut, by a producer's clock, that
-    /// the order is unknown. The next run measures these counters first, so this run can report that everything was
-    /// compared.
+    /// Records undecided counters. For such a counter, an event's time by the producer's clock was so close to each cut
+    /// (the instant of a sample) that their order is unknown. The next run measures these counters first, so this run
+    /// can report that everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
         for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {

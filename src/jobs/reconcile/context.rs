@@ -42,8 +42,8 @@ pub enum Mode {
     /// Targets that changed since the last run. Every run first loads lost buckets. This run was started because Redis
     /// lost some buckets.
     Rebuild,
-    /// All targets of a second layout. The layout is loaded before. The run does not change the recorded cut, because
-    /// the cut belongs to the layout that the daemon compares.
+    /// All targets of a second layout. The layout was loaded before this run. The run does not change the recorded cut
+    /// (the time up to which Redis was compared), because this cut belongs to the layout that the daemon compares.
     Layout,
     /// The given targets. The like records of these targets are recounted.
     Targets(Vec<Target>),
@@ -112,7 +112,7 @@ pub(super) struct Servers {
     pub broker: Broker,
     /// MySQL's replicas, each with its name.
     pub replicas: Vec<(String, Store)>,
-    /// The source of the reconcile's pace. Operators can change the pace.
+    /// Provides the pace of the reconcile, which operators can change.
     pub control: Control,
 
     pub limits: Limits,
@@ -216,8 +216,8 @@ impl<'a> RunContext<'a> {
         recounts.then(|| self.servers.metrics.like())
     }
 
-    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it
-    /// possibly lacks the measured drift.
+    /// Fails if Redis' data set has changed since the run began. If a replica was promoted after a measurement, it can
+    /// lack the measured drift.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
@@ -257,7 +257,8 @@ impl<'a> EarlyEnd<'a> {
         }
     }
 
-    /// Whether the run must end. Call this only if there is another page: on `true` that page is skipped.
+    /// Whether the run must end. Call this only if there is another page: if the result is `true`, that page is
+    /// skipped.
     pub(super) fn is_due(&self) -> bool {
         let is_due = self.stop.is_cancelled()
             || self.gave_up()
@@ -293,7 +294,7 @@ impl<'a> EarlyEnd<'a> {
         self.makes_way.get_or_init(|| reason);
     }
 
-    /// Sleeps, at most until the stop.
+    /// Sleeps for this time, but returns immediately at the stop.
     pub(super) async fn pause(&self, pause: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }

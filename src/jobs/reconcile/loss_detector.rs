@@ -16,7 +16,7 @@ use crate::runtime::retry::Outage;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::{Cache, CacheError};
 
-/// One check reads a field of this number of buckets of each kind. This takes Redis some milliseconds.
+/// For each kind, one check reads one field in each of this number of buckets. This takes Redis a few milliseconds.
 const CHECKED_BUCKETS: u32 = 2_048;
 
 /// Maximum number of reported missing buckets per check.
@@ -40,7 +40,7 @@ struct LastCheck {
 }
 
 impl LossDetector {
-    /// Repeats the check until the stop.
+    /// Repeats the check until the daemon stops.
     pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("checking Redis for lost buckets");
         let mut last = LastCheck::default();
@@ -61,7 +61,7 @@ impl LossDetector {
         }
     }
 
-    /// Returns how many buckets are lost, among the buckets that readers reported and some others.
+    /// Checks the buckets that readers reported, and the next group of buckets. Returns how many of them are lost.
     async fn check(&self, kinds: &KindNames, last: &mut LastCheck) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();

@@ -42,13 +42,13 @@ pub(super) struct Measure<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     pub sample: Sample,
-    /// The instant at which Redis had answered, by this process' clock.
+    /// The instant by which Redis had answered, by this process' clock.
     pub taken: Instant,
     pub judgement: Judgement,
     pub truth: Truth,
 }
 
-/// The measurements of several counters. Counters whose value in Redis is unknown are missing.
+/// The measurements of several counters. Counters whose value in Redis is unknown are left out.
 #[derive(Default)]
 pub(super) struct Measurements {
     pub measurements: BTreeMap<CounterKey, Measurement>,
@@ -56,7 +56,7 @@ pub(super) struct Measurements {
     pub truths: HashMap<CounterKey, Truth>,
 }
 
-/// A range that is sampled and whose fence is committed: MySQL can be read.
+/// A range that is sampled and whose fence is committed, so that MySQL can be read.
 pub(super) struct SampledRange {
     pub range: Range,
     /// In the order of `range.counters`.
@@ -228,7 +228,8 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Adds to `truth` what a real run would have added to `counter`, but not to the outbox.
+    /// Adds to `truth` the amount that a real run would have added to `counter`. Skips corrections that a real run
+    /// would also add to the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         let servers = self.run.servers;
         let is_like = metric == servers.metrics.like();

@@ -4,23 +4,23 @@
 //! every partition and wait until it is committed, read MySQL, and judge. Nearly all counters are right. The other
 //! counters are suspects, and are measured once more. If API servers count the suspects, the run waits `publish_grace`
 //! before the second sample, and again before the second fence. If two measurements find a drift in the same direction,
-//! the smaller drift is repaired. A counter is *busy* if something newer than the cut was applied to it. Such a counter
+//! the smaller drift is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter
 //! is measured again together with a few other counters. If the counter is still busy, it is watched. The consumers
 //! then log the counter's events with the rows' former states. The value as of the cut is computed from the counter's
 //! current value and that log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one
 //! page at a time (`measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have
-//! capacity. The parts do not depend on the run; shared state is in `context`.
+//! capacity. These modules do not use this file: the state that they share is in `context`.
 //!
 //! The races, and what decides them:
 //!
 //! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The
 //!   first measurement finds +1. The second measurement samples `publish_grace` later, and sends its fence after
-//!   another `publish_grace`. So the second measurement includes C, and nothing is repaired. If the publish is later
-//!   than both fences, it appears as a drift and is repaired. The same happens with two late publishes, if one misleads
-//!   the first measurement and the other one misleads the second measurement. The next run that finds the events
-//!   reverts the repair.
+//!   another `publish_grace`. So the second measurement includes C, and nothing is repaired. If C is later than both
+//!   fences, the like appears as a drift and is repaired. The same happens with two late events, if one misleads the
+//!   first measurement and the other one misleads the second measurement. The next run that finds the events reverts
+//!   the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, and so keeps B
@@ -35,8 +35,9 @@
 //!   because Redis' data set differs from the one at the start of the run.
 //! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is missing. A counter
 //!   that is missing in such a bucket is unknown, not zero, until a run has loaded the bucket again.
-//! * Two reconciles run. The job's lock admits only one. If the lease of the first run ended while that run was frozen,
-//!   its fences never pass, because the second run's fences are higher. MySQL refuses the writes of the first run.
+//! * Two reconciles want to run. The job's lock lets only one of them run. If the lease of the first run ended while
+//!   that run was frozen, its fences never pass, because the second run's fences have higher numbers. MySQL refuses the
+//!   writes of the first run.
 //! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one
 //!   snapshot, and the difference is added.
 //!

@@ -15,7 +15,7 @@ use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
 use tallyd_redis::space::LISTPACK_FIELDS;
 
-/// Between two waits, the counters of this number of buckets are counted. This takes Redis some tens of milliseconds.
+/// Between two waits, the counters of this number of buckets are counted. This takes Redis a few tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
 /// Number of buckets whose fields are listed together. They have about 16,000 ids.

@@ -11,12 +11,12 @@
 //! races, and what decides them:
 //!
 //! * A: a comment's row. B: the first measurement. C: its event is applied. The measurement finds -1. The fence is sent
-//!   `publish_grace` later, so C happens before the second measurement. That measurement finds the target right.
+//!   `publish_grace` later, so C happens before the second measurement. The second measurement finds the target right.
 //! * A: the first measurement. B: a comment. C: the second measurement. The truth differs: the target has *changed*,
 //!   and is measured again.
-//! * The same with one comment added and another one removed in between: the truth is unchanged. If one of the two
-//!   events was applied, the counter has a newer `at`: the target has changed. If neither or both of the events were
-//!   applied, the events do not change the drift.
+//! * The same, but one comment is added and another one is removed in between: the truth is unchanged. If one of the
+//!   two events was applied, the counter has a newer `at`: the target has changed. If neither or both of the events
+//!   were applied, the events do not change the drift.
 //! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement. It finds the target
 //!   right. A target that seems right is not measured again, so the next run finds the drift.
 //! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, and so
@@ -64,7 +64,7 @@ use tallyd_rabbitmq::Broker;
 pub const FAULT_POINTS: [&str; 4] =
     ["recount:looked", "recount:looked-again", "recount:correcting", "recount:corrected"];
 
-/// If there are this many suspects, they are measured again before the next page.
+/// When this number of suspects is reached, they are measured again before the next page.
 const SUSPECTS_MAX: usize = 10_000;
 
 /// Maximum number of times that a suspect is measured again, until two measurements find it unchanged.

@@ -27,11 +27,11 @@ impl Measured {
 /// The decision after two measurements of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// The second measurement found it right: at the first one an event was in flight.
+    /// The second measurement found the target right: at the first one an event was in flight.
     Right,
-    /// It changed between the measurements, so it cannot be decided yet.
+    /// The target changed between the measurements, so it cannot be decided yet.
     Changed,
-    /// It is wrong, and this amount must be added.
+    /// The target is wrong, and this amount must be added.
     Off(i64),
 }
 
@@ -141,7 +141,7 @@ mod tests {
             let mut at = 0;
             let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
             let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
-                // The measurement after the next one includes the event.
+                // At the latest, the event is applied at the second measurement after it happened.
                 let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
                 Happening { delta, at, applied: (at + lag).min(fence) }
             }).collect();
@@ -157,8 +157,8 @@ mod tests {
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));
                 if first.drift() != 0 && let Recheck::Off(added) = judge(&first, &second) {
-                    // The correction is at most the drift: a late event that is older than other events is in one of
-                    // the two drifts.
+                    // The correction can be smaller than the drift, because one of the two measurements can lack an
+                    // event that is older than others.
                     prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
                 }
             }

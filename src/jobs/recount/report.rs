@@ -36,8 +36,8 @@ pub struct Report {
     pub drifted: u64,
     /// Drifted targets that were corrected.
     pub corrected: u64,
-    /// Corrected targets that the next `changed` reconcile will miss, because too many drifts wait for it. A full
-    /// reconcile updates Redis.
+    /// Corrected targets that the next `changed` reconcile will miss, because too many drifts wait for it. Only a full
+    /// reconcile updates these targets in Redis.
     pub untold: u64,
     /// Targets that were wrong at the first measurement and had changed at each later one, so they could not be
     /// decided.

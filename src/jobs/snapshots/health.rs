@@ -56,7 +56,7 @@ impl Savable {
 }
 
 /// Returns the periods that can be saved. These are the open periods, in the order of the configuration. If `scope`
-/// names a period, only this period is returned. This period can be closed, but not frozen.
+/// names a period, only this period is returned. It is returned even if it is closed, but not if it is frozen.
 pub(super) async fn savable(
     store: &Store,
     cache: &Cache,

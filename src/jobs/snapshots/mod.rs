@@ -1,8 +1,8 @@
 //! Snapshots of boards that are not archived yet, and the restore of a board from its snapshot or its archive.
 //!
 //! `clock` decides when a snapshot is due, and reports a board that Redis has lost. `health` decides which boards can
-//! be saved. `save` takes a snapshot. `restore` restores a board from a snapshot or an archive. The archive does not
-//! depend on this module. The archive only checks whether MySQL has a backup of a board.
+//! be saved. `save` takes a snapshot. `restore` restores a board from a snapshot or an archive. The archiver does not
+//! use this module. It only checks whether MySQL has a backup of a board.
 
 pub(crate) mod clock;
 mod health;

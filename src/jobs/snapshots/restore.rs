@@ -10,11 +10,11 @@
 //!
 //! A restore that crashes while it fills the zset begins again. Once the first member of the live zset is moved into
 //! the filled zset, only the filled zset has the later additions. So the next restore continues with the filled zset.
-//! The key of the filled zset contains the source, so a restore from another source does not use that zset. The mark is
-//! missing meanwhile, so that the partial live zset is not treated as the board. One script moves the last page and
-//! renames the zset: concurrent additions are neither lost nor counted twice. Subtractions since the loss are unknown
-//! for members that the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the period is
-//! done and not in Redis. The next run ends it.
+//! The key of the filled zset contains the source, so a restore from another source does not use that zset. Until the
+//! restore ends, the board has no mark, so that the partial live zset is not treated as the board. One script moves the
+//! last page and renames the zset: concurrent additions are neither lost nor counted twice. Subtractions since the loss
+//! are unknown for members that the live zset did not have. If a restore crashes after it recorded "done" in MySQL, the
+//! period is done and not in Redis. The next archive run records the period as ended.
 //!
 //! If Redis lost all data, everything in the live zset was added since the loss. In this case the generation in Redis
 //! is newer. Otherwise the live zset contains an older state or a part of the board, plus later additions. This happens

@@ -12,8 +12,8 @@
 //! board must never overwrite the rows. So a script reads each page. It reads only if Redis has this run's mark of the
 //! board, and if the zset has enough members. The script also detects that Redis evicted only the zset and the zset has
 //! grown again. The best saved members together then have less than half of their former scores. A run that crashes
-//! leaves rows of two snapshots, and each row was right when it was written. The next run checks all rows. Additions
-//! during a run are possibly missing in the snapshot.
+//! leaves rows of two snapshots, and each row was right when it was written. The next run checks all rows. The snapshot
+//! can lack additions that were made during the run.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ const FEW_MEMBERS: u64 = 10;
 
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
-    /// Take a snapshot even if Redis has lost the board, or most of the board.
+    /// Whether a snapshot is taken even if Redis has lost the board, or most of the board.
     pub force: bool,
 }
 

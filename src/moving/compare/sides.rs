@@ -50,7 +50,7 @@ pub(super) struct Page {
 pub(super) struct Sides<'a> {
     servers: &'a Servers,
     subject: &'a Subject,
-    /// The query's pages that have suspects: each from the first target (exclusive) to the second one.
+    /// The query's pages that have suspects. A page begins after the first target and ends with the second one.
     pages: Vec<(TargetId, TargetId)>,
 }
 

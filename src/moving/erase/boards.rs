@@ -45,7 +45,7 @@ pub(super) struct Members {
     left: Vec<String>,
 }
 
-/// The member's places in archives and its zsets, by period.
+/// Maps each period to the member's places in the archive, and to the zsets that contain the member.
 type Found = BTreeMap<BoardPeriod, (Vec<Place>, Vec<BoardZset>, bool)>;
 
 impl Run<'_> {
@@ -76,7 +76,7 @@ impl Run<'_> {
         boards.into_iter().collect()
     }
 
-    /// Waits until the archiver has released its lock, for at most the maximum wait for a fence.
+    /// Waits until the archiver has released its lock, but not longer than the maximum wait for a fence.
     async fn erase_under_lock(&self, boards: &[String]) -> Result<Members> {
         let began = Instant::now();
         let keep = self.config.reconcile.repair_keep.0;

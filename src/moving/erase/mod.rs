@@ -13,22 +13,22 @@
 //! ```
 //!
 //! Each step does only work that is still missing. If a run crashes at any point ([`FAULT_POINTS`]), the next run
-//! completes its work. A run after a successful run finds nothing to do. Only the likes of a user can take long,
-//! because `like_record` has no index by user. The run lists all targets, and reads the user's rows by their keys for
-//! each page of targets. `--resume` continues after the last finished page.
+//! completes its work. A run after a successful run finds nothing to do. Only erasing the likes of a user can take
+//! long, because `like_record` has no index by user. The run lists all targets, and reads the user's rows by their keys
+//! for each page of targets. `--resume` continues after the last finished page.
 //!
 //! # Races
 //!
 //! *A is this run; B is the site.*
 //!
-//! * B likes after A's unlike. The newer event wins, so the row is a like and is not deleted. The report counts the row
-//!   as `liked_again`.
+//! * A user of B likes again after A's unlike. The newer event wins, so the row is a like and is not deleted. The
+//!   report counts the row as `liked_again`.
 //! * B published a like before A's unlike, in any partition. The fence comes after both events, so the row is final
 //!   when A deletes it.
 //! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row. Without the
 //!   row, older events are no longer rejected. The broker redelivers the like and then the unlike that follows it in
-//!   the queue. The row exists again, as an unlike. A producer that publishes an old event again has the same effect.
-//!   The counters stay right, and the next run deletes the row.
+//!   the queue. The redelivered unlike creates the row again, as an unlike. A producer that publishes an old event
+//!   again has the same effect. The counters stay right, and the next run deletes the row.
 //! * B's filter run has read the user before A deleted the row. Then A drops the filter, with the config that names B's
 //!   run. Redis therefore rejects B's filter. A later run builds a filter without the user. A deletes the remembered
 //!   click before it drops the filter.
@@ -40,8 +40,8 @@
 //!   many there are. The reconcile deletes them at its end.
 //!
 //! An erase must never delete a row that a newer like has changed, or an event of another user. It must never delete an
-//! outbox row that is not added to Redis yet. After a successful run, no log, report or checkpoint names the erased
-//! user or target.
+//! outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint names the
+//! erased user or target.
 
 mod boards;
 mod likes;

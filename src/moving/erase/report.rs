@@ -10,7 +10,7 @@ use tracing::info;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
-/// Places that possibly still contain the subject, and for how long.
+/// Places that can still contain the subject after an erase, and until when they can contain it.
 const BEYOND: [&str; 4] = [
     "backups, binary logs and snapshots of MySQL, Redis and RabbitMQ: until they expire; erase again after a restore",
     "logs of API servers, proxies and databases; tallyd's own logs name no user",

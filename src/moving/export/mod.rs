@@ -8,7 +8,7 @@
 //! Races:
 //!
 //! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass reads all changes
-//!   since this pass began, and also the changes of the `overlap` before. So the next pass reads B's row.
+//!   since this pass began, and also the changes in the `overlap` before its beginning. So the next pass reads B's row.
 //! * A: a pass lists changed targets. B: a target that is not listed yet changes again, and moves to a part of the list
 //!   that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since its start
 //!   again. The pass stops when two consecutive lists start and end within the same span of five minutes. A change

@@ -22,7 +22,8 @@ use tallyd_redis::load::Lost;
 /// Number of rows that are read and added together. Each of 8,192 buckets gets about 12 of these rows.
 const PAGE_ROWS: usize = 100_000;
 
-/// Number of counters that are measured together, if a page does not show the values that their buckets held.
+/// Number of counters that are measured together. They are measured if a page does not show the values that their
+/// buckets held.
 const PAGE_MEASURED: usize = 20_000;
 
 /// Maximum number of busy counters in memory.
@@ -43,7 +44,7 @@ struct Page {
     since: Since,
 }
 
-/// The amounts that the loading buckets lack, as far as a page of rows shows them.
+/// The amounts that are missing in the buckets being loaded, as far as a page of rows shows these amounts.
 #[derive(Default)]
 struct Lacking {
     /// The additions that the buckets lack.
@@ -57,7 +58,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         Self { run, measure, report }
     }
 
-    /// Loads buckets from `from` on, as many as memory allows. Returns the bucket that follows them.
+    /// Loads as many buckets as memory allows, starting with bucket `from`. Returns the bucket that follows them.
     pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
         // The last outbox rows are read first. The load includes all outbox rows up to these rows. The outbox never
@@ -133,10 +134,11 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// Computes what the buckets lacked at their cuts. Some counters must be measured. These are counters that the
-    /// daemon has added to since the cut, and all counters of layouts that are not packed. Counters that the cut does
-    /// not show (retired metrics, and fields that are not numbers) must be measured, too. Counters that only Redis has
-    /// are likes in flight, or orphans. The load adds nothing for them, because the comparison handles them.
+    /// Computes the amounts that the buckets lacked at their cuts (the instants at which their content was read). Some
+    /// counters must be measured. These are counters that the daemon has added to since the cut, and all counters of
+    /// layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that are not
+    /// numbers) must be measured, too. Counters that only Redis has are likes in flight, or orphans. The load adds
+    /// nothing for them, because the comparison handles them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
@@ -168,8 +170,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         self.add(loading, &self.missing(&measurements)).await
     }
 
-    /// Measures busy counters again. In a long load, nearly all busy counters are no longer being written at the time
-    /// of the new cut.
+    /// Measures busy counters again. In a long load, the writes to nearly all busy counters have ended before the new
+    /// cut.
     async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
         let mut busy = std::mem::take(&mut loading.busy);
         busy.sort_unstable();
@@ -195,7 +197,8 @@ impl<'l, 'a> Loader<'l, 'a> {
                 some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
                 continue;
             }
-            // The skew is zero: the producer's clock decides an unclear order, and a comparison repairs a mistake.
+            // The skew is zero: if an order is unclear, the producer's clock decides, and a later comparison repairs a
+            // mistake.
             let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
             with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
             self.add(loading, &self.missing(&measurements)).await?;

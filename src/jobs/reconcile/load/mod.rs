@@ -13,7 +13,7 @@
 //! likes, because their `at` is within `overlap`.
 //!
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
-//! records the layouts in which API servers count, as configured. If a layout is missing in the last run's record, no
+//! records the configured layouts in which API servers count. If a layout is missing in the last run's record, no
 //! daemon has updated it. Its buckets are perhaps still marked as loaded, after an aborted move or a switch. Before
 //! anything is compared these marks are removed, and the buckets are loaded like lost buckets.
 
@@ -82,7 +82,7 @@ pub(super) async fn unload_stale(run: &RunContext<'_>) -> Result<()> {
     Ok(servers.store.note_layouts(run.number, &ours, also.as_deref()).await?)
 }
 
-/// Loads what is lost. A dry run loads nothing.
+/// Loads lost buckets. A dry run loads nothing.
 pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, report: &mut Report) -> Result<()> {
     let cache = &run.servers.cache;
     let mut lost = 0;

@@ -1,17 +1,17 @@
 //! Tracks counters that a load must measure, because the outbox has added to them since their buckets' cuts.
 //!
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows, read
-//! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must bring
-//! the bucket to the counter's value as of these offsets. The missing amount is this value minus the value in the
-//! bucket at the cut. A page has the counter's value as of the page's snapshot. If that snapshot has no row after
+//! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must change
+//! the bucket's content to the counter's value as of these offsets. The missing amount is this value minus the value in
+//! the bucket at the cut. A page has the counter's value as of the page's snapshot. If that snapshot has no row after
 //! `outbox` with the counter's key, the value as of the offsets is the page's value. Then no measurement is needed. All
 //! other keys are measured.
 //!
 //! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
 //!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
 //! * A: the page is read. B: a row is committed. The page does not include the row's addition, and the outbox adds it
-//!   to the bucket. The page's value is right. The next page's snapshot has the row, but the row's key can belong to
-//!   the earlier page.
+//!   to the bucket. The page's value is the value that the load needs. The next page's snapshot has the row, but the
+//!   row's key can belong to the earlier page.
 //! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket contained the addition
 //!   at the cut, and the bucket's offset is above `outbox`. The page's snapshot has the row, and its key is measured.
 //! * A: a row is committed. B: `outbox` is read, and the cut follows. C: the outbox reaches the row. The page includes
@@ -41,7 +41,7 @@ pub(super) enum Touched {
         offsets: OutboxOffsets,
         keys: HashSet<(TargetId, Metric)>,
     },
-    /// Any counter has possibly been touched.
+    /// The outbox has possibly added to any counter.
     Any,
 }
 

@@ -51,8 +51,8 @@ pub struct Report {
     /// Counters that were judged by watching their events, because an event newer than the cut was applied at every
     /// measurement.
     pub busy: u64,
-    /// Counters that were not judged: an event was so close to each cut, by a producer's clock, that the order is
-    /// unknown.
+    /// Counters that were not judged: an event's time by the producer's clock was so close to each cut (the instant of
+    /// a sample) that their order is unknown.
     pub undecided: u64,
     /// Counters that were not compared, because they are missing in a bucket that is not loaded. Their value is
     /// unknown.
@@ -72,7 +72,7 @@ pub struct Report {
     pub buckets_loaded: u64,
     /// Counters that were added to these buckets.
     pub counters_loaded: u64,
-    /// Some of the keys that should be buckets but contain something else. Their correct content is unknown.
+    /// Examples of keys that should be buckets but contain something else. Their correct content is unknown.
     pub foreign: Vec<String>,
     /// Seconds that the run waited because a server was busy.
     pub waited_s: u64,
@@ -207,8 +207,8 @@ impl Report {
 
     /// Whether nothing was wrong, from the first target on.
     pub(super) fn is_clean(&self) -> bool {
-        // Every field is named here. So a new field does not compile until someone decides whether the field matters
-        // for a clean run.
+        // Every field is named here. If a field is added, this code does not compile until someone decides whether the
+        // field matters for a clean run.
         let Self {
             clean,
             drifted,

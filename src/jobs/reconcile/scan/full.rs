@@ -70,7 +70,7 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         }
         Orphans::new(comparer, kind, name).compare_all(known).await?;
     }
-    // If this run records no cut, the next `changed` run compares what was skipped.
+    // If this run records no cut, the next `changed` run compares the counters that this run skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
         // If this run resumed an earlier run, Redis has perhaps gone back to an older state since the earlier run

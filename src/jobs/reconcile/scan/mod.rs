@@ -63,7 +63,8 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
     let by_mysql = servers.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
     let by_redis = match servers.cache.compared().await? {
         Some(noted) => noted,
-        // The record was lost together with buckets. This run loads these buckets, or they stay unknown.
+        // Redis lost the record together with some buckets. This run loads these buckets, or their counters stay
+        // unknown.
         None if report.buckets_loaded > 0 || report.dry_run => by_mysql,
         None => Micros(0),
     };
