@@ -1,5 +1,5 @@
-//! Adds to Redis, exactly once, what batches added to `counter`. This concerns only metrics that the daemon writes to
-//! Redis.
+//! Adds to Redis the amounts that batches added to `counter`. Each amount is added exactly once. This concerns only
+//! metrics that the daemon writes to Redis.
 //!
 //! The transaction that adds to `counter` also writes the same addition into a row of the partition's outbox. After the
 //! commit the task in this file reads the rows in order and adds them to Redis, bucket by bucket. Each daemon has one
@@ -16,11 +16,11 @@
 //! * A: rows are added. B: the daemon is killed before it records the rows as added, or between two buckets. The next
 //!   daemon adds the rows again, and the marks skip the rows that Redis already has.
 //! * A: a call times out. It is unknown whether the call has run, or will run later, even after later rows are added.
-//!   The marks decide again. One call contains everything that some rows add to one bucket. With two calls the first
-//!   could fail, and the second would raise the mark above missing data.
+//!   The marks decide again. One call contains all additions of its rows to a bucket. With two calls the first could
+//!   fail, and the second would raise the mark above missing data.
 //! * A: rows are added to some buckets of a pass. B: the pass is repeated with more rows. The marks of these buckets
 //!   are in the middle of the pass, and the script returns them. The next call is for the buckets with exactly this
-//!   mark, and has the rows after the mark. If a mark changes meanwhile, the script returns the new mark.
+//!   mark, and has the rows after the mark. If a mark has changed before this call, the script returns the new mark.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 reads these rows, too. Daemon 2 skips rows of
 //!   other daemons' partitions that are younger than `OLD`. If both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: row 8 is committed. Numbers are assigned under the partition's lock, so a
@@ -86,7 +86,8 @@ const ROWS_MAX: u64 = 32;
 /// more items belong to the same bucket.
 const ITEMS_MAX: usize = 30_000;
 
-/// Added rows are kept for this time. It is longer than the time between a reconcile's sample and its read from MySQL.
+/// Added rows are kept for this time. This time is longer than the time between a reconcile's sample and its read from
+/// MySQL.
 const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
@@ -250,7 +251,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Reads the rows after `after` that are added together. Also returns whether more rows possibly follow.
+    /// Reads the rows after `after` that are added together. Also returns whether more rows can follow.
     async fn read(&self, partition: u16, after: u64) -> Result<(Vec<OutboxRow>, bool)> {
         let (mut rows, mut items) = (Vec::<OutboxRow>::new(), 0);
         loop {

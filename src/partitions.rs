@@ -21,7 +21,7 @@ pub(crate) struct InUse {
 }
 
 impl InUse {
-    /// Reads what is recorded in MySQL.
+    /// Reads the partitions and maps that are recorded in MySQL.
     pub(crate) async fn read(store: &Store, broker: &Broker) -> Result<Self> {
         let noted = store.noted_partitions().await?;
         let count = noted.as_ref().map_or(0, |noted| noted.partitions).max(broker.partitions());

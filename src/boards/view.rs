@@ -62,8 +62,8 @@ pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     pub state: State,
-    /// The number of members on the period's board. It is read from Redis until the period is archived, and then from
-    /// MySQL.
+    /// The number of members on the period's board. This number is read from Redis until the period is archived, and
+    /// then from MySQL.
     pub members: u64,
     /// Seconds until the period ends; `None` if it has ended or never ends.
     pub ends_in_s: Option<u64>,

@@ -27,8 +27,9 @@
 //! * A: a like. B: an unlike of the same user in the same second, through a map whose times are in seconds. The event
 //!   that arrives later wins (see "order" in `tallyd_core::mapping`).
 //!
-//! The consumer must never acknowledge before the COMMIT (invariant 1). It must never return messages in a loop,
-//! because a quorum queue dead-letters a message after 20 returns. It must never exit because a server does not answer.
+//! The consumer must never acknowledge before the COMMIT (invariant 1). The consumer must never return messages in a
+//! loop, because a quorum queue dead-letters a message after 20 returns. The consumer must never exit because a server
+//! does not answer.
 
 mod batch;
 mod batch_writer;
@@ -91,7 +92,7 @@ pub struct Partition {
     /// A reload changes metric rules and limits. Other settings keep their values from the start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
-    /// Wakes the outbox after a commit with additions to Redis. It is dropped when the partition's task ends.
+    /// Wakes the outbox after a commit with additions to Redis. This sender is dropped when the partition's task ends.
     pub outbox: Sender<()>,
     pub stop: CancellationToken,
     pub heartbeat: Heartbeat,
@@ -144,8 +145,8 @@ impl From<WriteError> for SessionEnd {
 
 /// State that one session passes to the next.
 struct Learned {
-    /// Whether old rows are read before rows are written. This is the slower way. It is used if the server does not
-    /// support the faster way, or if the configuration forbids the faster way.
+    /// Whether old rows are read before rows are written. This slower way is used if the server does not support the
+    /// faster way, or if the configuration forbids the faster way.
     reads_first: bool,
     sizes: MessageSizes,
     limit: PrefetchLimit,
@@ -341,8 +342,8 @@ impl Partition {
         loop {
             let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
             self.broker.declare_for(link, partitions).await?;
-            // If another daemon added partitions meanwhile, this daemon has perhaps restored a binding that the other
-            // daemon removed. So the count is read again.
+            // If another daemon has added partitions since the count was read, this daemon can have restored a binding
+            // that the other daemon removed. So the count is read again.
             let noted = self.store.noted_partitions().await?;
             // A smaller count comes from a server that lags.
             if noted.is_none_or(|noted| noted.partitions <= partitions) {

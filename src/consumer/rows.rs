@@ -103,9 +103,9 @@ async fn write_reading(
     Ok((winners, before))
 }
 
-/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. It is asked after a failed
-/// transaction. After the ledger is found to contain an event, it is also asked for some time, because more such events
-/// can follow.
+/// Applies counts and sets. Almost every count is new, so the ledger is not always asked. The ledger is asked after a
+/// failed transaction. After the ledger is found to contain an event, it is also asked for some time, because more such
+/// events can follow.
 #[derive(Default)]
 pub(super) struct Counts {
     /// The number of next transactions that ask the ledger.

@@ -194,8 +194,8 @@ impl Ownership {
 
 /// Records hints for the next `changed` reconcile. The reconcile lists targets by the time of their newest event.
 /// Without a hint the reconcile would not list a target whose events are applied late. Examples are a replayed dead
-/// letter, and an event that an API server held back. An earlier reconcile has perhaps removed the effect of these
-/// events from Redis.
+/// letter, and an event that an API server held back. An earlier reconcile can have removed the effect of these events
+/// from Redis.
 struct DriftHints {
     overlap: Derived<Duration>,
 }

@@ -7,10 +7,11 @@
 //! * A: a letter is replayed, and the broker confirms it. B: the command is killed before it records the replay. The
 //!   letter is still open and can be replayed once more: applying an event twice changes nothing.
 //! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: the command records the
-//!   replay. It does so only if the letter's `refusals` has not changed since it was read. Here it has changed, so the
-//!   letter stays open.
+//!   replay. The command records the replay only if the letter's `refusals` has not changed since the letter was read.
+//!   Here it has changed, so the letter stays open.
 //! * A: a message is taken from the queue of returned messages and written. B: the command is killed before it
-//!   acknowledges the message. The broker delivers the message again. It has the same digest, so it is the same row.
+//!   acknowledges the message. The broker delivers the message again. The message has the same digest, so it becomes
+//!   the same row.
 //! * A: letters are selected for deletion because they were replayed. B: the consumer opens one of them again. The
 //!   DELETE statement checks again that a letter was replayed.
 //!

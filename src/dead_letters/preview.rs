@@ -19,7 +19,7 @@ pub struct Preview {
     pub taken: usize,
     pub refused: usize,
     pub refusal: Option<Refusal>,
-    /// The body is a fence of a run that ended long ago. It is no longer needed.
+    /// The body is a fence of a run that ended long ago. This fence is no longer needed.
     pub is_fence: bool,
     /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,

@@ -67,7 +67,7 @@ pub(crate) async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Can
             return Ok(Report { stopped: true, ..report });
         }
         after = *last;
-        // A letter that was refused again meanwhile is no longer in the selection.
+        // If a letter was refused again after this page was read, the letter is no longer in the selection.
         report.deleted += store.delete_dead_letters(&page, &selection).await?;
         fault::point("dead:deleted");
     }

@@ -84,8 +84,8 @@ async fn take_so_many(
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
         let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         match store.keep_dead_letters(&taken.letters).await {
-            // The message stays unacknowledged, so that the broker delivers the next one. It is requeued when the
-            // channel closes.
+            // The message stays unacknowledged, so that the broker delivers the next one. The message is requeued when
+            // the channel closes.
             Err(error) if at_once == 1 && is_of_one(&error) => {
                 refused = Some(error);
                 continue;

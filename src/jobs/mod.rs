@@ -1,4 +1,4 @@
-//! The daemon's jobs. They run on a schedule or on request. Across all daemons, each job has at most one run at a time.
+//! The daemon's jobs. Jobs run on a schedule or on request. Across all daemons, each job has at most one run at a time.
 //!
 //! `table` has a row for each mode of each job. `schedule` decides which mode is due. [`runner`] holds the job's lock
 //! while a run is active. [`fence`] waits for the events in flight. The jobs never call each other.

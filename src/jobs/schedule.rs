@@ -124,7 +124,7 @@ impl Schedule {
     /// Returns how to wait if nothing is due at `instant`.
     pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
-        // If a pause is over and nothing is due, another daemon has meanwhile run the paused mode.
+        // If a pause is over and nothing is due, another daemon has run the paused mode during the pause.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }

@@ -12,7 +12,7 @@ use tallyd_core::model::Micros;
 use tallyd_core::traceparent::{self, HEADER};
 use tallyd_mysql::letters::DeadLetter;
 
-/// Maximum number of bytes of a body that are kept. It is 16 times the limit of an event, and far below any
+/// Maximum number of bytes of a body that are kept. This number is 16 times the limit of an event, and far below any
 /// `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -37,8 +37,8 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
 /// The header that holds a dead letter's fields if the quota was full.
 const LETTER: &str = "x-tallyd-letter";
 
-/// Maximum number of characters of a letter's error in that header. It is limited because all headers must fit into one
-/// frame.
+/// Maximum number of characters of a letter's error in that header. The number is limited because all headers must fit
+/// into one frame.
 const ERROR_CHARS_MAX: usize = 1_000;
 
 /// The properties of the message that represents a letter over the quota. [`returned`] turns them back into the letter.

@@ -29,7 +29,7 @@ pub fn printable_lines(text: &str) -> String {
 }
 
 /// Does the same as [`printable`] for bytes. Bytes that are not UTF-8 become `\xff`. If `goes_on` is set, the bytes are
-/// the beginning of a longer text. The last character is then possibly incomplete.
+/// the beginning of a longer text. The last character can then be incomplete.
 pub fn printable_bytes(bytes: &[u8], goes_on: bool) -> String {
     let mut out = String::with_capacity(bytes.len());
     let mut chunks = bytes.utf8_chunks().peekable();

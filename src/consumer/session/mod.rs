@@ -1,8 +1,8 @@
 //! One session with the broker: it receives, writes and acknowledges messages until it ends ([`SessionEnd`]).
 //!
 //! While one batch is in its transaction the next one fills, so there are at most two open batches. The broker holds
-//! back messages beyond the prefetch. A batch closes when it is full, or at the stop. It also closes when the writer is
-//! free and `linger_ms` has passed since the batch's first message.
+//! back messages beyond the prefetch. A batch closes when it is full, or at the stop. A batch also closes when the
+//! writer is free and `linger_ms` has passed since the batch's first message.
 
 mod writing;
 

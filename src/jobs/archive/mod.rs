@@ -52,13 +52,13 @@
 //!   writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: the missing step is done
 //!   again. Such a Redis can have a live zset of a period that is frozen in MySQL, but not in Redis' older records.
-//!   This zset is the board in its former state. It does not consist of late writes. If this zset were added to its
-//!   archive, the scores would count twice. So its scores are raised to the archive's scores instead
-//!   (`rollback_recovery`). If Redis lost a mark in this way, the board looks lost and is reported.
+//!   This zset is the board in its former state, and not a zset of late writes. If this zset were added to its archive,
+//!   the scores would count twice. So its scores are raised to the archive's scores instead (`rollback_recovery`). If
+//!   Redis lost a mark in this way, the board looks lost and is reported.
 //! * MySQL is restored from a backup: a period whose row is missing, or says "frozen", is archived as usual. A row with
-//!   the state "done" is perhaps older than the archive of the late writes. Redis stores how many members were moved
-//!   into a frozen zset. If this count is higher than MySQL's, the board is archived again. If a zset was removed from
-//!   Redis since the backup, this zset and its late writes are lost.
+//!   the state "done" can be older than the archive of the late writes. Redis stores how many members were moved into a
+//!   frozen zset. If this count is higher than MySQL's, the board is archived again. If a zset was removed from Redis
+//!   since the backup, this zset and its late writes are lost.
 //! * A clock is wrong: MySQL's clock decides when a period is over. If the host's or Redis' clock differs from it by
 //!   minutes, the run does nothing.
 //! * Something else changes the frozen zset or the rows after the copy: the run then finds that a page of the zset
@@ -137,7 +137,7 @@ impl Archiver {
     }
 
     /// Does what is due at `now`. `run` is the run that holds the lock of [`JOB`]. A dry run only reports what is due.
-    /// It changes nothing, so it needs no lock and no run.
+    /// A dry run changes nothing, so it needs no lock and no run.
     pub async fn run(
         &self,
         run: u64,

@@ -160,7 +160,7 @@ mod tests {
                 );
             }
         }
-        // It was archived after run 7 had restored it.
+        // The period was archived after run 7 had restored it.
         let frozen = Freeze { note: Some(7), ..FROZEN };
         let ended = PeriodRow { frozen, ..row(Ended) };
         let late = || Plan::Keep(Reason::Late);

@@ -8,7 +8,7 @@
 //! member gets the highest of its scores in Redis, the archive and the snapshot, and nothing counts twice. Writes that
 //! Redis itself has lost stay lost. If the period was archived with late writes, the changes since Redis went back are
 //! lost, too. Then the period is archived as if for the first time. Redis counts the pages that were raised. If another
-//! server takes over meanwhile, its count of raised pages differs, and the zset is not frozen.
+//! server takes over before the freeze, its count of raised pages differs, and the zset is not frozen.
 //!
 //! After a flush the generation is newer, and a live zset of a period that is frozen in MySQL holds only late writes.
 

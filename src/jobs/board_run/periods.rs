@@ -17,7 +17,8 @@ pub const MODE: &str = "closed";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub board: Option<String>,
-    /// If set, only this period (for example `2026-W46`). It can be older than the periods that a run normally checks.
+    /// If set, only this period (for example `2026-W46`). This period can be older than the periods that a run normally
+    /// checks.
     pub period: Option<String>,
     pub dry_run: bool,
 }

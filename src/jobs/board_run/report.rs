@@ -37,7 +37,7 @@ pub struct PeriodReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The period is copied and verified. It stays in Redis for some time.
+    /// The period is copied and verified, and stays in Redis for some time.
     Archived,
     /// The period is verified and removed from Redis.
     Ended,

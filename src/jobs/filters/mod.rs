@@ -26,8 +26,9 @@
 //! * *A like before "begin"* is in MySQL when the likers are read, because the fence follows the like's event. If the
 //!   event was published after the fence, Redis remembers the click for `[client] recent_keep`. The clicks are read
 //!   before the likers, and the newer hash is read before the older hash. Clicks move from the newer to the older hash,
-//!   so a click that moves meanwhile is read once or twice. A click that is forgotten meanwhile is old, and in MySQL by
-//!   then. For a filter of several parts, clicks and likers are read for each part.
+//!   so a click that moves between the two reads is read once or twice. If Redis forgets a click during the reads, the
+//!   click is old, and its like is already in MySQL. For a filter of several parts, clicks and likers are read for each
+//!   part.
 //! * *A like after "begin" and before the swap* is noted beside the filter (`added`). The like's bits are also set in
 //!   the former filter, if the bits were computed for that filter's shape. The like stays noted until its bits are in
 //!   the new filter, because fold refuses while a build is running.
@@ -54,8 +55,8 @@
 //!   computed for, and sets only bits of users who like the target.
 //! * A call runs twice, or late after a timeout: a piece names its position, and is refused at any other position. A
 //!   repeated begin discards the written pieces, so the next piece is refused. A repeated swap finds nothing in `next`.
-//! * A click changes nothing (result 0). Its event is published all the same, because perhaps no earlier event of this
-//!   like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
+//! * A click changes nothing (result 0). The click's event is still published, because it is possible that no earlier
+//!   event of this like reached MySQL. So like.lua notes the user of every like, even if the click does not count.
 //! * Redis is flushed: config and `next` are lost, too, so calls in flight do nothing. The next run builds the filter
 //!   again. The fence of that run follows every event that was published before the flush.
 //! * Redis evicts a part of a filter. If the bits are lost, the bit string is shorter than the config says. If the
@@ -65,7 +66,7 @@
 //!   whose events are in MySQL. Redis then has another data set, and a run in flight ends. The next run begins a new
 //!   epoch with one write, to `filter:epoch`. Readers pass the value of that key to the scripts, and a filter of
 //!   another epoch gives no answer until it is rebuilt. The key expires if no run was active for an hour, because it is
-//!   unknown what API servers did meanwhile. Two gaps remain: the time from a failover until the next run, and the
+//!   unknown what API servers did in this hour. Two gaps remain: the time from a failover until the next run, and the
 //!   second for which a reader caches the epoch. In these gaps a "no" is only as reliable as all other data in Redis.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes. The client then uses a separate
 //!   command to note the users whose likes it counts (`crates/client/src/likes.rs`). A run during the move fails, and
@@ -122,7 +123,7 @@ const FAR: u64 = 4;
 
 const BUILDS: usize = 500;
 
-/// After this time without a run no filter is trusted: it is unknown what API servers did meanwhile.
+/// After this time without a run no filter is trusted, because it is unknown what API servers did in this time.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
 /// After this time without a completed run no filter is trusted, because noted users are kept only for a week.
@@ -350,7 +351,7 @@ impl Run<'_> {
 
     async fn fold(&mut self, target: Target, shape: Shape) -> Result<()> {
         let on = self.on;
-        // `None` means that the filter was replaced meanwhile. The next run checks it.
+        // `None` means that the filter was replaced during this run. The next run checks the new filter.
         self.report.folded += on.cache.fold_filter(&on.names, target, shape).await?.unwrap_or(0);
         Ok(())
     }

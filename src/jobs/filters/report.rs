@@ -14,8 +14,8 @@ pub struct Report {
     pub users: u64,
     /// The count of users who were noted beside a filter and are now in the filter's bits.
     pub folded: u64,
-    /// The count of removed filters. Their targets have too few likes now, or Redis has perhaps lost a part of the
-    /// filter.
+    /// The count of removed filters. A filter is removed if its target has too few likes now, or if Redis can have lost
+    /// a part of the filter.
     pub dropped: u64,
     pub left: u64,
     /// Why filters were left for the next run, if the reason affects more than one filter.

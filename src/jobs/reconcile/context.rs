@@ -24,8 +24,8 @@ use tallyd_redis::keys::KindNames;
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();
 
-/// Maximum time that a scheduled run waits for the servers. A run that loads lost buckets is perhaps waiting until this
-/// run ends.
+/// Maximum time that a scheduled run waits for the servers. The wait is limited, because a run that loads lost buckets
+/// can be waiting for the end of this run.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// The targets that a run compares.
@@ -204,7 +204,7 @@ impl<'a> RunContext<'a> {
         Ok(Self { servers, options, number, early_end, progress, data_set, passes: AtomicU64::new(0) })
     }
 
-    /// Returns the number of the next fence, watch or repair. It is higher than all earlier numbers.
+    /// Returns the number of the next fence, watch or repair. This number is higher than all earlier numbers.
     pub(super) fn next_pass(&self) -> u64 {
         number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
     }

@@ -21,8 +21,8 @@ use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::layout::Loaded;
 
-/// Maximum number of counters that are watched together. It is limited because the consumers look up each event among
-/// the watched counters.
+/// Maximum number of counters that are watched together. The number is limited because the consumers look up each event
+/// among the watched counters.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
 /// Maximum number of uncorrected rows of `counter` that a dry run keeps in memory.
@@ -187,7 +187,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Returns an instant by Redis' clock: every event that API servers counted by then is in MySQL. Events of the last
-    /// `publish_grace` are excluded, because they are perhaps not published yet.
+    /// `publish_grace` are excluded, because it is possible that they have not been published yet.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let servers = self.run.servers;
         let now = servers.redis_now().await?;
@@ -239,8 +239,8 @@ impl<'a> Measure<'a> {
         truth
     }
 
-    /// Returns the last outbox rows that are in Redis, if the daemon adds one of the counters. They must be read before
-    /// the sample.
+    /// Returns the last outbox rows that are in Redis, if the daemon adds one of the counters. These rows must be read
+    /// before the sample.
     async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
         let servers = self.run.servers;
         if !keys.iter().any(|key| servers.is_by_daemon(*key)) {

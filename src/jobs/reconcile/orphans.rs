@@ -18,7 +18,7 @@ use tallyd_redis::space::LISTPACK_FIELDS;
 /// Between two waits, the counters of this number of buckets are counted. This takes Redis a few tens of milliseconds.
 const COUNTED_BUCKETS: usize = 4_096;
 
-/// Number of buckets whose fields are listed together. They have about 16,000 ids.
+/// Number of buckets whose fields are listed together. These buckets have about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
 /// Number of targets per query to MySQL when all keys are searched.

@@ -94,10 +94,10 @@ impl<'a> Repairer<'a> {
         self.keep_for_next(left, report).await
     }
 
-    /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3). If a row differs,
-    /// someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here. If the
-    /// daemon adds the counter to Redis, the outbox also adds the correction to Redis. Then the next measurement reads
-    /// the corrected value.
+    /// Corrects rows of `counter`. These rows must equal the like records in every snapshot (invariant 3). If a row
+    /// differs, someone changed it manually, or there is a bug. Counters that were not recounted have no `rows` here.
+    /// If the daemon adds the counter to Redis, the outbox also adds the correction to Redis. Then the next measurement
+    /// reads the corrected value.
     pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,

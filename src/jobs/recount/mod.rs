@@ -17,8 +17,8 @@
 //! * The same, but one comment is added and another one is removed in between: the truth is unchanged. If one of the
 //!   two events was applied, the counter has a newer `at`: the target has changed. If neither or both of the events
 //!   were applied, the events do not change the drift.
-//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement. It finds the target
-//!   right. A target that seems right is not measured again, so the next run finds the drift.
+//! * A: a drift of +1. B: a comment's row, whose event is in flight. C: the first measurement. The measurement finds
+//!   the target right. A target that seems right is not measured again, so the next run finds the drift.
 //! * A: two measurements agree. B: an event is applied. C: the correction. The correction adds a difference, and so
 //!   keeps B.
 //! * A: a run freezes. B: another one corrects. C: the first one resumes. Each correction checks the job's lock in its
@@ -70,8 +70,8 @@ const SUSPECTS_MAX: usize = 10_000;
 /// Maximum number of times that a suspect is measured again, until two measurements find it unchanged.
 const LOOKS: usize = 4;
 
-/// Maximum number of corrections that wait until everything is compared. They wait so that a run over the safety limit
-/// changes nothing. If there are more, the first corrections are made earlier.
+/// Maximum number of corrections that wait until everything is compared. The corrections wait so that a run over the
+/// safety limit changes nothing. If there are more, the first corrections are made earlier.
 const HELD_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -318,7 +318,7 @@ impl Run<'_> {
     async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
         let mut suspects = page.measured.iter().peekable();
-        // There is more than one page if targets were added in between.
+        // There is more than one page if targets were added between the two measurements.
         while after < page.until {
             let now = self.measure(after, page.until).await?;
             let mut off = now.off.into_iter().peekable();

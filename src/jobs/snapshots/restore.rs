@@ -50,7 +50,8 @@ pub struct NotRestored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
     pub dry_run: bool,
-    /// Add the current data in Redis to the snapshot, even if this data is perhaps a part of the board.
+    /// Whether the current data in Redis is added to the snapshot, even if this data can already be a part of the
+    /// snapshot.
     pub add: bool,
 }
 

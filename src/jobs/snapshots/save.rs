@@ -9,11 +9,11 @@
 //! ```
 //!
 //! The rows are changed in place, so a snapshot writes only the changes since the last snapshot. The remains of a lost
-//! board must never overwrite the rows. So a script reads each page. It reads only if Redis has this run's mark of the
-//! board, and if the zset has enough members. The script also detects that Redis evicted only the zset and the zset has
-//! grown again. The best saved members together then have less than half of their former scores. A run that crashes
-//! leaves rows of two snapshots, and each row was right when it was written. The next run checks all rows. The snapshot
-//! can lack additions that were made during the run.
+//! board must never overwrite the rows. So a script reads each page. The script reads a page only if Redis has this
+//! run's mark of the board, and if the zset has enough members. The script also detects that Redis evicted only the
+//! zset and the zset has grown again. The best saved members together then have less than half of their former scores.
+//! A run that crashes leaves rows of two snapshots, and each row was right when it was written. The next run checks all
+//! rows. The snapshot can lack additions that were made during the run.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -157,7 +157,7 @@ impl Saver<'_> {
         Ok(true)
     }
 
-    /// Writes the changes. Returns the count of members, or `None` if the board was frozen meanwhile.
+    /// Writes the changes. Returns the count of members, or `None` if the board was frozen during the snapshot.
     async fn save_all(&self, savable: &Savable, known: Known) -> Step<Option<u64>> {
         let cache = self.run.cache;
         let (before, _) = cache.count_board(&savable.at).await?;
@@ -219,7 +219,7 @@ impl Saver<'_> {
             let began = Instant::now();
             let mut members = Vec::new();
             while members.len() < PAGE_MEMBERS {
-                // The pages are small, because Redis answers no other client meanwhile.
+                // The pages are small, because Redis answers no other client while it reads a page.
                 let page = cache.scan_board(at, number, known.members_min, from.as_deref(), SCAN_MEMBERS).await?;
                 let Some(page) = page_of(page)? else { return Ok(None) };
                 members.extend(page.members);

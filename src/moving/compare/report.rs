@@ -45,7 +45,7 @@ pub struct Report {
     pub missing_old: u64,
     /// Differing targets without a row in `counter`.
     pub missing_tallyd: u64,
-    /// Keys whose content is not a number. They are not compared.
+    /// Keys whose content is not a number. These keys are not compared.
     pub unreadable: u64,
     /// The sum of the absolute values of all drifts.
     pub drift_sum: u64,

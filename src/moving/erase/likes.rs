@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because the site's own events have priority.
+    /// Waits while the queues hold more than `[reconcile] queue_depth_max`, because events of the site have priority.
     async fn keep_pace(&self) -> Result<()> {
         let max = self.config.reconcile.queue_depth_max;
         while max > 0 && !self.stop.is_cancelled() {

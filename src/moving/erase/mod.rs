@@ -39,9 +39,9 @@
 //! * A reconcile is running, and needs the rows that the consumers write for it. A leaves these rows and reports how
 //!   many there are. The reconcile deletes them at its end.
 //!
-//! An erase must never delete a row that a newer like has changed, or an event of another user. It must never delete an
-//! outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint names the
-//! erased user or target.
+//! An erase must never delete a row that a newer like has changed, or an event of another user. An erase must never
+//! delete an outbox row that has not been added to Redis yet. After a successful run, no log, report or checkpoint
+//! names the erased user or target.
 
 mod boards;
 mod likes;

@@ -1,4 +1,4 @@
-//! The report and the progress of an erase. They do not name the erased user or target.
+//! The report and the progress of an erase. Neither names the erased user or target.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,7 +44,7 @@ pub struct Report {
     pub letters_deleted: u64,
     /// Dead letters that also contain events of other users or targets.
     pub letters_rewritten: u64,
-    /// Ids of dead letters that possibly name the subject in a field that tallyd does not know.
+    /// Ids of dead letters that can name the subject in a field that tallyd does not know.
     pub unclear_letters: Vec<u64>,
     /// Runs whose report or checkpoint was rewritten.
     pub runs: u64,

@@ -2,8 +2,8 @@
 //! return to that table.
 //!
 //! A pass lists the targets whose counter changed since the last pass, and reads their rows of `like_record` that
-//! changed since then. It writes the current state of these rows with the site's own statements, in key order, up to
-//! 500 rows in a transaction. A repeated pass writes the same states again.
+//! changed since then. The pass writes the current state of these rows with the site's own statements, in key order, up
+//! to 500 rows in a transaction. A repeated pass writes the same states again.
 //!
 //! Races:
 //!

@@ -1,8 +1,8 @@
 //! `--verify`: compares the site and tallyd while both change.
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
-//! again in pieces. It reads the rows only of pieces that still differ. Rows that differ are checked again some seconds
-//! later, when in-flight events have arrived. Only a difference that remains is reported.
+//! again in pieces. It reads the rows only of pieces that still differ. Rows that differ are checked again a few
+//! seconds later, when in-flight events have arrived. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ const NUMBERS_MAX: usize = 10_000;
 /// Number of rows by which a range can grow between two checks.
 const MORE: usize = 8;
 
-/// The rows of a range that differed in all checks so far.
+/// The rows of a range that have differed in every check until now.
 struct Suspect {
     range: Differing,
     looks: usize,

@@ -75,7 +75,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         let mut loading = Loading::new(lost, number);
         let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
-            // Until the events in flight are in MySQL, it is unknown what was lost. Readers query MySQL meanwhile.
+            // Until the events in flight are in MySQL, it is unknown what was lost. Until then, readers query MySQL.
             self.measure.fence_patiently().await?;
         }
         if !self.load_pages(kind, &mut loading, touched).await? {
@@ -163,7 +163,8 @@ impl<'l, 'a> Loader<'l, 'a> {
         lacking
     }
 
-    /// Measures counters, and adds the amounts that they lack. Counters that are written meanwhile are busy.
+    /// Measures counters, and adds the amounts that they lack. Counters that are written during the measurement are
+    /// busy.
     async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
         let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
         loading.busy.extend(with_busy(&measurements));
@@ -218,7 +219,7 @@ impl<'l, 'a> Loader<'l, 'a> {
         measurements.iter().filter_map(missing).collect()
     }
 
-    /// Adds to buckets that are being loaded. If a bucket was flushed again meanwhile, the next run loads it.
+    /// Adds to buckets that are being loaded. If Redis has lost a bucket again, the next run loads it.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let keys = &self.run.servers.cache.keys;
         let mut left = repairs.to_vec();

@@ -14,8 +14,8 @@
 //!
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
 //! records the configured layouts in which API servers count. If a layout is missing in the last run's record, no
-//! daemon has updated it. Its buckets are perhaps still marked as loaded, after an aborted move or a switch. Before
-//! anything is compared these marks are removed, and the buckets are loaded like lost buckets.
+//! daemon has updated it. After an aborted move or a switch, its buckets can still be marked as loaded. Before anything
+//! is compared these marks are removed, and the buckets are loaded like lost buckets.
 
 mod buckets;
 mod touched;
@@ -99,8 +99,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // There is only one pass. The next run loads buckets that are lost meanwhile. Otherwise a Redis that evicts
-        // buckets would keep this run busy forever.
+        // There is only one pass. If buckets are lost during this run, the next run loads them. Otherwise a Redis that
+        // evicts buckets would keep this run busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }

@@ -30,7 +30,7 @@ use std::collections::HashSet;
 use tallyd_core::model::{CounterKey, Kind, Metric, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, Since};
 
-/// Maximum number of keys in memory. They need about 20 MB.
+/// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
 /// The counters of one kind that are named by rows after `outbox`, as of the last page's snapshot.

@@ -66,7 +66,7 @@ pub struct Report {
     pub drift_sum: u64,
     /// The number of drifted counters, grouped by the absolute size of their drift.
     pub drifted_by_size: Sizes,
-    /// Rows of `counter` that differed from like_record. They were corrected, unless this is a dry run.
+    /// Rows of `counter` that differed from like_record. The rows were corrected, unless this is a dry run.
     pub counters_off: u64,
     /// Buckets that Redis had lost, and that this run loaded.
     pub buckets_loaded: u64,
@@ -88,7 +88,7 @@ pub struct Report {
     pub resumed_run: Option<u64>,
     /// The instant, in microseconds since the epoch, up to which every change has been compared.
     pub cut: Option<i64>,
-    /// Whether a full run found nothing wrong, from the first target on. Includes the runs that it resumed.
+    /// Whether a full run that started with the first target found nothing wrong. Includes the runs that it resumed.
     #[serde(skip)]
     pub clean: bool,
     /// Whether every counter is listed, instead of only the first drifted counters.
@@ -97,8 +97,8 @@ pub struct Report {
     pub ended: End,
     /// Why the run ended before everything was compared, if it did.
     pub ended_early: Option<String>,
-    /// The count of messages in the partitions' queues when a `targets` run began. They are events in flight, of any
-    /// target.
+    /// The count of messages in the partitions' queues when a `targets` run began. These messages are events in flight,
+    /// of any target.
     pub in_flight: Option<u64>,
     /// For a `targets` run all counters of its targets. For other runs the first drifted counters.
     pub targets: Vec<TargetReport>,
@@ -205,7 +205,7 @@ impl Report {
         self.ended_early = Some(why);
     }
 
-    /// Whether nothing was wrong, from the first target on.
+    /// Whether the run started with the first target and found nothing wrong.
     pub(super) fn is_clean(&self) -> bool {
         // Every field is named here. If a field is added, this code does not compile until someone decides whether the
         // field matters for a clean run.

@@ -37,8 +37,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     let resumed = resumed(run).await?;
     comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
     let resumed = resumed.map(|resumed| resumed.checkpoint);
-    // If a resumed run loads lost counters, an earlier run has possibly compared these counters before they were lost.
-    // So the result is not clean.
+    // If a resumed run loads lost counters, an earlier run can have compared these counters before they were lost. So
+    // the result is not clean.
     comparer.report.clean =
         resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
     let layout = servers.cache.keys.layout().full_name();
@@ -73,8 +73,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
     // If this run records no cut, the next `changed` run compares the counters that this run skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
-        // If this run resumed an earlier run, Redis has perhaps gone back to an older state since the earlier run
-        // compared counters.
+        // If this run resumed an earlier run, Redis can have gone back to an older state since the earlier run compared
+        // counters.
         if resumed.is_none() && !comparer.report.dry_run {
             run.note_compared(began).await?;
         }

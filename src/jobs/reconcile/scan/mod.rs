@@ -55,8 +55,8 @@ pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time up to which everything has been compared. It is recorded in MySQL and in Redis. If Redis goes back
-/// to an older state, the time recorded in Redis goes back together with the counters.
+/// Returns the time up to which everything has been compared. This time is recorded in MySQL and in Redis. If Redis
+/// goes back to an older state, the time recorded in Redis goes back together with the counters.
 async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> Result<Micros> {
     let servers = run.servers;
     let layout = servers.cache.keys.layout().full_name();
@@ -71,8 +71,8 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
     Ok(by_mysql.min(by_redis))
 }
 
-/// Compares the kept counters. Their suspects are not rechecked separately: with so few counters the drifted ones would
-/// exceed the percentage of the safety limit.
+/// Compares the kept counters. Their suspects are not rechecked separately: among so few counters, the drifted counters
+/// would exceed the percentage of the safety limit.
 async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Result<()> {
     for page in kept.chunks(comparer.throttle.page()) {
         if comparer.run.early_end.is_due() {

@@ -14,8 +14,8 @@ use crate::runtime::fault;
 use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 
-/// Maximum number of likes in a range of several targets. It is limited because each like is a row to recount, and a
-/// snapshot must be short.
+/// Maximum number of likes in a range of several targets. The number is limited because each like is a row to recount,
+/// and a snapshot must be short.
 const LIKES_MAX: i64 = 5_000_000;
 
 /// Maximum time until suspects are rechecked. If this run is resumed, at most the work of this time is repeated.
