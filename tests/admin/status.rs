@@ -15,7 +15,7 @@ use tallyd_core::model::UserId;
 
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
-/// A free port of this machine, on which nothing listens.
+/// Returns a port of this machine on which no program listens.
 fn closed_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -74,7 +74,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     eventually("a rejected reload is reported", || async { told_now(&world).contains(refused) }).await;
     world.write(ANY);
     daemon.signal("HUP");
-    eventually("after an accepted reload the line is gone", || async { !told_now(&world).contains(refused) }).await;
+    eventually("after an accepted reload the line is missing", || async { !told_now(&world).contains(refused) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -85,7 +85,8 @@ async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_t
     let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
-    // This configuration is invalid, and its password file does not exist. So the command can't use it to reach MySQL.
+    // This configuration is invalid, and its password file does not exist. So the command can't use this configuration
+    // to reach MySQL.
     let broken = fs::read_to_string(world.config_path()).unwrap();
     let broken = broken.replace("[mysql]", "[mysql]\npassword_file = \"/nowhere\"\nunknown = 1");
     let config = world.folder.path().join("broken.toml");
@@ -124,11 +125,11 @@ async fn a_healthcheck_exits_with_0_when_ready_and_1_when_not() {
     assert_exits(&check(&[]), 0, "ready\n");
     proxy.hold();
     proxy.cut();
-    eventually("it is not ready", || async { check(&[]).status.code() == Some(1) }).await;
+    eventually("the daemon is not ready", || async { check(&[]).status.code() == Some(1) }).await;
     eventually("the reason is printed", || async { stdout(&check(&[])).contains("mysql is unreachable: ") }).await;
     assert_exits(&check(&["--live"]), 0, "live\n");
     proxy.release();
-    eventually("it is ready again", || async { check(&[]).status.code() == Some(0) }).await;
+    eventually("the daemon is ready again", || async { check(&[]).status.code() == Some(0) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -143,7 +144,7 @@ fn a_daemon_that_is_away_exits_with_75_and_says_what_to_do() {
         command.arg("--config").arg(&config).args(arguments).output().unwrap()
     };
     let closed = format!("127.0.0.1:{}", closed_port());
-    // Accepts connections and never answers.
+    // This server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", silent.local_addr().unwrap());
     for command in ["status", "healthcheck"] {
@@ -164,7 +165,7 @@ async fn what_is_no_admin_port_is_no_healthy_daemon() {
     let world = World::new("healthcheck_other", ANY).await;
     let daemon = world.daemon();
     let url = url(&daemon).await;
-    // This path does not exist, as behind a misconfigured proxy.
+    // This path does not exist. A misconfigured proxy can send requests to such a path.
     let elsewhere = format!("{url}/other/");
     assert_exits(&world.tallyd(&["healthcheck", "--url", &elsewhere]), 1, "404 Not Found: unknown path");
     assert_exits(&world.tallyd(&["status", "--url", &elsewhere]), 1, "404 Not Found: unknown path");

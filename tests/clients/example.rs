@@ -69,7 +69,8 @@ impl Example {
             .env("BOARD_PERIODS", "week total")
     }
 
-    /// Runs a program that uses the client's functions: `server` in Python, `client` in Node. Returns its output.
+    /// Runs a program that uses the client's functions, through `server` in Python and through `client` in Node.
+    /// Returns the program's output.
     pub fn program(self, world: &World, settings: &[(&str, &str)], text: &str) -> String {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = match self {
@@ -138,7 +139,7 @@ impl Example {
     }
 }
 
-/// Returns whether the click changed something, and the count after the click.
+/// Returns two values: true if the click changed something, and the count after the click.
 pub fn outcome(event: &Value) -> (bool, Option<i64>) {
     (event["changed"].as_bool().unwrap(), event["count"].as_i64())
 }

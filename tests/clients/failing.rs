@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// Fails if the target's counter or its score on a board is left.
+/// Fails if the target still has a counter or a score on a board.
 async fn assert_taken_back(example: Example, world: &World) {
     assert_eq!(world.redis_counters().await.get(&target(42)), None, "{example:?}");
     assert_eq!(on_board(world, 42).await, [None; 2], "{example:?}");
@@ -60,7 +60,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         assert_taken_back(example, &world).await;
         link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
 
-        // Once a daemon runs, the same click counts once.
+        // After a daemon starts, the same click counts exactly once.
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());

@@ -16,7 +16,7 @@ async fn flush_scripts(world: &World) {
     let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut world.redis().await).await.unwrap();
 }
 
-/// Makes Redis forget who clicked, as it does after some minutes.
+/// Deletes the recent clicks from Redis. Normally they expire after some minutes.
 async fn forget_clicks(world: &World) {
     let mut redis = world.redis().await;
     for bucket in 0..world.cache.keys.buckets() {
@@ -57,7 +57,7 @@ async fn clicks(example: Example, world: &World) {
     assert_eq!(example.lines(world, &[&["--read", "video"], &ids[..]].concat()), ["0"; 5]);
     let first = example.click(world, &["video", "42", "1"]);
     assert_eq!(outcome(&first), (true, Some(1)));
-    // A double click, after the server has forgotten the scripts.
+    // The user clicks again after Redis has lost its scripts.
     flush_scripts(world).await;
     let again = example.click(world, &["video", "42", "1"]);
     assert_eq!(outcome(&again), (false, Some(1)));
@@ -159,7 +159,7 @@ async fn other_numbers(example: Example, world: &World) {
     })
     .await;
     if example == Example::Node {
-        eventually("it is counted once", || async {
+        eventually("each view is counted once", || async {
             world.count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE target_id = 77").await == 4
         })
         .await;

@@ -1,4 +1,5 @@
-//! A newcomer's first steps: the documented accounts, the first event from Python, and its result.
+//! Follows a newcomer's first steps: makes the documented accounts, publishes the first event from Python, and reads
+//! the count.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -39,7 +40,7 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert_eq!(read(&world, "42"), "0");
 
-    // The test clears the server's cache of scripts before some calls: EVALSHA and EVAL give the same result.
+    // Before some calls the test clears Redis' cache of scripts, because EVALSHA and EVAL must give the same result.
     let mut redis = world.redis().await;
     for user in ["1", "9223372036854775807"] {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
@@ -85,7 +86,7 @@ fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
 }
 
-/// Finds the document's line that starts with this beginning. Returns the rest of that line.
+/// Finds the document's line that starts with this prefix. Returns the rest of that line.
 fn documented_line(document: &str, beginning: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(beginning));
@@ -97,7 +98,7 @@ fn rabbitmqctl(arguments: &[&str]) {
     assert!(output.status.success(), "rabbitmqctl {arguments:?}: {}", stderr(&output));
 }
 
-/// Returns the address with another user and password.
+/// Replaces the user and the password in the address. Returns the new address.
 pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     let mut url = url::Url::parse(url).unwrap();
     url.set_username(user).unwrap();
@@ -105,7 +106,7 @@ pub fn logged_in(url: &str, user: &str, password: &str) -> String {
     url.to_string()
 }
 
-/// Gives an account the permissions from the document's line that starts with this beginning. The patterns use this
+/// Gives an account the permissions from the document's line that starts with this prefix. The patterns use this
 /// world's name.
 fn permit(world: &World, account: &str, beginning: &str) {
     let line = documented_line("docs/operations/security.md", beginning);
@@ -116,7 +117,7 @@ fn permit(world: &World, account: &str, beginning: &str) {
 }
 
 /// Makes an account in Redis for the world's keys. Its rights come from the document's line that starts with this
-/// beginning.
+/// prefix.
 async fn allow(world: &World, account: &str, beginning: &str) {
     let rules =
         documented_line("docs/operations/security.md", beginning).replace("~tally:", &format!("~{}:", world.name));
@@ -160,7 +161,7 @@ async fn use_boards(world: &World, redis_url: &str) {
     client.read(&[target(42)]).await.unwrap();
 }
 
-/// Starts a daemon whose ledger has an expired day.
+/// Starts a daemon while the ledger (the table `applied_event`) has events of an expired day.
 async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
     let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16)); \
                INSERT INTO recent_delta VALUES (1, 1, 3, (UNIX_TIMESTAMP() - 20 * 86400) * 1000000, REPEAT('x', 16), 1)";
@@ -219,7 +220,7 @@ async fn the_documented_rights_are_enough() {
         let began = Instant::now();
         loop {
             let output = world.command().envs(rights).args(arguments).output().unwrap();
-            // The daemon can be running the same job.
+            // If the daemon is running the same job, the test retries.
             if output.status.code() == Some(75) && began.elapsed() < JOB_FREE_WITHIN {
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
@@ -263,7 +264,7 @@ async fn the_documented_rights_are_enough() {
     world.close().await;
 }
 
-/// Repairs a drift, and archives a board with late writes until it expires.
+/// Repairs a wrong counter in Redis. Also archives a board with late writes until the board expires.
 async fn repair_and_archive(
     world: &World,
     tallyd: &dyn Fn(&[&str]) -> String,

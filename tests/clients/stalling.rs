@@ -18,7 +18,7 @@ pub struct Stall {
 }
 
 pub struct Stalling {
-    /// The server's URL, with the address of the proxy.
+    /// The server's URL, but with the proxy's address.
     pub url: String,
     callers: Arc<AtomicUsize>,
     stalled: Arc<AtomicUsize>,

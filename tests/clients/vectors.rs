@@ -24,7 +24,7 @@ use tallyd_redis::read::Found;
 use super::common::{World, stderr, stdout, target};
 use super::example::Example;
 
-/// The kinds of the vectors, as a configuration has them.
+/// The kinds that the vectors use, in the form of a configuration.
 fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
 }

@@ -1,6 +1,6 @@
 //! Checks deny.toml without `cargo deny`, which takes minutes to build. Checks the sources and licences of
-//! dependencies, and the banned crates. Security advisories need `cargo deny` itself. `.ci/run` runs it on machines
-//! that have it.
+//! dependencies, and the banned crates. Only `cargo deny` itself can check security advisories. `.ci/run` runs it on
+//! machines that have it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
@@ -18,7 +18,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the packages that a build for a target needs, without those of this workspace.
+/// Returns the packages that a build for a target needs, without the packages of this workspace.
 fn packages(target: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--locked", "--offline", "--format-version", "1", "--filter-platform", target])
@@ -64,7 +64,7 @@ fn one<'a>(words: &mut std::iter::Peekable<impl Iterator<Item = &'a str>>, allow
         return inner;
     }
     let name = words.next().unwrap_or_default();
-    // A licence with an exception is another licence.
+    // A licence with an exception counts as a different licence.
     let exception = words.next_if_eq(&"WITH").and_then(|_| words.next());
     exception.is_none() && allowed.contains(name)
 }

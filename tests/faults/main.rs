@@ -37,7 +37,7 @@ fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
     (bodies, model)
 }
 
-/// Publishes while the broker has any fault. Unconfirmed events are published again.
+/// Publishes despite faults of the broker. Unconfirmed events are published again.
 async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
     let exchange = world.broker.exchange();
     let mut publisher: Option<Publisher> = None;
@@ -68,9 +68,9 @@ async fn survives(name: &str, server: &str) {
     let (bodies, model) = traffic(7);
     let (before, after) = bodies.split_at(bodies.len() - 200);
     world.publish(&publisher, before).await;
-    // RabbitMQ 3.10 confirms the declaration of a quorum queue before it saves the queue's directory. If it is killed
-    // between them, the queue is lost permanently. No command tells whether the directory is saved, so the test waits
-    // for a fixed time.
+    // RabbitMQ 3.10 confirms the declaration of a quorum queue before it saves the queue's directory. If RabbitMQ is
+    // killed between these two steps, the queue is lost permanently. No command tells whether the directory is saved,
+    // so the test waits for a fixed time.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let daemon = world.daemon();
     eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })

@@ -205,7 +205,7 @@ async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
         Cache::new(&Redis { url: url.as_str().into(), ..world.config.redis.clone() }, &world.config.metrics).unwrap();
     cache.ping().await.unwrap();
     proxy.cut();
-    assert!(cache.ping().await.is_err(), "a ping must notice the cut connection");
+    assert!(cache.ping().await.is_err(), "a ping must notice the closed connection");
     cache.ping().await.unwrap();
     world.close().await;
 }
@@ -267,8 +267,8 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
     let now = cache.now().await.unwrap();
     let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    // If a set's time is in the future, the clock was put back after the set. But if its time is at most a minute
-    // ahead, the set can really be newer than the clock's time. In that case lua/count.lua counts from the set's time.
+    // If a set's time is more than a minute in the future, the clock was put back after the set. If the time is at most
+    // a minute ahead, the set can really be newer than the clock's time. Then lua/count.lua counts from the set's time.
     for (pass, set_at, result) in [
         (71, now, Repaired::Stale),
         (72, now.before(hour), Repaired::Done),

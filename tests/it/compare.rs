@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use crate::common::{DEADLINE, World, stderr, stdout};
 
-/// With this section the account has the right to SCAN.
+/// With this section the account has the right to run SCAN.
 const SETTINGS: &str = "[filter]\n";
 
 async fn run(world: &World, sql: &str) {
@@ -54,8 +54,9 @@ async fn every_difference_of_keys_is_found_and_nothing_is_changed() {
     for id in 1..=30 {
         set(&world, id, id).await;
     }
-    // Counters of the older site: lower by 1, higher by 3, lower by 500; invalid text, and a key of another type;
-    // unknown to the older site; unknown to tallyd; zero at the older site.
+    // Compared with tallyd, the older site has counters that are higher by 1, lower by 3 and higher by 500. Other keys
+    // have an invalid text, another type or an invalid id. The older site has no key for target 2 and a zero for target
+    // 98, and tallyd lacks target 99.
     for (id, value) in [("3", "4"), ("4", "1"), ("6", "506"), ("5", "many"), ("99", "7"), ("98", "0"), ("today", "1")] {
         set(&world, id, value).await;
     }

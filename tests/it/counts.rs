@@ -215,8 +215,8 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
-    // Bodies: the same event twice within one second, the same id for another metric and another target, and another
-    // event.
+    // The bodies are the same event twice within one second, the same id for another metric and for another target, and
+    // one different event.
     let bodies = [
         view(1, 1, at(0), "id"),
         view(1, 1, at(999_999), "id"),

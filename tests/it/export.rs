@@ -126,7 +126,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     let times = "SELECT COUNT(*) FROM old_likes AS o JOIN like_record AS l ON l.target_id = o.post_id AND l.user_id = o.user_id \
                  WHERE l.is_del = o.gone AND FLOOR(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.update_at) / 1000) = o.at_ms";
     let rows = model.rows.len() as i64;
-    eventually("each row has its time, also an unlike", || async { world.count(times).await == rows }).await;
+    eventually("each row has its event's time", || async { world.count(times).await == rows }).await;
     // After a kill the next export continues from the last pass of the killed export, once its lease has ended.
     running.kill().unwrap();
     running.wait().unwrap();

@@ -10,12 +10,12 @@ use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd_core::model::{Micros, UserId};
 
-/// Concurrent users. Each likes a few hot and many cold targets.
+/// The number of concurrent tasks that like. Each task likes a few hot and many cold targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
 
-/// Each of them.
+/// Each of these tasks.
 const EACH: Clicker = Clicker { number: 0, users: 20, hot: HOT, cold: COLD };
 
 fn number(report: &serde_json::Value, name: &str) -> u64 {

@@ -202,7 +202,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
     world.publish(&publisher, &[body(&like)]).await;
     eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
     daemon.logged("\"batch-committed\"").await;
-    // Each reload reports the setting until it is fixed. Then a setting with its old value is accepted.
+    // Each reload reports the setting until the setting has its old value again. Then a reload is accepted.
     let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
     assert_eq!(named["keys"], "[amqp] partitions");
     let back = reload(&world, &daemon, "", "reloaded").await;
@@ -253,7 +253,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
     assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");
-    // And a retired metric can return.
+    // A retired metric can be configured again.
     reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -262,7 +262,7 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
     let world = World::new("reload_codes", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
-    // These counters are from before MySQL had codes, so any configured codes are accepted.
+    // These counters are older than the codes in MySQL, so the daemon accepts any configured codes.
     let insert = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
                   VALUES (1, 42, 2, 0, 5, '2026-11-21'), (1, 42, 3, 0, 6, '2026-11-21')";
     sqlx::query(insert).execute(&world.pool).await.unwrap();
@@ -323,7 +323,7 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
     proxy.release();
     assert_eq!(daemon.wait().code(), Some(78));
     assert!(daemon.log().contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{}", daemon.log());
-    assert!(!daemon.log().contains("\"consuming\""), "no event was taken");
+    assert!(!daemon.log().contains("\"consuming\""), "no event was consumed");
     assert_eq!(numbers(&world).await, BTreeMap::from([((3, 2), 1)]));
 
     proxy.hold();

@@ -128,7 +128,7 @@ fn a_removed_package_leaves_its_configuration_and_a_purged_one_nothing() {
     machine.run("test -e /etc/tallyd/config.toml && ! test -e /usr/bin/tallyd");
     machine.install(&package.file);
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
-    assert_eq!(machine.run("systemctl is-enabled tallyd.service"), "enabled\n", "as before its removal");
+    assert_eq!(machine.run("systemctl is-enabled tallyd.service"), "enabled\n", "the unit must be enabled");
     machine.run("dpkg --remove tallyd 2>&1 && dpkg --purge tallyd 2>&1");
     assert_eq!(machine.left(), "");
     machine.run("! test -e /etc/tallyd && ! test -e /usr/share/doc/tallyd && ! test -e /usr/share/tallyd");

@@ -6,8 +6,9 @@ use super::common::first_day::FirstDay;
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
-/// This script replaces systemctl, because a second systemd can't run here. It reports that the daemon is running with
-/// its process id, and records its commands. It fails to restart a daemon while `/tmp/broken` exists.
+/// This script replaces systemctl, because a second systemd can't run here. It reports that the daemon is running, also
+/// reports the daemon's process id, and records the commands that it receives. It fails to restart a daemon while
+/// `/tmp/broken` exists.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
     case $* in *is-active*gateway*) exit 3 ;; show*) cat /tmp/pid ;; restart*) ! test -e /tmp/broken ;; esac\n";
 

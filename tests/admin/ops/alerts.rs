@@ -1,4 +1,4 @@
-//! The alerts: their syntax, when they fire, their runbooks.
+//! Checks the alerts: their syntax, when they fire, and their runbooks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -80,7 +80,7 @@ fn every_alert_links_to_its_runbook_below_one_address() {
     }
 }
 
-/// Returns the runbooks. Each is the name of an alert, and the text of its page in the manual.
+/// Returns the runbooks. Each pair has an alert's name and the text of the alert's page in the manual.
 fn runbooks() -> Vec<(String, String)> {
     let files =
         std::fs::read_dir(path(RUNBOOKS)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -110,7 +110,7 @@ fn every_runbook_says_what_it_means_where_to_look_what_to_do_and_when_it_is_over
         for part in ["**Means:**", "**Look:**", "**Over:**"] {
             assert_eq!(body.matches(part).count(), 1, "{name}: {part}");
         }
-        assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: the runbook has no step to do");
+        assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: the runbook has no step");
     }
 }
 

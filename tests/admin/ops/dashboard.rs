@@ -1,4 +1,4 @@
-//! The dashboard: Grafana can load it, and each panel has a description.
+//! Checks that Grafana can load the dashboard, and that each panel has a description.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ fn panels() -> Vec<Value> {
     list(&dashboard(), "panels").iter().filter(|panel| text(panel, "type") != "row").cloned().collect()
 }
 
-/// Returns pairs: a panel's title, and an expression of that panel as Prometheus gets it.
+/// Returns pairs of a panel's title and one of the panel's expressions, in the form that Prometheus receives.
 fn expressions() -> Vec<(String, String)> {
     let of = |panel: &Value| {
         let title = text(panel, "title").to_owned();
@@ -61,7 +61,7 @@ fn every_panel_has_a_description_a_unit_a_legend_and_the_chosen_data_source() {
         for target in list(&panel, "targets") {
             assert_eq!(target["datasource"], chosen, "{title}");
             let legend = text(target, "legendFormat");
-            assert!(!legend.is_empty() || text(&panel, "type") == "stat", "{title}: a curve without a name");
+            assert!(!legend.is_empty() || text(&panel, "type") == "stat", "{title}: a curve has no name");
         }
     }
 }
@@ -108,7 +108,7 @@ fn prometheus_takes_every_expression_of_the_dashboard() {
     promtool(&["check", "rules"], &file).unwrap();
 }
 
-/// The daemon does not have to measure a metric that no panel shows.
+/// If no panel shows a metric, the daemon does not need to measure it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_dashboard_asks_for_all_that_the_daemon_says_and_for_nothing_else() {
     let (metrics, recorded) = (metrics("ops_dashboard").await, recorded());

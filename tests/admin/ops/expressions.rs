@@ -21,14 +21,14 @@ const WORDS: [&str; 14] = [
     "nan",
 ];
 
-/// Keywords with a list of labels in parentheses after them.
+/// Keywords that are followed by a list of labels in parentheses.
 const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
 #[derive(Default)]
 pub struct Asked {
     pub metrics: BTreeSet<String>,
     pub labels: BTreeSet<String>,
-    /// Each selector: the metric, the label, and the label's value if the selector allows only one value.
+    /// Has for each selector the metric, the label, and the label's value if the selector allows only one value.
     pub selected: BTreeSet<(String, String, Option<String>)>,
 }
 

@@ -1,4 +1,4 @@
-//! The daemon's GET /metrics, as Prometheus stores it.
+//! The metrics from the daemon's GET /metrics, in the form that Prometheus stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 /// Prometheus adds these labels to each metric, so the daemon's metrics must not have labels with these names.
 pub const ADDED: [&str; 2] = ["job", "instance"];
 
-/// Returns the metrics of a daemon. The daemon has connected to its servers, and every metric has a value.
+/// Returns the metrics of a daemon. At this time the daemon has connected to its servers, and every metric has a value.
 pub async fn metrics(name: &str) -> Metrics {
     let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
     let world = World::new(name, settings).await;
@@ -26,7 +26,7 @@ pub async fn metrics(name: &str) -> Metrics {
     // The daemon learns these states last: jobs, boards, queues and dead letters.
     let last = ["tallyd_job_running", "tallyd_board_members", "tallyd_queue_messages", "tallyd_dead_letters_open"];
     let said = || async { read(&ask(&address).await) };
-    eventually("the daemon has seen everything", || async {
+    eventually("the daemon knows all states", || async {
         let said = said().await;
         last.iter().all(|name| said.get(*name).is_some_and(|labels| !labels.is_empty()))
     })
@@ -37,7 +37,7 @@ pub async fn metrics(name: &str) -> Metrics {
     metrics
 }
 
-/// Adds the labels of gauges that have no sample before the first run has ended.
+/// Some gauges have no sample until the first run has ended. Adds the labels of these gauges.
 fn with_absent(mut metrics: Metrics) -> Metrics {
     let [jobs, verdicts] = ["tallyd_job_running", "tallyd_reconcile_targets_total"].map(|of| metrics[of].clone());
     let kinds = BTreeMap::from([("kind".to_owned(), BTreeSet::from(["video".to_owned()]))]);

@@ -46,8 +46,8 @@ async fn ready_says_which_server_is_away_and_why() {
     for (proxy, name) in [(&mysql, "mysql"), (&rabbitmq, "rabbitmq")] {
         proxy.hold();
         proxy.cut();
-        eventually("it is not ready", || async { get(&address, "/readyz").await.status == 503 }).await;
-        eventually("its server is the reason", || async {
+        eventually("the daemon is not ready", || async { get(&address, "/readyz").await.status == 503 }).await;
+        eventually("the reasons name the unreachable server", || async {
             let told = get(&address, "/readyz").await.json();
             server(&told, name)["up"] == false
                 && told["reasons"].to_string().contains(&format!("{name} is unreachable: "))
@@ -55,7 +55,7 @@ async fn ready_says_which_server_is_away_and_why() {
         .await;
         assert_eq!(get(&address, "/livez").await.json(), json!({ "live": true, "stuck": [] }));
         proxy.release();
-        eventually("it is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
+        eventually("the daemon is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
     }
     assert!(daemon.stop().success());
     world.close().await;
@@ -158,7 +158,7 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     rename("like_record", "gone").execute(&world.pool).await.unwrap();
     let publisher = world.publisher().await;
     world.publish(&publisher, &[like(42, 1)]).await;
-    eventually("it is not ready", || async {
+    eventually("the daemon is not ready", || async {
         let answer = get(&address, "/readyz").await;
         answer.status == 503 && answer.body.contains("writing partition 0 fails: ")
     })
@@ -166,7 +166,7 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     let told = get(&address, "/readyz").await.json();
     assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
     rename("gone", "like_record").execute(&world.pool).await.unwrap();
-    eventually("it is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
+    eventually("the daemon is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
     world.drained(&publisher).await;
     assert_eq!(world.counters().await[&super::target(42)], 1);
     assert!(daemon.stop().success());

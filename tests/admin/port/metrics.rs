@@ -106,7 +106,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     assert!(new.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", new.head);
     assert!(new.body.contains("# TYPE tallyd_events_committed counter\n") && new.body.ends_with("# EOF\n"));
     // A partition or a queue can appear between the two requests.
-    eventually("both have the same samples", || async {
+    eventually("both formats have the same samples", || async {
         let (old, new) = (ask("").await, ask("Accept: application/openmetrics-text;version=1.0.0\r\n").await);
         samples(&old.body).keys().eq(samples(&new.body).keys())
     })
@@ -134,7 +134,7 @@ fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)>
     all
 }
 
-/// Returns the page. Each metric's row gets the type and the help text that the daemon exports.
+/// Returns the page after each metric's row gets the type and the help text that the daemon exports.
 fn with_help(page: &str, told: &BTreeMap<String, (String, String, BTreeSet<String>)>) -> String {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -153,7 +153,7 @@ async fn the_documented_metrics_are_those_that_are_told() {
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let text = || async { get(&address, "/metrics").await.body };
-    eventually("the servers were seen", || async {
+    eventually("the daemon exports all states of its servers", || async {
         let text = text().await;
         let last = [
             "tallyd_board_members{",

@@ -21,7 +21,7 @@ use tallyd_core::model::UserId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Any free port. The daemon's log names it.
+/// With these settings the daemon uses any free port. The daemon's log contains the port.
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\nhosts = [\"tallyd.example.com\"]\n";
 
 /// Returns the address of the daemon's admin port.
@@ -32,7 +32,7 @@ async fn address(daemon: &Daemon) -> String {
     serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned()
 }
 
-/// An answer: status, head, body.
+/// An HTTP answer: its status, its head and its body.
 struct Answer {
     status: u16,
     head: String,
@@ -49,7 +49,7 @@ impl Answer {
     }
 }
 
-/// Sends the request and reads until the end.
+/// Sends the request and reads the whole answer.
 async fn send(address: &str, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -194,7 +194,7 @@ async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
     let address = address(&daemon).await;
     daemon.logged("\"started\"").await;
     let silent = TcpStream::connect(&address).await.unwrap();
-    // A request that is still incomplete.
+    // This request is still incomplete.
     let mut slow = TcpStream::connect(&address).await.unwrap();
     slow.write_all(b"GET /v1/counters/video/42 HTTP/1.1\r\nHost: ").await.unwrap();
     proxy.hold();

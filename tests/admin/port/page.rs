@@ -12,7 +12,7 @@ use super::common::proxy::Proxy;
 use super::common::{Dice, World, drift, eventually, target};
 use super::{ANY, address, get, like};
 
-/// Markup with a visible effect if the page did not escape it.
+/// This markup would have a visible effect if the page did not escape it.
 const MARKUP: &str = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>";
 
 /// The folder for screenshots of the page.
@@ -20,7 +20,7 @@ fn pictures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/artifacts")
 }
 
-/// A free port of this machine, on which nothing listens.
+/// Returns a port of this machine on which no program listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -39,7 +39,7 @@ pub(super) async fn unfold(browser: &Browser) {
     browser.value("document.querySelectorAll('details').forEach((section) => (section.open = true))").await;
 }
 
-/// Fails if the browser's console has a message other than a failed request.
+/// Fails if the browser's console has any message that does not report a failed request.
 async fn assert_quiet(browser: &Browser, may_fail: bool) {
     let said = browser.console().await;
     let is_expected = |line: &String| may_fail && line.contains("net::ERR_");
@@ -47,7 +47,7 @@ async fn assert_quiet(browser: &Browser, may_fail: bool) {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Returns how many pixels the page is wider than a window of this width.
+/// Returns by how many pixels the page is wider than a window of this width.
 async fn too_wide(browser: &Browser, width: u32, scheme: &str) -> i64 {
     browser.show_as(width, 900, scheme).await;
     let beyond = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
@@ -92,7 +92,7 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     assert_quiet(&browser, false).await;
     let requests = browser.requests().await;
     assert!(requests.iter().any(|url| *url == format!("{base}v1/status")), "{requests:?}");
-    // Chromium showed its own pages first.
+    // Some requests are for Chromium's own pages, which Chromium showed first.
     for url in requests
         .iter()
         .filter(|url| !url.starts_with("chrome:") && !url.starts_with("chrome-untrusted:") && !url.starts_with("data:"))
@@ -184,7 +184,7 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     shows(&browser, "#state", "The daemon does not answer").await;
     shows(&browser, "#since", "The values below are from").await;
     assert_eq!(browser.value("document.querySelectorAll('.known.stale').length").await, 2, "head and tables are grey");
-    assert!(committed(&browser, 2).await, "the last known data stay");
+    assert!(committed(&browser, 2).await, "the page still shows the last known data");
     assert!(browser.text("#owner").await.ends_with(&former));
     browser.show_as(1_200, 900, "light").await;
     browser.picture(&pictures().join("status-page-gone.png")).await;
@@ -200,7 +200,7 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     })
     .await;
     let points = browser.value(plot).await;
-    assert!(points.as_str().unwrap().contains('M'), "the data from before the restart are still plotted: {points}");
+    assert!(points.as_str().unwrap().contains('M'), "the plot still has the points from before the restart: {points}");
     assert_quiet(&browser, true).await;
     browser.close().await;
     assert!(daemon.stop().success());
@@ -241,8 +241,8 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
     assert_eq!(lines, 2, "rows with the same name are not rebuilt");
 
-    // The daemon has run for a short time, so the page shows the shortest range. It shows a longer range when it has
-    // older points.
+    // The daemon has run for a short time, so the page shows the shortest range. The page shows a longer range when the
+    // page has older points.
     assert_eq!(browser.text("#reach").await, "The last 10 minutes");
     for (minutes, words) in [(12, "The last 30 minutes"), (31, "The last hour")] {
         let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");
@@ -256,10 +256,10 @@ async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
     world.close().await;
 }
 
-/// For the screenshots, the users click for this time.
+/// Users click for this duration, and then the test makes the page's screenshots.
 const TRAFFIC_LASTS: Duration = Duration::from_secs(25);
 
-/// Sends likes at a changing rate, as API servers count them.
+/// Counts and publishes likes at a changing rate, as API servers do.
 async fn traffic(world: &World, until: Instant) {
     let client = world.client();
     let (mut dice, began) = (Dice::new(7), Instant::now());
@@ -308,7 +308,7 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
         }
     };
     tokio::join!(traffic(&world, until), drifting);
-    eventually("another run is done", reconciled).await;
+    eventually("another run has ended", reconciled).await;
     let publisher = world.publisher().await;
     world.publish(&publisher, &[(UserId(9), b"{".to_vec()), (UserId(9), b"[]".to_vec())]).await;
     shows(&browser, "#dead", "malformed-json").await;

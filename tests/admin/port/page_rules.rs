@@ -1,4 +1,4 @@
-//! Checks that the status page can be used without a mouse or a screen: by axe-core's rules, and with the keyboard.
+//! Checks that users of the status page need no mouse and no screen. The tests use axe-core's rules and the keyboard.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ async fn violations(browser: &Browser) -> Value {
     browser.value(check).await
 }
 
-/// Fails if the page violates a rule: in light and dark, with sections as they are and with all sections unfolded.
+/// Fails if the page violates a rule. Checks light and dark colours, first with the sections unchanged and then with
+/// all sections unfolded.
 async fn assert_no_violations(browser: &Browser, state: &str) {
     for scheme in ["light", "dark"] {
         browser.show_as(1_200, 900, scheme).await;

@@ -23,16 +23,16 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let second = world.daemon();
     second.logged(&format!("[admin] listen = \\\"{url}\\\": another process listens there")).await;
     assert!(second.stop().success());
-    assert!(path.exists(), "the socket of the first daemon must stay");
+    assert!(path.exists(), "the socket of the first daemon must still exist");
 
     daemon.kill();
-    assert!(path.exists(), "the socket of a killed daemon must stay");
+    assert!(path.exists(), "the socket of a killed daemon must still exist");
     let none = asked(&["healthcheck"]);
     assert_eq!(none.status.code(), Some(75));
     assert!(stderr(&none).contains(&format!("no daemon answers at {url}: Connection refused")), "{}", stderr(&none));
 
     let daemon = world.daemon();
-    eventually("it is healthy again", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    eventually("the daemon is healthy again", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
     assert!(daemon.stop().success());
     assert!(!path.exists(), "a daemon must remove its socket when it exits");
 

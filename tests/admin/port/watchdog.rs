@@ -63,7 +63,7 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     assert!(fed > 0, "before it hung");
     eventually("the waiting daemon continues to feed the watchdog", || async { of_patient.fed() >= fed_patient + 4 })
         .await;
-    assert_eq!(of_hung.fed(), fed, "the hanging daemon must not feed it");
+    assert_eq!(of_hung.fed(), fed, "the hanging daemon must not feed the watchdog");
     assert_eq!(get(&address(&patient).await, "/livez").await.status, 200);
     eventually("systemctl status shows the waiting operation", || async {
         of_patient.lines().iter().any(|line| line.starts_with("STATUS=running, ") && line.contains("; retrying: "))

@@ -1,4 +1,4 @@
-//! Access to the admin port, and invalid requests. The log shows no part of a request unescaped.
+//! Access to the admin port, and invalid requests. The log escapes all parts of a request.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -72,7 +72,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
     eventually("it is ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 200 }).await;
     proxy.hold();
     proxy.cut();
-    eventually("it is not ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 503 }).await;
+    eventually("the daemon is not ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 503 }).await;
     for (path, status) in [("/livez", 200), ("/readyz", 503)] {
         for header in ["", "Authorization: Bearer another-one-of-a-test\r\n"] {
             let answer = asked("10.0.0.7:8255", path, header).await;
@@ -83,7 +83,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
             asked("localhost", path, &token).await.json().is_object(),
             "a client with the token can read the reasons"
         );
-        assert_eq!(asked("evil.example", path, "").await.status, 403, "a page on the Web must be rejected");
+        assert_eq!(asked("evil.example", path, "").await.status, 403, "requests of Web pages must be rejected");
     }
     assert_eq!(asked("localhost", "/livez/", "").await.status, 401, "other paths must need the token");
     let url = format!("http://{port}");
@@ -114,8 +114,8 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             );
         }
     }
-    // Line ends, escape sequences of a terminal, and invalid UTF-8. They are in the path, the query, a header and the
-    // Host header.
+    // The path, the query, a header and the Host header contain line ends, escape sequences of a terminal, and invalid
+    // UTF-8.
     for request in [
         "GET /%0aforged%0d%1b[2J%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /v1/counters/%0aforged%1b[2J/42?q=%0aforged HTTP/1.1\r\nHost: localhost\r\nX-Forged: \u{9b}2J forged\r\n\r\n",
@@ -134,7 +134,7 @@ async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_k
             "{answer}"
         );
     }
-    // A request head that is too large, and a head with one line that is too large.
+    // The head of this request is too large.
     let large = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Large: {}\r\n\r\n", "x".repeat(20_000));
     assert_eq!(send(&port, &large).await.status, 431);
 

@@ -1,4 +1,4 @@
-//! The packages' reads and the documented samples, through a real gateway.
+//! Tests the packages' reads and the documented samples through a real gateway.
 
 use std::process::Command;
 
@@ -44,7 +44,7 @@ async fn samples_and_packages_agree_with_the_gateway() {
         let folder = package.install();
         let site = package.start(folder.path());
         site.call("open", json!([]), json!({"gateway": url, "token": TOKEN})).await.unwrap();
-        eventually("the gateway has the number", || async {
+        eventually("the gateway returns the counts", || async {
             site.done("counts", json!(["video", [42, "43"]])).await == json!([[42, 3], ["43", 0]])
         })
         .await;

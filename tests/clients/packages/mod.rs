@@ -1,4 +1,4 @@
-//! The packages under clients/: built, installed from the build, and used in an empty folder.
+//! Builds the packages under clients/, installs them from the build, and uses them in an empty folder.
 
 mod gateway;
 mod readme;
@@ -41,7 +41,7 @@ fn run(command: &mut Command) -> String {
 
 /// Builds Python's wheel and installs it. Its dependencies come from Debian.
 fn install_python(folder: &Path) {
-    // pip writes into the folder of the sources, so it gets a copy.
+    // pip writes into the folder of the sources, so pip gets a copy of this folder.
     let sources = folder.join("sources");
     run(Command::new("cp").args(["-r", "clients/python"]).arg(&sources).current_dir(root()));
     let pip = |arguments: &[&str]| {
@@ -151,7 +151,7 @@ impl Driver {
         Self { child, orders, answers }
     }
 
-    /// Calls a method. Calls of several tasks run at the same time.
+    /// Calls a method. If several tasks make calls, the calls run at the same time.
     pub async fn call(&self, method: &str, with: Value, options: Value) -> Result<Value, Failure> {
         let (answer, answered) = oneshot::channel();
         {

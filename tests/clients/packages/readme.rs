@@ -1,4 +1,4 @@
-//! The README's first event, unchanged, from a new user's folder.
+//! Runs the README's first example from a new user's folder. The example publishes the first event.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ fn first_event(world: &World) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
     let world = World::new("first_event", "[[rule]]\nmetric = \"like\"\n").await;
-    // As in config.toml: the daemon loads missing data into a new Redis.
+    // As with config.toml, the daemon loads missing data into a new Redis.
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "5s")]);
     daemon.logged("\"consuming\"").await;
     daemon.logged("redis-loaded").await;

@@ -18,8 +18,8 @@ use crate::common::{World, eventually, lose};
 use crate::quickstart::logged_in;
 use crate::stalling::{Stall, Stalling};
 
-/// Calls that must succeed have this deadline, also on a loaded machine. Within half of the deadline, the client
-/// detects a stalled broker.
+/// Calls that must succeed have this deadline, also on a loaded machine. The client detects a stalled broker within
+/// half of this deadline.
 const DEADLINE_S: u64 = 8;
 /// The deadline of calls that must fail.
 const SHORT_S: u64 = 1;
@@ -204,7 +204,7 @@ async fn lists(site: &mut Site) {
     let published = site.driver.done("publish_many", json!([list])).await;
     let users = published.as_array().unwrap().iter().map(|event| event["user_id"].as_str());
     assert!(users.eq(list.iter().map(|event| event["user_id"].as_str())), "{published}");
-    // The whole list again, unchanged.
+    // Publishes the whole list again, unchanged.
     assert_eq!(site.driver.done("publish_many", json!([published])).await, published);
 
     let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;

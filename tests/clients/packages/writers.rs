@@ -1,5 +1,5 @@
-//! The packages choose the path by the writer of a metric. They use the gateway if API servers count the metric, and
-//! RabbitMQ if no gateway answers.
+//! The packages choose how to publish an event by the writer of the event's metric. They use the gateway if API servers
+//! count the metric, and RabbitMQ if no gateway answers.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ async fn counted_at_once(site: &Site<'_>, gateway: &str) {
     site.driver.done("unlike", json!(["video", site.target, 1])).await;
     assert_eq!(site.number("like").await, 9);
     let liked = site.like(2).await;
-    assert_eq!(&site.driver.done("publish", json!([liked])).await["at"], &liked["at"], "it must be the same click");
+    assert_eq!(&site.driver.done("publish", json!([liked])).await["at"], &liked["at"], "both must be the same click");
 
     let event = |metric: &str| json!({"type": "count", "kind": "video", "target_id": site.target, "metric": metric, "delta": 2});
     let mut list = vec![event("share"), event("view")];

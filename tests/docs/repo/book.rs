@@ -1,22 +1,22 @@
-//! docs/ is a book in mdBook's format: its table of contents, and how long it is.
+//! docs/ is a book in mdBook's format. These tests check the book's table of contents and length.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{documents, read};
 
-/// Words of all pages together, and of one page. Code blocks and decisions do not count.
+/// The maximum numbers of words in all pages together and in one page. Code blocks and decisions do not count.
 const BOOK_WORDS_MAX: usize = 35_000;
 const PAGE_WORDS_MAX: usize = 3_500;
 
-/// The pages of the book without the records of decisions, by their paths below docs/.
+/// Returns the paths, below docs/, of all pages of the book except the records of decisions.
 fn pages() -> Vec<String> {
     let paths = documents().into_iter().filter_map(|path| Some(path.strip_prefix("docs").ok()?.to_owned()));
     let names = paths.map(|path| path.to_str().unwrap().to_owned());
     names.filter(|name| name != "SUMMARY.md" && !name.starts_with("decisions/0")).collect()
 }
 
-/// A page's lines outside code blocks.
+/// Returns a page's lines outside code blocks.
 pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     let lines = text.lines().enumerate().map(|(place, line)| (place + 1, line));
@@ -27,7 +27,7 @@ pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Words of a line; marks alone, such as a table's bars, are none.
+/// Returns the words of a line. Marks alone, such as a table's bars, are not words.
 fn words_of(line: &str) -> usize {
     line.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
 }

@@ -1,4 +1,4 @@
-//! Commands in the documents: the program and the scripts know them.
+//! Checks that the program and the scripts accept the commands in the documents.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ fn split(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// The commands in the shell blocks of all documents, each with its document.
+/// Returns the commands in the shell blocks of all documents, each with its document's name.
 fn commands() -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for document in documents() {
@@ -38,7 +38,7 @@ fn commands() -> Vec<(String, Vec<String>)> {
         for block in blocks(document, "sh") {
             let block = block.replace("\\\n", " ");
             let commands = block.lines().flat_map(split);
-            // Variables can stand before the command.
+            // Assignments of variables can precede the command.
             let is_variable = |word: &String| word.contains('=') && !word.starts_with('-');
             let commands = commands.map(|words| words.into_iter().skip_while(is_variable).collect::<Vec<_>>());
             found.extend(commands.filter(|words| !words.is_empty()).map(|words| (document.to_owned(), words)));

@@ -9,7 +9,7 @@ const FOLDER: &str = "docs/decisions";
 /// The maximum length of a record, in words: about one page.
 const WORDS_MAX: usize = 260;
 
-/// The names of the records' files, sorted.
+/// Returns the sorted names of the records' files.
 fn records() -> Vec<String> {
     let names = fs::read_dir(root().join(FOLDER)).unwrap().map(|entry| entry.unwrap().file_name());
     let mut records: Vec<String> =

@@ -214,7 +214,7 @@ fn every_test_that_the_documents_name_exists() {
             let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
             span.matches('_').count() >= 3 && span.chars().all(is_letter)
         };
-        // These names are not tests: settings and plugins of other programs, metrics and figures.
+        // These names are not names of tests. They are settings and plugins of other programs, metrics, and figures.
         let others =
             ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
         let is_metric = |name: &&str| ["tallyd_", "process_", "p99_"].iter().any(|it| name.starts_with(it));
@@ -286,7 +286,7 @@ fn every_file_that_the_documents_for_developers_name_exists() {
             let path = span.split(' ').next().unwrap();
             let folder = path.split_once('/').map(|(folder, _)| folder);
             let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
-            // Such a path is a pattern for many files, or the reader makes this file.
+            // Such a path is a pattern for many files, or the name of a file that the reader makes.
             let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
             assert!(
                 !is_named || is_pattern || root().join(path).exists(),

@@ -1,12 +1,12 @@
-//! The floors inside the daemon: a module imports only lower floors, and tasks never call each other. Between crates
-//! Cargo ensures the same.
+//! The floors inside the daemon: a module imports only lower floors, and tasks never call each other. Cargo ensures the
+//! same order between crates.
 
 use std::collections::BTreeSet;
 
 use super::{root, sources};
 
-/// The modules of `src/`, from the highest floor down. Modules of the same floor can import each other. Only tasks
-/// can't import other tasks.
+/// The modules of `src/`, from the highest floor down. Modules of the same floor can import each other, but a task must
+/// not import another task.
 const FLOORS: [&[&str]; 6] = [
     &["main", "app"],
     &["admin", "cli", "gateway"],
@@ -88,7 +88,7 @@ fn imports_point_down_and_tasks_never_call_each_other() {
     assert!(wrong.is_empty(), "these imports point up to a higher floor, or from one task to another: {wrong:?}");
 }
 
-/// The gateway is an API server. The daemon itself must not count or publish as one.
+/// The gateway is an API server. The daemon itself must not count or publish as an API server does.
 #[test]
 fn only_the_gateway_uses_the_api_servers_side() {
     let src = root().join("src");

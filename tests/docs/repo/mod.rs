@@ -75,7 +75,7 @@ fn table(document: &str, heading: &str) -> Vec<Vec<String>> {
     lines.skip(2).map(cells).collect()
 }
 
-/// Returns the blocks of that language in a document.
+/// Returns a document's code blocks in that language.
 fn blocks(document: &str, language: &str) -> Vec<String> {
     let text = read(document);
     let opening = format!("```{language}\n");
@@ -90,7 +90,7 @@ fn parsed(text: &str) -> Result<Config, String> {
     config::parse(text, "config.toml", []).map_err(|error| error.to_string())
 }
 
-/// Returns the text of config.toml. Its commented settings are turned on.
+/// Returns the text of config.toml. Settings that are commented out in the file are turned on in this text.
 fn with_examples() -> String {
     let setting = |line: &str| {
         line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with([' ', ':'])).map(str::to_owned)

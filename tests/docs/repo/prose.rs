@@ -1,4 +1,4 @@
-//! How the project's English looks: no banned words, no long sentences, no sentences that begin with a relative clause.
+//! Checks the project's English: no banned words, no long sentences, no sentences that begin with a relative clause.
 //! docs/development.md has the rules.
 
 use std::fs;
@@ -11,7 +11,8 @@ use super::{read, root};
 const WORDS_MAX: usize = 35;
 const LINE_MAX: usize = 160;
 
-/// Words that need a second reading, with those to write instead. A bar separates forms of one word.
+/// Words that make readers read a sentence twice, each with the words to write instead. A bar separates forms of one
+/// word.
 const BANNED: [(&str, &str); 32] = [
     ("anew", "again"),
     ("at once", "immediately, or at the same time"),
@@ -47,13 +48,13 @@ const BANNED: [(&str, &str); 32] = [
     ("of one's", "custom"),
 ];
 
-/// Questions may begin so; statements may not.
+/// A question can begin with these words, but a statement must not.
 const BEGINNINGS: [&str; 10] = ["What", "Who", "Whose", "Whom", "Whoever", "Whatever", "That", "Those", "Of", "None"];
 
-/// A message of MySQL, and a name of an account.
+/// Texts with banned words that are a message of MySQL or the name of an account.
 const QUOTED: [&str; 3] = ["has gone away", "\\\"nobody\\\"", "--reuid nobody"];
 
-/// A word in lower case without the marks around it. The name of a variable in a format is not a word.
+/// Returns the word in lower case, without the marks around it. The name of a variable in a format is not a word.
 fn plain(word: &str) -> String {
     if word.contains('{') {
         return String::new();
@@ -61,7 +62,7 @@ fn plain(word: &str) -> String {
     word.trim_matches(|letter: char| !letter.is_alphanumeric()).to_lowercase()
 }
 
-/// The banned words in a text, each with what to write instead.
+/// Returns the banned words in a text, each with its replacement.
 fn banned(text: &str) -> Vec<String> {
     let text = QUOTED.iter().fold(text.to_owned(), |text, quoted| text.replace(quoted, ""));
     let words: Vec<String> = text.split_whitespace().map(plain).collect();
@@ -77,7 +78,7 @@ fn banned(text: &str) -> Vec<String> {
     found
 }
 
-/// The sentences of a paragraph, each with the line on which it begins.
+/// Returns the sentences of a paragraph, each with the number of its first line.
 fn sentences(paragraph: &Paragraph) -> Vec<(usize, String)> {
     let (mut found, mut open) = (Vec::new(), None::<(usize, String)>);
     for (line, text) in paragraph {
@@ -97,7 +98,7 @@ fn sentences(paragraph: &Paragraph) -> Vec<(usize, String)> {
     found
 }
 
-/// The faults of paragraphs, each with its line.
+/// Returns the faults of paragraphs, each with its line number.
 fn faults(paragraphs: &[Paragraph]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for paragraph in paragraphs {
@@ -143,9 +144,9 @@ fn mark_of(file: &str) -> Option<&'static str> {
     let name = Path::new(file);
     let is_script = ["dev/", ".ci/", "packaging/deb/"].iter().any(|folder| file.starts_with(folder));
     match name.extension().and_then(|extension| extension.to_str()) {
-        // Data, and the list of words.
+        // These files are data, or contain the list of banned words.
         _ if file.starts_with("fuzz/corpus") || file.ends_with("repo/prose.rs") => None,
-        // A step that ran never changes, not even its comments: the database knows its checksum.
+        // A step that has run must never change, not even its comments, because the database stores its checksum.
         _ if file.starts_with("migrations/") => None,
         Some("rs" | "js" | "mjs" | "go") => Some("//"),
         Some("lua" | "sql") => Some("--"),
@@ -189,7 +190,7 @@ fn documents_are_in_plain_words_and_short_lines() {
 const BEING: [&str; 6] = ["is", "are", "was", "were", "be", "been"];
 const PARTICIPLES: [&str; 9] = ["shown", "written", "read", "sent", "kept", "made", "taken", "given", "found"];
 
-/// Words that begin a clause which may be passive: "dead letters that were replayed".
+/// These words begin a relative clause, which is allowed to be passive: "dead letters that were replayed".
 const SUBORDINATE: [&str; 14] = [
     "that", "which", "who", "whose", "if", "when", "while", "until", "because", "after", "before", "to", "could",
     "where",

@@ -63,7 +63,7 @@ fn page() -> String {
         for (key, of_key) in keys {
             let allowed = allowed(of_key);
             let meaning = of_key["description"].as_str().unwrap().replace(['\n', '|'], " ");
-            // config.toml has the range in its text. In this table the range has a column.
+            // config.toml has the range in its comments. This table has a column for the range instead.
             let meaning = meaning.replace(&format!(" ({allowed})"), "");
             writeln!(page, "| `{key}` | {} | {allowed} | {meaning} |", code(&of_key["default"])).unwrap();
         }

@@ -33,7 +33,7 @@ impl Collected {
     }
 }
 
-/// Code spans become `X`, links their text.
+/// Replaces code spans by `X`, and links by their text.
 fn plain(text: &str) -> String {
     let mut kept = String::new();
     for (place, part) in text.split('`').enumerate() {
@@ -50,7 +50,7 @@ fn plain(text: &str) -> String {
     found.replace(['[', ']', '*'], "")
 }
 
-/// A list's item without its mark.
+/// Returns the text of a list's item without the item's mark.
 fn item(line: &str) -> Option<&str> {
     let number = line.trim_start_matches(|letter: char| letter.is_ascii_digit());
     let numbered = if number.len() < line.len() { number.strip_prefix(". ") } else { None };
@@ -111,7 +111,7 @@ pub fn of_code(text: &str, mark: &str) -> Vec<Paragraph> {
         let indented = comment.trim_start_matches(['/', '!', '-', '#']);
         let comment = indented.trim();
         is_code ^= comment.starts_with("```");
-        // Diagrams, tables, and settings or statements that are switched off.
+        // These comments are diagrams, tables, or settings and statements that are switched off.
         let is_aligned = comment.contains("  ") || comment.contains("->") || indented.starts_with("   ");
         let is_off = mark == "#" && !indented.starts_with(' ');
         if is_code || comment.is_empty() || is_off || comment.starts_with(['|', '#']) {
@@ -133,7 +133,7 @@ fn is_sentence(text: &str) -> bool {
     text.matches(' ').count() > 1 && !["SELECT ", "INSERT ", "=>", "->"].iter().any(|code| text.contains(code))
 }
 
-/// The texts between double quotes on a line.
+/// Returns the texts between double quotes on a line.
 fn strings(line: &str) -> Vec<&str> {
     let (mut found, mut begin, mut is_escaped) = (Vec::new(), None, false);
     for (place, letter) in line.char_indices() {

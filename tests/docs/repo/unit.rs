@@ -54,7 +54,7 @@ fn the_unit_file_is_valid() {
 fn the_unit_may_do_no_more_than_it_needs() {
     for unit in UNITS {
         let folder = tempfile::tempdir().unwrap();
-        // systemd's score in tenths: at most 1.2, like the unit of Redis.
+        // systemd's exposure score must be at most 1.2, like the score of Redis' unit. The argument is in tenths.
         let arguments = ["security", "--offline=yes", "--no-pager", "--threshold=12"];
         let (narrow, said) = systemd_analyze(&arguments, &built_unit(unit, folder.path()));
         assert!(narrow, "{said}");
@@ -82,7 +82,8 @@ fn the_unit_waits_longer_than_the_drain_takes() {
     let drain = Config::default().daemon.drain_max_s;
     let too_long = seconds("TimeoutStopSec") - 9;
     assert!(complaint("drain_max_s", &format!("drain_max_s = {drain}"), too_long).is_some(), "{too_long} s is allowed");
-    // The daemon feeds the watchdog every third of its time. It stops feeding it while it writes the last batches.
+    // The daemon feeds the watchdog every third of its time. The daemon does not feed the watchdog while it writes the
+    // last batches.
     assert!(seconds("WatchdogSec") * 2 / 3 > drain);
 }
 
@@ -117,8 +118,8 @@ fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
     assert_eq!(names.collect::<Vec<_>>(), settings("LoadCredential").into_iter().chain(own).collect::<Vec<_>>());
 }
 
-/// 256 MiB for one partition, 128 MiB for each further partition (tests/it/limits), and 48 MiB per partition for a
-/// stack that parses the deepest headers.
+/// One partition needs 256 MiB, and each further partition needs 128 MiB (tests/it/limits). For each partition, a stack
+/// that parses the deepest headers needs another 48 MiB.
 #[test]
 fn the_unit_has_memory_for_four_partitions() {
     let gib: u64 = settings("MemoryMax")[0].strip_suffix('G').unwrap().parse().unwrap();

@@ -1,4 +1,4 @@
-//! Options of an archive run: some boards only, a dry run, a stop.
+//! Options of an archive run: it can archive only some boards, make a dry run, or be stopped.
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
 use tallyd::jobs::runner::Report as _;

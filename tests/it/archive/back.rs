@@ -16,7 +16,7 @@ impl Stage {
         self.everything().await.0
     }
 
-    /// Gives Redis exactly the data of `then`.
+    /// Replaces all data in Redis by the copy `then`.
     pub async fn go_back(&mut self, then: &Stored) {
         let now: Vec<String> = self.remember().await.into_keys().collect();
         self.redis.del::<_, ()>(now).await.unwrap();
@@ -27,7 +27,7 @@ impl Stage {
         }
     }
 
-    /// Archives an earlier week, so that Redis has the note of an earlier run.
+    /// Archives an earlier week, so that Redis has a note from an earlier run.
     async fn archive_another(&mut self) {
         let at = week("2026-W44");
         self.write(&at, &board(5)).await;
@@ -71,7 +71,7 @@ async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_cou
         let whole = raised(&whole, &live);
         stage.holds(&at, &whole).await;
         assert!(stage.in_redis(&at).await.is_empty());
-        // Later writes are late again, and the run adds them.
+        // Writes after this point are late writes again, and the run adds them.
         stage.archive(NOW.after(DAY)).await;
         stage.holds(&at, &whole).await;
         assert_eq!(stage.state(&at).await.as_deref(), Some(state));
@@ -215,8 +215,8 @@ async fn a_claim_notes_again_what_redis_has_forgotten() {
     let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
     assert_eq!(freeze().await, Freeze::UNCLAIMED);
     let noted = |generation, note| [(at.period.clone(), generation, note)];
-    // First the note belongs to another data set. Later the note belongs to this data set: with the old live zset,
-    // without the zset, and after an earlier restore.
+    // In the first case the note belongs to another data set. In the other cases the note belongs to this data set:
+    // with the old live zset, without the zset, and after an earlier restore.
     assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
     assert_eq!(freeze().await, Freeze { generation: 900, note: None });
     let live = stage.live(&at);

@@ -1,4 +1,4 @@
-//! Wrong clocks: a run archives no period that still gets writes, and deletes no archive.
+//! If a clock is wrong, a run archives no period that still gets writes, and deletes no archive.
 
 use std::path::PathBuf;
 

@@ -16,7 +16,7 @@ use super::{Board, ENDED_AT_ONCE, Stage, WEEKLY, board, week};
 
 const SIGABRT: i32 = 6;
 
-/// Runs the real program. Returns whether it crashed at the fault point.
+/// Runs the real program. Returns true if the program crashed at the fault point.
 pub fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     let mut tallyd = stage.world.command();
     let ended = tallyd
@@ -114,7 +114,7 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     stage.close().await;
 }
 
-/// With this page size, a test raises several pages of members and copies few pages.
+/// With this page size, a run raises the scores of several pages of members, but copies only a few pages.
 const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
 
 #[tokio::test]

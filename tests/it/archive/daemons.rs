@@ -1,5 +1,5 @@
-//! Daemons without commands: they save boards and report losses. They archive a board once, also if several daemons
-//! run.
+//! Daemons save boards and report losses automatically, without commands. They archive each board once, even if several
+//! daemons run.
 
 use std::process::Stdio;
 
@@ -28,7 +28,7 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     stage.lose(&at).await;
     stage.write(&at, &added).await;
     daemon.logged("\"board-lost\"").await;
-    // The daemon can be making a snapshot, so the test retries.
+    // The daemon is sometimes making a snapshot at this moment, so the test retries.
     let restored = || async {
         let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
         assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));

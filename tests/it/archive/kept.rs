@@ -1,4 +1,4 @@
-//! The archiver leaves a board that it can't archive in its place, and reports it with the reason. Other boards
+//! If the archiver can't archive a board, the archiver leaves the board in Redis and reports the reason. Other boards
 //! continue.
 
 use redis::AsyncCommands;

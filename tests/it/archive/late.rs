@@ -140,7 +140,7 @@ async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
     let at = week("2026-W46");
     stage.write(&at, &board(2_500)).await;
     stage.archive(NOW).await;
-    // An operator has the board archived again, from a smaller zset.
+    // An operator makes the archiver archive the board again, from a smaller zset.
     let frozen = stage.frozen(&at);
     stage.redis.zremrangebyrank::<_, ()>(&frozen, 20, -1).await.unwrap();
     stage.execute("DELETE FROM leaderboard_period").await;

@@ -54,7 +54,7 @@ const ENDED_AT_ONCE: &str =
 /// Members with their scores.
 type Board = BTreeMap<Vec<u8>, f64>;
 
-/// Makes a board. Many of its scores are equal, so the members' order depends on Redis.
+/// Makes a board. Many members have equal scores, so their order depends on Redis.
 fn board(members: usize) -> Board {
     (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
 }
@@ -197,7 +197,7 @@ impl Stage {
         run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await.map_err(JobError::into_error)
     }
 
-    /// Does a whole run, as a daemon does it.
+    /// Does a whole run as a daemon does.
     async fn archive(&self, now: Micros) -> Report {
         match self.run_once(&Scope::default(), now).await.unwrap() {
             Ran::Ended(report) => report,

@@ -102,8 +102,8 @@ async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing
     let until = Instant::now() + DEADLINE;
     let report = loop {
         // The process can be stopped in the middle of a transaction that holds the lock's row. The lock then stays
-        // until the server disconnects the process. The server can also run a page late that the process sent before
-        // the stop. Such a page extends the lease.
+        // until the server disconnects the process. If the process sent a page before the stop, the server can also
+        // execute this page late. Such a page extends the lease.
         kill_open_transactions(&stage).await;
         stage.end_lease().await;
         match stage.run_once(&Scope::default(), NOW).await.unwrap() {
@@ -243,7 +243,7 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
-    // Without a frozen zset no late writes are merged, because they are not the whole board.
+    // Without a frozen zset the run merges no late writes, because these writes are not the whole board.
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
     assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);

@@ -1,4 +1,4 @@
-//! Snapshots follow their boards. The remains of a lost board never replace its snapshot.
+//! Snapshots are updated when their boards change. The remains of a lost board never replace the board's snapshot.
 
 use redis::AsyncCommands;
 use sqlx::Row;
@@ -19,12 +19,12 @@ pub fn open() -> BoardPeriod {
 }
 
 impl Stage {
-    /// Saves the boards that are due, as a daemon does it.
+    /// Saves the boards that are due, as a daemon does.
     pub async fn save_due(&self, now: Micros) -> Report {
         self.save(None, false, now).await
     }
 
-    /// Saves all boards, as an operator does it.
+    /// Saves all boards, as an operator does.
     pub async fn save_all(&self, force: bool) -> Report {
         self.save(Some(&Scope::default()), force, NOW).await
     }
@@ -69,7 +69,7 @@ impl Stage {
     }
 }
 
-/// Adds one board to another.
+/// Adds the scores of one board to the scores of another board.
 pub fn add(to: &mut Board, added: &Board) {
     for (member, score) in added {
         *to.entry(member.clone()).or_default() += score;
@@ -281,7 +281,7 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     let run = stage.take().await;
     stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
-    // Redis has no mark, so the board was never saved completely and is not lost.
+    // Redis has no mark of the board. So the board was never saved completely, and Redis did not lose it.
     assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not immediately");
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
     assert_eq!(stage.saved(&at).await, board(30));

@@ -16,7 +16,7 @@ const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 
-/// Crashes at the fault point, then runs again to the end. Returns whether the first run reached the point.
+/// Crashes at the fault point, then runs again to the end. Returns true if the first run reached the point.
 async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     if !dies(stage, arguments, fault_point) {
         return false;

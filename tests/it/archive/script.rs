@@ -1,4 +1,4 @@
-//! The script that writers call.
+//! The Lua script that writers call.
 
 use redis::AsyncCommands;
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::{Alone, assert_exits};
 use crate::common::{World, stderr, stdout};
 
-/// Writes the snapshot instead of comparing it.
+/// If this variable is set, the test writes the snapshot instead of comparing it.
 const UPDATE: &str = "TALLYD_UPDATE_SNAPSHOT";
 
 /// Returns the commands in the order of the help, each before its subcommands.

@@ -14,12 +14,12 @@ use crate::common;
 use common::{World, stderr, stdout};
 use sqlx::AssertSqlSafe;
 
-/// A free port of this machine, on which nothing listens.
+/// Returns a port of this machine on which no program listens.
 fn closed_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The program with a configuration, but without servers.
+/// Runs the program with a configuration, but without servers.
 struct Alone {
     folder: tempfile::TempDir,
 }

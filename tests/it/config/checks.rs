@@ -38,11 +38,12 @@ fn assert_is(report: &Value, name: &str, status: &str, found: &str) {
     let checks = named(report, name);
     let fits = |check: &&Value| check["status"] == status && check["found"].as_str().unwrap().contains(found);
     assert!(checks.iter().any(fits), "{name} is not {status} with \"{found}\": {report:#}");
-    // Each problem says what to do.
+    // Each problem has a recommended action or a place in the configuration.
     assert!(checks.iter().all(|check| check["status"] == "ok" || check["do"].is_string() || check["at"].is_object()));
 }
 
-/// At its first start MySQL makes a certificate and a CA in a file. MariaDB has no such file, so this is for dev/lab.
+/// At its first start MySQL makes a certificate and a CA in a file. MariaDB has no such file, so only dev/lab can run
+/// this test with MySQL.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_certificate_that_mysql_makes_for_itself_is_enough() {
     let world = World::new("check_stock_tls", "").await;
@@ -138,9 +139,10 @@ async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     ] {
         let (proxy, url) = Proxy::before(url.expose()).await;
         proxy.hold_from(words);
-        // Plain text, because the proxy can't read TLS. MySQL has just seen the password.
+        // The connection is not encrypted, because the proxy can't read TLS. MySQL still knows the account's password
+        // from an earlier login.
         let url = if name.contains("MYSQL") { format!("{url}?ssl-mode=DISABLED") } else { url };
-        // An account that can read the settings of Redis. For other accounts the command prints "not known".
+        // This account can read the settings of Redis. For other accounts the command prints "not known".
         let patience = [
             ("TALLYD__REDIS__URL", world.config.redis.url.expose()),
             ("TALLYD__AMQP__TIMEOUT_MS", "1000"),

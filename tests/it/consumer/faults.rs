@@ -1,4 +1,4 @@
-//! The consumer among faults: crashes, cut connections, rivals, deleted queues.
+//! The consumer during faults: crashes, closed connections, rival daemons and deleted queues.
 
 use sqlx::AssertSqlSafe;
 use tallyd_core::event::LikeEvent;
@@ -77,8 +77,8 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.close().await;
 }
 
-/// RabbitMQ reports nothing to the consumer of a queue that was deleted and made again. The queue's deliveries are
-/// lost, until the prefetch is reached.
+/// If a queue is deleted and made again, RabbitMQ does not report this to the queue's consumer. The queue's deliveries
+/// are lost, until the prefetch is reached.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
     let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;

@@ -143,7 +143,7 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     (1..=1_000).filter(|user| ![13, 666].contains(user)).for_each(|user| model.apply(&event(user)));
     let daemon = world.daemon();
     world.publish(&publisher, &bodies).await;
-    eventually("all others are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
+    eventually("valid likes are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
         .await;
     world.drained(&publisher).await;
     assert!(daemon.stop().success());
@@ -219,8 +219,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     let world = World::new("lists", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 700").await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(30_000, 11);
-    // A list must be valid JSON, so the test sends invalid bodies alone. The events of a list belong to many users, so
-    // its routing key is random.
+    // A list must be valid JSON, so the test sends each invalid body as a separate message. The events of a list belong
+    // to many users, so its routing key is random.
     let (events, alone): (Vec<_>, Vec<_>) =
         bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
     let list = |part: &[(UserId, Vec<u8>)]| {
@@ -249,8 +249,8 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
     world.close().await;
 }
 
-/// Over a million events are queued, in lists of a thousand: some 100 MiB. The daemon holds only a few batches of these
-/// events in memory.
+/// Over a million events are queued, in lists of a thousand: about 100 MiB. The daemon holds only a few batches of
+/// these events in memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     let world = World::new("backlog", "").await;
@@ -270,7 +270,7 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    // The test subtracts the pages of the program file, because a debug build has many.
+    // The test subtracts the pages of the program file, because a debug build has many such pages.
     let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
     assert!(peak_mib < 50, "the daemon took up to {peak_mib} MiB besides its program");
     assert!(daemon.stop().success());

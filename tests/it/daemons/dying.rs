@@ -85,7 +85,7 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     hosts.push(cut);
     site.clicked(200).await;
     site.end(&world).await;
-    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "nothing must have drifted");
+    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "no counter must have drifted");
     assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons reconciled meanwhile");
     for host in hosts {
         assert!(host.daemon.stop().success());

@@ -53,7 +53,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
         let _: f64 =
             redis::cmd("ZINCRBY").arg(&key).arg(member % 7 + 1).arg(member).query_async(&mut redis).await.unwrap();
     }
-    // The second daemon crashes within an archive. The second or the third daemon resumes the reconcile.
+    // The second daemon crashes during an archive run. The second or the third daemon resumes the reconcile.
     die_at(&world, "archive:copied-page", 1).await;
     end_leases(&world).await;
     let daemon = world.daemon();

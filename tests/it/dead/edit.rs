@@ -37,7 +37,7 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
     let original = film(9, 5);
     put_bodies(&world, Reason::UnknownKind, std::slice::from_ref(&original)).await;
 
-    // Cancelled: no answer, a "no", an empty file, an editor that fails.
+    // No answer, the answer "no", an empty file or a failed editor cancels the replay.
     let output = edit(&world, "true", "", &[]);
     assert_exits(&output, 1, "would be refused: unknown-kind: kind is \"film\"");
     assert!(stderr(&output).contains("edit it again? [Y/n] "), "{}", stderr(&output));
@@ -87,7 +87,7 @@ async fn a_body_that_is_left_as_it_is_is_sent_byte_by_byte() {
         tallyd::runtime::clock::now()
     );
     put_bodies(&world, Reason::ReturnedByBroker, &[body.clone().into_bytes()]).await;
-    // An editor with arguments.
+    // The editor's command has arguments.
     let mut command = world.command();
     let output = command.args(["dead", "replay", "--edit", "1"]).env("VISUAL", "test -f").output().unwrap();
     assert_exits(&output, 0, "1 of 1");

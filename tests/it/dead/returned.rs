@@ -109,7 +109,7 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
         () = returning => {}
         () = waits(&world, 1) => {}
     }
-    // The consumer must be gone, or the daemon would wait for messages behind it.
+    // The test waits for the consumer's end. Until then the daemon would get no messages from the queue.
     eventually("no consumer is left", || async { publisher.depth(&queue).await.unwrap().consumers == 0 }).await;
     let output = world.tallyd(&["dead", "list"]);
     assert_exits(&output, 0, "1 messages were moved from");

@@ -27,7 +27,7 @@ async fn an_erase_that_is_killed_anywhere_is_ended_by_the_next() {
         likes.publish(&world, &publisher).await;
         let daemon = world.daemon();
         world.drained(&publisher).await;
-        // An archived day: the target is among members with equal scores.
+        // In this archived day, other members have the same score as the target.
         let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &Calendar::UTC);
         let key = world.cache.keys.board("hot", &today.previous().unwrap().to_string());
         for member in [VIDEO, 7, 90_000_000_000] {

@@ -24,7 +24,7 @@ use common::{Model, World, body, stderr, stdout};
 /// The id has so many digits that it differs from all other ids and numbers.
 const USER: UserId = UserId(70_070_070_007);
 
-/// The same for a target.
+/// This id of a target has the same property.
 const VIDEO: u64 = 42_042_042_042;
 
 /// The daemon counts likes, and API servers only publish.

@@ -161,7 +161,7 @@ async fn a_filter_is_built_again_without_the_erased_user() {
     world.close().await;
 }
 
-/// Runs the job that keeps filters once, when no other run holds the lock.
+/// Waits until no other run holds the lock. Then runs the filters' job once.
 async fn run_filters(world: &World) {
     let servers = Servers::new(&world.config).unwrap();
     let ran = runs::filters(&servers, &world.config, &CancellationToken::new()).await.unwrap();

@@ -88,7 +88,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     for user in 1_001..=1_250 {
         like_by_keys(&world, target(42), user, true).await;
     }
-    // A user whose click was counted without a check is noted, too.
+    // Redis also notes a user whose click was counted without a check.
     world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
@@ -118,7 +118,8 @@ struct Load {
     over: AtomicBool,
 }
 
-/// Likes and unlikes for these users until the end, and reads the filters all the time. No other task uses these users.
+/// Sends likes and unlikes of these users until the end of the test, and reads the filters all the time. No other task
+/// uses these users.
 async fn click(load: Arc<Load>, users: std::ops::Range<u64>, sends_bits: bool) -> u64 {
     let (world, mut redis) = (&load.world, load.world.redis().await);
     let (mut dice, mut liked, mut asked) = (Dice::new(users.start), HashSet::new(), 0);
@@ -263,7 +264,7 @@ async fn without_filters_no_key_of_one_is_made() {
     let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
-    // Producers that pass the filter's keys make no filter, even if the daemon has not built one yet.
+    // A producer that passes the filter's keys never makes a filter, even if the daemon has not built the filter yet.
     like_by_keys(&world, target(42), 1_001, true).await;
     assert!(daemon.stop().success());
     let mut redis = world.redis().await;
@@ -313,7 +314,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     let [filter, config, added] = keys(&world, target(42));
     let _: () = redis.hset(&config, "size", 1).await.unwrap();
     let _: () = api_redis.persist(&added).await.unwrap();
-    // The filter looks lost now, so the run drops it. The next run folds a noted user.
+    // Now the filter looks as if Redis had lost it, so the run drops it. The next run folds a noted user.
     assert_eq!(run_with(daemon).await.dropped, 1);
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);

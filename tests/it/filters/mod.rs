@@ -98,7 +98,7 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }
-        // If there is no integer, the filter was replaced in the meantime.
+        // If the script returns no integer, the filter was replaced in the meantime.
         if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
             return answer == 0;
         }

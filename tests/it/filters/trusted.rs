@@ -60,7 +60,7 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
     let epoch = world.cache.keys.filter_epoch();
     let ttl: i64 = redis.ttl(&epoch).await.unwrap();
     assert!((1..=3_600).contains(&ttl), "{ttl}");
-    // In the first pass the epoch has changed, as if a run after a failover has not reached this target yet. In the
+    // In the first pass the epoch has changed, as if a run after a failover had not reached this target yet. In the
     // second pass the epoch is missing, as after an hour without a run.
     let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
     for _ in 0..2 {
@@ -69,7 +69,7 @@ async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
         let asks = || async { client.liked(never, &[target(42)]).await.is_err() };
         eventually("the filter is not trusted", asks).await;
         let unlike = client.unlike(target(42), never, &[]).await.unwrap();
-        assert!(unlike.counted().is_some(), "a trusted filter knows that nothing changes");
+        assert!(unlike.counted().is_some(), "a trusted filter shows that the click changes nothing");
         let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
         let () = redis.del(&recent).await.unwrap();
         let () = redis.del(&epoch).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_mark_from_the_future_has_all_targets_looked_at() {
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     assert_eq!(run(&world).await.built, 1);
-    // Redis leaves this checkpoint if its clock was a day ahead.
+    // If Redis' clock is a day ahead, a run stores such a checkpoint.
     let ahead = "UPDATE job_run SET checkpoint = JSON_SET(checkpoint, '$.until', \
                  CAST(JSON_VALUE(checkpoint, '$.until') AS SIGNED) + 86400000000) WHERE job = 'filters'";
     assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);

@@ -1,5 +1,5 @@
-//! Runs the fuzz targets on a stable compiler, with their corpora and with mutations of the corpora by a seed.
-//! `dev/fuzz` does more runs, with libFuzzer if it is installed.
+//! Runs the fuzz targets on a stable compiler, with their corpora and with mutations of the corpora. A seed determines
+//! the mutations. `dev/fuzz` does more runs, with libFuzzer if it is installed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -19,7 +19,7 @@ fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Reads a count from the environment. With this count, a person can start more runs than the test suite.
+/// Reads a count from the environment. A person can use this count to start more runs than the test suite does.
 fn asked(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, but is {text}")))

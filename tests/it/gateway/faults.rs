@@ -43,7 +43,7 @@ async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
     // Even if a connection broke between two requests, the next request succeeds.
     let broker = url::Url::parse(world.config.amqp.url.expose()).unwrap();
     proxy.lead(format!("{}:{}", broker.host_str().unwrap(), broker.port().unwrap()));
-    eventually("the broker is reached again", || async { gateway.post(&list).await.status == 400 }).await;
+    eventually("the gateway reaches the broker again", || async { gateway.post(&list).await.status == 400 }).await;
     proxy.cut();
     assert_eq!(gateway.post(&count(1, "a")).await.status, 202);
     assert!(gateway.process.stop().success());

@@ -116,7 +116,7 @@ async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let mut slow = Vec::new();
     for number in 0..9_500 {
         let Ok(mut stream) = TcpStream::connect(&gateway.address).await else { break };
-        // Sends nothing, a part of the head, or all but a part of the body.
+        // Sends nothing, or 20 bytes of the head, or everything except the body's last 10 bytes.
         let sent = [0, 20, request.len() - 10][number % 3];
         stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
         slow.push(stream);

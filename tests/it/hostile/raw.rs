@@ -93,7 +93,7 @@ fn method(stream: &mut TcpStream, channel: u16, (class, method): (u16, u16), arg
     frame(stream, METHOD, channel, &[&class.to_be_bytes()[..], &method.to_be_bytes(), &arguments.concat()].concat());
 }
 
-/// Reads one method. Fails if it is another method.
+/// Reads one method. Fails if it is not the expected method.
 fn expect(stream: &mut TcpStream, (class, method): (u16, u16)) {
     let mut head = [0; 7];
     stream.read_exact(&mut head).unwrap();

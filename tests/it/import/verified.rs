@@ -14,7 +14,7 @@ async fn each_injected_difference_is_found_and_named() {
     let equal = report(&world, 0, &["--verify"]);
     assert_eq!((&equal["rows"], &equal["differing"]), (&equal["here"], &0.into()), "{equal}");
     assert_eq!((&equal["rows"], &equal["read"]), (&534.into(), &0.into()), "{equal}");
-    // Targets 2 and 3 get a missing row and a row with another state. Target 4 gets one row too many. Target 50 is
+    // Target 2 loses a row, and some rows of target 3 get the other state. Target 4 gets one row too many. Target 50 is
     // unknown to the site.
     run(&world, "DELETE FROM like_record WHERE target_id = 2 AND user_id = 1").await;
     run(&world, "UPDATE like_record SET is_del = 1 - is_del WHERE target_id = 3 AND user_id IN (2, 22, 522)").await;
@@ -35,7 +35,7 @@ async fn each_injected_difference_is_found_and_named() {
     ] {
         assert!(said.contains(line), "{line} is not in: {said}");
     }
-    // Only the first of many are reported.
+    // The import reports only the first of many differences.
     run(&world, "DELETE FROM like_record").await;
     let nothing = report(&world, 2, &["--verify"]);
     assert_eq!(nothing["differing"], 20);
@@ -181,7 +181,7 @@ async fn what_can_not_be_compared_ends_in_a_sentence() {
         (
             format!("SELECT {plain} FROM old_like {KEYSET} OR :rows > 0 ORDER BY post_id, user_id"),
             "page_rows = 2",
-            "more than the",
+            "returns more rows than :rows",
         ),
         (format!("SELECT {plain} FROM nowhere {KEYSET} {order}"), "", "nowhere"),
     ] {

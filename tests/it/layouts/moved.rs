@@ -37,7 +37,7 @@ const MORE: &str = "layout = \"packed\"\nbucket_bits = 7";
 const ENTITY: &str = "layout = \"entity\"\nbucket_bits = 4";
 const STRING: &str = "layout = \"string\"\nbucket_bits = 4";
 
-/// Migrates the counters. The command proves the result. Retries only while another run has the lock.
+/// Migrates the counters. The command checks that the result is right. Retries only while another run has the lock.
 async fn migrate(world: &World, from: &str, to: &str) {
     eventually("the counters are migrated", || async {
         let ended = world.tallyd(&["layout", "migrate", "--from", name(from), "--to", name(to)]);
@@ -256,7 +256,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
         assert_eq!(likes, [Some(1), Some(0), Some(1)]);
     }
     let mut model = Model::default();
-    // The like that was undone had been published.
+    // The like had been published before it was undone.
     for event in [first.event, second.event, blind.event] {
         model.apply(&event);
     }

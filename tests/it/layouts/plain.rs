@@ -84,7 +84,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
             .await
             .unwrap();
         let targets: Vec<_> = (1..=20).map(target).collect();
-        eventually("what was lost is loaded", || async {
+        eventually("the lost data are loaded", || async {
             redis_likes(&client, &targets).await.iter().all(Option::is_some)
         })
         .await;

@@ -25,7 +25,8 @@ async fn more_targets_than_the_buckets_suit_are_warned_of() {
     fill(&world, 10_000).await;
     sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
     let checked = stdout(&world.tallyd(&["config", "check"]));
-    // 10,000 targets need 2^7 buckets. The estimate can be half or twice as much, so it is wrong by one bit at most.
+    // 10,000 targets need 2^7 buckets. The estimate is between half and twice the right number, so the recommended bits
+    // differ by at most one.
     let suited = ["6", "7", "8"].map(|bits| format!("targets, which need bucket_bits = {bits}"));
     assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
     world.close().await;
@@ -57,7 +58,7 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
     // Each code up to the last one takes two bytes in a field, even if no metric has the code.
     let long = "hash-max-listpack-value is 64, but a target with counters of seven digits takes 92 bytes";
-    let marked = "a mark for each of 64 partitions, about 1242 bytes";
+    let marked = "a mark for each of the 64 partitions: the marks of a bucket take about 1242 bytes";
     for (name, value, text, warns) in [
         ("TALLYD__METRICS__SHARE", "40", long, true),
         ("TALLYD__METRICS__SHARE", "20", "hash-max-listpack-value", false),

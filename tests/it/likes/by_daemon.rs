@@ -17,7 +17,7 @@ use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, d
 /// The difference between the clocks of two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
-/// Users click on targets by two API servers. The clock of one API server is an hour behind.
+/// Users click on targets through two API servers. The clock of one API server is an hour behind.
 struct Clicks {
     dice: Dice,
     targets: u64,
@@ -58,7 +58,7 @@ async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
     (world, publisher, daemon)
 }
 
-/// Waits until all published events are in MySQL, and their changes in Redis.
+/// Waits until all published events are in MySQL, and their changes are in Redis.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
     world.outbox_added().await;
@@ -92,7 +92,7 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
 async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
     let (world, publisher, daemon) = open("by_daemon_client", "").await;
     let client = world.client();
-    // A double click, a like and an unlike.
+    // User 1 clicks twice. User 3 likes, and then unlikes.
     for user in [1, 1, 2, 3] {
         let clicked = client.like(target(42), UserId(user), &[]).await.unwrap();
         assert!(matches!(clicked, Clicked::Published(_)), "{clicked:?}");

@@ -1,4 +1,5 @@
-//! The side of API servers. A click counts once, is undone if it can't be published, and is visible immediately.
+//! The functions that API servers use. A click counts once, is undone if it can't be published, and is visible
+//! immediately.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first failure")]
 

@@ -85,7 +85,7 @@ async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     assert_redis_equals(&world, &Model::default()).await;
     assert_eq!(points(&world).await, None);
 
-    // If three clicks fail, the last failure undoes the like, in any order of the clicks.
+    // Three clicks fail, in any order. The last failure undoes the like.
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let (other, second) = held_like(&world, &[LIKES]).await;
     proxy.fail();

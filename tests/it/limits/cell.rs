@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::Daemon;
 
-/// There is no folder if this user can't make control groups. The tests always check the memory peak that the kernel
+/// `folder` is `None` if this user can't make control groups. The tests always check the memory peak that the kernel
 /// records for each process.
 pub struct Cell {
     folder: Option<PathBuf>,

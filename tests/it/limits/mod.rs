@@ -24,8 +24,8 @@ fn memory_max_mib(partitions: u64) -> u64 {
     256 + 128 * (partitions - 1)
 }
 
-/// Connections, the log and epoll need less than these limits. A leak for each message or for each outage would exceed
-/// the limits by far.
+/// Connections, the log and epoll together stay below these limits. A leak for each message or for each outage would
+/// exceed the limits by far.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;

@@ -32,7 +32,7 @@ async fn a_fence_waits_for_a_map_that_its_configuration_lacks() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(daemon.stop().success());
     site.publish(&event("LIKE", 42, 7, now_ms())).await;
-    // The queue has no consumer, and this configuration does not know it.
+    // The queue has no consumer, and this configuration has no map with this queue.
     site.world.set(&without);
     let output = site.world.tallyd(&["reconcile", "--full"]);
     let said = format!("{} has 1 messages and no consumer", site.queue());

@@ -97,7 +97,7 @@ async fn stop_counting_in_old_keys(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
 }
 
-/// Follows the way back of step 6. The old keys lack the views that were only published.
+/// Follows the instructions that undo step 6. The old keys lack the views that were only published.
 async fn count_in_old_keys_again(mover: &mut Mover) {
     {
         let mut clicks = mover.site.clicks.lock().await;
@@ -174,7 +174,7 @@ async fn end_the_move(mover: &mut Mover) {
 async fn a_site_that_goes_on_liking_moves_by_the_page() {
     let mut mover = Mover::new("moving").await;
     read_beside_the_old_worker(&mut mover).await;
-    // The engineer goes back, and then forward again.
+    // The engineer undoes the steps, and then repeats them.
     mover.take_out(&["map"]);
     mover.back(2).await;
     mover.reconnect().await;

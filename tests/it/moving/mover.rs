@@ -1,4 +1,4 @@
-//! An engineer who follows the page. The engineer makes its settings, and runs its commands unchanged.
+//! An engineer who follows the page. The engineer writes the page's settings, and runs the page's commands unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -116,7 +116,7 @@ impl Mover {
         }
     }
 
-    /// Follows the page's way back from a step.
+    /// Follows the page's instructions that undo a step.
     pub async fn back(&mut self, number: usize) {
         for block in self.step(number).back {
             self.run(block).await;
@@ -206,7 +206,7 @@ impl Mover {
         command
     }
 
-    /// Adds to the settings.
+    /// Adds text to the settings.
     fn add(&mut self, text: &str) {
         let given: toml::Table = text.parse().unwrap();
         for (section, value) in given {
@@ -304,7 +304,8 @@ fn names(world: &World, account: &str, database: &str) -> Names {
         (r"'^tally\.'", format!(r"'^{}\.'", world.name)),
         ("DATABASE tally;", format!("DATABASE {};", world.name)),
         ("'tallyd'@'%'", of_mysql),
-        // Times close to now in the samples, few buckets, and a shorter pause before the second pass.
+        // In the test the samples have current times, there are few buckets, and the pause before the second pass is
+        // shorter.
         ("1795251385004", now),
         ("packed:13", "packed:4".to_owned()),
         ("--deletions", "--deletions --look-again 2s".to_owned()),

@@ -67,7 +67,7 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
     assert_eq!(in_mysql(&world).await, written);
     for socket in &sockets {
         let shown = || async { stdout(&world.tallyd(&["status", "--url", socket])) };
-        eventually("the status shows it", || async { shown().await.contains("consumer is paused until") }).await;
+        eventually("the status shows the pause", || async { shown().await.contains("consumer is paused until") }).await;
         let shown = shown().await;
         assert!(shown.contains("tallyd resume consumer") && shown.contains("ready: "), "{shown}");
         assert_eq!(world.tallyd(&["healthcheck", "--url", socket]).status.code(), Some(0));

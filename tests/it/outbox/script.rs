@@ -60,7 +60,7 @@ async fn rows_once(name: &str, settings: &str) {
     let sampled = OutboxOffsets::parse(&marks(&world, 1).await).unwrap();
     assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,60001:5,60007:5,65535:1").unwrap());
     let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
-    // The fields are `_o`, seven marks and one more, `_m`, and two marks of maps. There is no `_`.
+    // The twelve fields are `_o`, eight marks, `_m`, and two marks of maps. There is no `_`.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
     assert_eq!(sizes, [Size { fields: targets + 12, numbers }]);
     world.close().await;
@@ -243,7 +243,7 @@ async fn a_bucket_with_some_rows_of_a_pass_gets_the_others_alone() {
     let left = apply(&world, &world.cache, 0, &[(7, vec![add(1, VIEW, 7)]), (9, vec![add(1, VIEW, 1_000)])]).await;
     assert_eq!(left, Left { unknown_marks: 1, ..Left::default() });
     assert_eq!(in_redis(&world, &world.cache, 2).await, [((1, 3), 1_111), ((2, 5), -3)].into());
-    // An addition that leads below zero, and a counter of sixteen digits.
+    // One addition leads below zero, and another makes a counter of sixteen digits.
     let huge = [(10, vec![add(1, VIEW, -2_000), add(2, FORWARD, 3), add(3, VIEW, 4_000_000_000_000_000)])];
     apply(&world, &world.cache, 0, &huge).await;
     assert_eq!(in_redis(&world, &world.cache, 3).await, [((1, 3), -889), ((3, 3), 4_000_000_000_000_000)].into());

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::proof::{Act, Row, first_wrong};
 use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, target};
 
-/// Concurrent tasks. Each acts for 20 users in turn, on a few hot targets and many cold targets.
+/// The number of concurrent tasks. Each task acts for 20 users in turn, on a few hot targets and many cold targets.
 const CLICKERS: u64 = 10;
 const HOT: u64 = 2;
 const COLD: u64 = 150;

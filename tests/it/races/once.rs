@@ -34,7 +34,7 @@ async fn with_a_repair_on_the_way(name: &str) -> (Stage, Proxy) {
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     assert!(stderr(&output).contains("repair counters"), "{}", stderr(&output));
     assert_eq!(stage.repairs().await, [repair(1, -1, Some("done")), repair(1, -3, None)]);
-    assert_eq!(stage.world.redis_counters().await[&target(1)], 6, "nothing was added yet");
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 6, "nothing has been added yet");
     stage.like(1, 50).await;
     (stage, proxy)
 }

@@ -40,7 +40,7 @@ async fn of_two_at_once_one_is_told_to_try_later() {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     };
-    eventually("the first one has stopped", stopped).await;
+    eventually("the first run has stopped", stopped).await;
     let second = world.tallyd(&["recount"]);
     assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
     assert!(stderr(&second).contains("is already running this job"), "{}", stderr(&second));
@@ -150,7 +150,7 @@ async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     let second = world.daemon();
     second.logged("\"consuming\"").await;
     publish(0).await;
-    eventually("the first one has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
+    eventually("the first daemon has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
         .await;
 
     // The first event is in its transaction, the second in the next batch, and the third in no batch.

@@ -25,7 +25,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
         model.apply(&counted.event);
     }
     world.drained(&publisher).await;
-    // The likes become older than `overlap`. So later runs do not check these likes only because of the overlap.
+    // The likes become older than `overlap`. So the overlap alone is no reason for later runs to check these likes.
     let until = last.unwrap().after(Duration::from_secs(2));
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);

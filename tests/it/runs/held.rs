@@ -1,4 +1,4 @@
-//! A lost bucket, a foreign key, a lease, or the rows of other runs must not block other work.
+//! A lost bucket, another program's key, a lease, or the rows of other runs must not block other work.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
         named.sort();
         assert_eq!(named, foreign, "{report}");
     }
-    // After the keys are deleted, the buckets are missing like any other bucket.
+    // After these keys are deleted, their buckets are missing like any lost bucket.
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
     assert_redis_equals(&world, &model).await;

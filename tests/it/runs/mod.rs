@@ -1,5 +1,5 @@
-//! Reconciles as an operator sees them: stopped, killed, too long, or above the limits. Also losses of Redis while the
-//! daemon runs.
+//! Reconciles as an operator sees them: stopped, killed, too long, or above the limits. Some tests lose Redis' data
+//! while the daemon runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -90,7 +90,7 @@ async fn every_repair_is_noted_with_what_was_before() {
         (3, "mysql".to_owned(), 9, -7, done()),
     ];
     assert_eq!(noted, expected);
-    // The row is kept for [reconcile] repair_keep. The next run after that deletes it.
+    // The row is kept for [reconcile] repair_keep. The first run after this time deletes the row.
     sqlx::query("UPDATE repair SET repaired_at = NOW(6) - INTERVAL 91 DAY WHERE target_id = 1")
         .execute(&world.pool)
         .await
@@ -118,7 +118,7 @@ async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
     assert_eq!(second["checked"].as_u64().unwrap() + checked, 100, "{first} {second}");
     assert_eq!((&second["ended"], &second["repaired"]), (&"done".into(), &1.into()), "{second}");
     assert!(second["resumed_run"].is_u64(), "{second}");
-    // The second run was done, so the next run begins at the start.
+    // The second run had finished, so the next run begins at the first target.
     let third = world.report(&["reconcile", "--resume"]);
     assert_eq!((&third["checked"], &third["resumed_run"]), (&100.into(), &serde_json::Value::Null), "{third}");
     assert_redis_equals(&world, &model).await;

@@ -1,4 +1,4 @@
-//! Scrubs: full runs in slices.
+//! Scrubs are full runs that are split into parts.
 
 use std::collections::BTreeSet;
 

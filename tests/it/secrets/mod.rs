@@ -77,7 +77,7 @@ fn ways_of_writing(text: &str) -> Vec<String> {
     let mut ways = vec![text.to_owned(), numbers.join(", "), numbers.join(","), hex.to_uppercase(), hex];
     for before in 0..3 {
         let encoded = BASE64_STANDARD.encode([vec![0; before], bytes.to_vec()].concat());
-        // Cuts the base64 letters that also depend on the neighbouring bytes.
+        // Removes the base64 letters that also depend on the neighbouring bytes.
         let (from, to) = ((before * 8).div_ceil(6), (before + bytes.len()) * 8 / 6);
         ways.push(encoded[from..to].to_owned());
     }

@@ -46,7 +46,7 @@ async fn sets_and_counts_end_the_same_in_any_order_on_two_partitions() {
     assert_eq!(unread(&world).await, model(&events));
     world.publish(&publisher, &shuffled(2, &events)).await;
     world.drained(&publisher).await;
-    assert_eq!(unread(&world).await, model(&events), "all of it again");
+    assert_eq!(unread(&world).await, model(&events), "the same events again must change nothing");
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
     assert!(daemon.stop().success());
     world.close().await;

@@ -76,7 +76,7 @@ async fn at_equal_times_a_count_is_void_and_the_larger_value_wins() {
     assert_eq!(
         world.count("SELECT COUNT(*) FROM applied_event").await,
         2,
-        "the ledger must have events without effect, too"
+        "the ledger must also have events without effect"
     );
     assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta").await, 1);
     assert!(daemon.stop().success());

@@ -204,7 +204,7 @@ impl Cluster {
         assert!(sent.success(), "kill -{name}");
     }
 
-    /// The value of an Erlang expression on a node.
+    /// Returns the value of an Erlang expression on a node.
     pub fn eval(&self, place: usize, expression: &str) -> String {
         let output = self.ctl(place, &["eval", expression]);
         assert!(output.status.success(), "{expression}: {}{}", stdout(&output), stderr(&output));

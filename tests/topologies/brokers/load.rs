@@ -1,4 +1,4 @@
-//! Likes, unlikes and counts that continue while the broker has any fault.
+//! Likes, unlikes and counts that continue during all faults of the broker.
 //!
 //! Like users and services, this load retries a call until the broker confirms it. So the test knows the exact result.
 //! For likes the result is the newest event of each pair, for counts it is the sum of all ids.
@@ -74,8 +74,8 @@ impl Load {
     }
 }
 
-/// One user after the other likes a video. Every fourth user also unlikes the video. Returns all events that can have
-/// been published.
+/// One user after the other likes a video. Every fourth user also unlikes the video. Returns all events that have
+/// possibly been published.
 async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress: Arc<Progress>) -> Vec<LikeEvent> {
     let mut events = Vec::new();
     for turn in 0.. {

@@ -15,7 +15,7 @@ use load::{Load, TARGETS};
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
 
-/// A node is cut off for this time.
+/// A node is cut off from the other nodes for this number of seconds.
 const CUT_OFF_S: u64 = 8;
 
 /// The nodes, a world that uses them, a daemon, and a continuous load.
@@ -81,8 +81,8 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        // A click meets a fault only by chance, so the test checks the daemon's log for faults. Some undone clicks had
-        // events that arrived, and some clicks were repeated.
+        // A click meets a fault only by chance, so the test checks the daemon's log for faults. Some clicks were undone
+        // although their events had arrived, and some clicks were repeated.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();

@@ -45,8 +45,8 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
-    // Redis returns the keys in any order. This key is first, because every like needs it. Perhaps no like needs some
-    // of the other keys.
+    // Redis returns the keys in any order. The test moves `key` first, because every like needs it. It is possible that
+    // no like needs some of the other keys.
     keys.sort_by_key(|found| found != key);
     assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
     for (place, moved) in keys.iter().enumerate() {

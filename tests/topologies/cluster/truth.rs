@@ -21,7 +21,7 @@ const SETTINGS: &str = "bucket_bits = 9\n[reconcile]\nscrub_parts = 2\n\
 /// The scores of a board's members.
 type Scores = BTreeMap<Vec<u8>, u64>;
 
-/// Likes each target, then undoes some of the likes. Both change two boards.
+/// Likes each target, then undoes some of the likes. Each like and each undo changes two boards.
 async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
     let (mut dice, mut videos, mut users) = (Dice::new(7), Scores::new(), Scores::new());
     let likes: Vec<(Target, UserId)> = (1..=TARGETS)

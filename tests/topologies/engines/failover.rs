@@ -186,7 +186,7 @@ async fn a_comparison_reads_nothing_from_a_read_only_server() {
     assert!(store.fences("reconcile").await.is_ok());
     assert!(store.truths(&[(target(1), Metric(1))], None, None).await.is_ok());
     run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
-    // The server is read-only, as a replica is behind a proxy that sends reads to replicas.
+    // The server is read-only, like a replica behind a proxy that sends reads to replicas.
     let fences = store.fences("reconcile").await;
     assert!(fences.is_err_and(|error| error.is_of_no_primary()));
     let truths = store.truths(&[(target(1), Metric(1))], None, None).await;

@@ -1,5 +1,5 @@
 //! MySQL on more than one server: a failover behind a fixed address, and a Galera cluster whose nodes all accept
-//! writes. Other tests spread events by target.
+//! writes. Some other tests here spread events by target.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -50,7 +50,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
 async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for_the_master() {
     let stage = Stage::new("sentinel_frozen").await;
     let old = stage.group.master().await.unwrap();
-    // The connection of this client survives the freeze, because the client sends nothing during it.
+    // The connection of this client survives the freeze, because the client sends nothing during the freeze.
     let idle = stage.group.client(&stage.world);
     let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap())];
     let crowd = stage.crowd();
@@ -65,7 +65,7 @@ async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for
     let took = stage.group.commands(old, "evalsha").await;
     kept.push(idle.like(target(2), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap()));
     goes_on(&crowd).await;
-    assert_eq!(stage.group.commands(old, "evalsha").await, took, "likes that are lost with it");
+    assert_eq!(stage.group.commands(old, "evalsha").await, took, "the old master got a like");
     assert!(stage.group.commands(new, "evalsha").await > before);
     stage.group.is_replica(old).await;
     goes_on(&crowd).await;

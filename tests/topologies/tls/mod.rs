@@ -114,7 +114,8 @@ fn stop(daemon: Daemon) {
     assert!(daemon.stop().success(), "{log}");
 }
 
-/// With `VERIFY_CA` any name is accepted, but only the site's own CA. The CAs of the system do not matter.
+/// With `VERIFY_CA` a certificate can have any name, but only the site's own CA is accepted. The CAs of the system do
+/// not matter.
 async fn a_stock_mysql_is_known_by_its_own_authority_alone(world: &World, servers: &Servers, client: &Client) {
     let by_name = settings(&world.name, servers, Some("tallyd.pem"));
     let by_authority = by_name.replace(&format!("/{}\"", world.name), &format!("/{}?ssl-mode=VERIFY_CA\"", world.name));
@@ -166,7 +167,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     let right = settings(&world.name, &servers, Some("tallyd.pem"));
     world.set(&right);
 
-    // An API server likes, the daemon writes the like, and a reconcile sends all its requests.
+    // An API server sends a like, the daemon writes the like, and a reconcile sends all its requests.
     let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
     daemon.logged("\"consuming\"").await;
     let checked = world.tallyd(&["config", "check"]);
