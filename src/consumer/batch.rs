@@ -173,7 +173,7 @@ impl Batch {
         *highest = fence.max(*highest);
     }
 
-    /// Whether there is more than one thing to write.
+    /// Whether the batch has more than one event or dead letter.
     pub(super) fn can_split(&self) -> bool {
         self.events.len() + self.refused.len() > 1
     }
@@ -182,7 +182,8 @@ impl Batch {
     /// all events. Both parts are smaller if the batch [can be split](Self::can_split).
     #[must_use]
     pub(super) fn split(&mut self) -> Self {
-        // One part gets the events and the other part the dead letters. A batch that has only one of the two is halved.
+        // One part gets the events and the other part the dead letters. A batch that has only events or only dead
+        // letters is halved.
         let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
         let (events, refused) = (self.events.len(), self.refused.len());
         Self {

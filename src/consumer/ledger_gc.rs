@@ -12,7 +12,7 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use tallyd_mysql::Store;
 
-/// The interval between two checks for days to empty. Several daemons can check at the same time.
+/// The interval between two checks for days whose entries must be deleted. Several daemons can check at the same time.
 const EVERY: Duration = Duration::from_secs(3_600);
 
 /// Delay before the next try if another session has locked the table. The delay is needed because every batch with

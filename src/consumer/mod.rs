@@ -89,7 +89,7 @@ pub struct Partition {
     pub store: Store,
     /// The name of this daemon: its host and process.
     pub owner: String,
-    /// A reload changes metric rules and limits. Other settings keep their values from the start.
+    /// A reload changes metric rules and limits. Other settings keep their values from the daemon's start.
     pub live: ConfigHandle,
     pub(crate) control: Control,
     /// Wakes the outbox after a commit with additions to Redis. This sender is dropped when the partition's task ends.

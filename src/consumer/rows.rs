@@ -26,7 +26,7 @@ const ASKS_AFTER_ONE: u32 = 100;
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
     pub metric: Metric,
-    /// Whether targets have Bloom filters. If so, the outbox adds the users who like a target to its filter.
+    /// Whether targets have Bloom filters. If so, the outbox adds the users who like a target to the target's filter.
     pub has_filters: bool,
     /// Whether old states are read before rows are written. This is the slower way, for servers that do not support the
     /// faster one.
@@ -140,8 +140,8 @@ impl Counts {
         Ok(all)
     }
 
-    /// Records that a transaction failed. Perhaps it contained a count that was applied before, or its COMMIT
-    /// succeeded.
+    /// Records that a transaction failed. The reason can be a count that was applied before, or a COMMIT that succeeded
+    /// without a reply.
     pub(super) fn failed(&mut self) {
         self.asks_ledger = self.asks_ledger.max(1);
     }

@@ -8,7 +8,7 @@
 //!   letter is still open and can be replayed once more: applying an event twice changes nothing.
 //! * A: a letter is replayed. B: the consumer refuses it immediately and opens it again. C: the command records the
 //!   replay. The command records the replay only if the letter's `refusals` has not changed since the letter was read.
-//!   Here it has changed, so the letter stays open.
+//!   In this race `refusals` has changed, so the letter stays open.
 //! * A: a message is taken from the queue of returned messages and written. B: the command is killed before it
 //!   acknowledges the message. The broker delivers the message again. The message has the same digest, so it becomes
 //!   the same row.

@@ -23,8 +23,8 @@ pub struct Preview {
     pub is_fence: bool,
     /// The body contains likes. The [Bloom filters](crate::jobs::filters) must be rebuilt to include them.
     pub has_likes: bool,
-    /// The routing key that producers use. For likes it follows `[amqp] partition_by`. For counts it is the target's
-    /// id. For a list of events it is the routing key of the first event.
+    /// The routing key that producers use. For likes the key follows `[amqp] partition_by`. For counts the key is the
+    /// target's id. For a list of events the key is that of the first event.
     pub routing_key: String,
     /// The map's queue that the letter came through. The letter is replayed to this queue, and not through tallyd's
     /// exchange.

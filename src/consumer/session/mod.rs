@@ -146,8 +146,8 @@ struct Session<'a> {
     writer: Option<BatchWriter>,
     writing: Option<Writing>,
     learned: &'a mut Learned,
-    /// The outage of the connection. The outage ends when a batch is written, or after some time without a failure. A
-    /// connection that only seems to work must not be reopened without a delay.
+    /// The outage of the connection, if there is one. The outage ends when a batch is written, or after some time
+    /// without a failure. A connection that only seems to work must not be reopened without a delay.
     outage: &'a mut Outage,
     began: Instant,
     /// Set when a batch is written, when a batch fails in MySQL, or when nothing has failed for some time.

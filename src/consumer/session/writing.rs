@@ -93,7 +93,7 @@ impl Session<'_> {
         }
     }
 
-    /// Waits for the running transaction. Meanwhile it takes in the messages that still arrive. Otherwise these
+    /// Waits for the running transaction. During the wait it takes in the messages that still arrive. Otherwise these
     /// messages would stay in the library, and their bytes would not be counted.
     async fn written(&mut self) -> Result<Written, SessionEnd> {
         loop {

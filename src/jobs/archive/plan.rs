@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(plan(STAY, at(60)), end);
         assert_eq!(plan(STAY, at(600)), end);
         assert_eq!(plan(Duration::ZERO, DONE_AT), end);
-        // A clock that was set back makes it wait longer, never shorter.
+        // If the clock was set back, the period waits longer, never shorter.
         assert_eq!(plan(STAY, at(-10)), Plan::Wait { left: Duration::from_secs(70) });
     }
 }

@@ -172,7 +172,8 @@ impl Filters {
         }
     }
 
-    /// Does the run `number` of the job, whose lock the caller holds. Ends between two steps when `stop` is cancelled.
+    /// Executes the run `number` of the job. The caller holds the job's lock. Ends between two steps when `stop` is
+    /// cancelled.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
         let LastMarks { newest, newest_age, done, done_age } =
             self.store.last_marks(JobName::Filters.name(), MODE, number).await?;

@@ -110,8 +110,8 @@ impl<'a> Measure<'a> {
     }
 
     /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read.
-    /// Counters with an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are only
-    /// measured again: they were busy because rows of their outbox were deleted.
+    /// Counters with an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are measured
+    /// again without a watch: they were busy because rows of their outbox were deleted.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -198,7 +198,7 @@ impl<'a> Measure<'a> {
         Ok(now.before(servers.limits.publish_grace.0))
     }
 
-    /// Waits for a fence without a timeout.
+    /// Waits for a fence, and has no timeout.
     pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
         let passed = self.fence(Duration::ZERO).await;

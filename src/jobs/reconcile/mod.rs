@@ -15,12 +15,12 @@
 //!
 //! The races, and what decides them:
 //!
-//! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The
-//!   first measurement finds +1. The second measurement samples `publish_grace` later, and sends its fence after
-//!   another `publish_grace`. So the second measurement includes C, and nothing is repaired. If C is later than both
-//!   fences, the like appears as a drift and is repaired. The same happens with two late events, if one misleads the
-//!   first measurement and the other one misleads the second measurement. The next run that finds the events reverts
-//!   the repair.
+//! * A: an API server counts a like in Redis. B: the first measurement's sample and fence. C: the like's event is
+//!   published. The first measurement finds +1. The second measurement samples `publish_grace` later, and sends its
+//!   fence after another `publish_grace`. So the second measurement includes C, and nothing is repaired. If C is later
+//!   than both fences, the like appears as a drift and is repaired. The same happens with two late events, if one
+//!   misleads the first measurement and the other one misleads the second measurement. The next run that finds the
+//!   events reverts the repair.
 //! * A: the sample. B: a like. The like's `at` is after the cut, so the row of `counter` shows that the counter is
 //!   busy.
 //! * A: two measurements agree on a drift. B: a like. C: the repair. The repair adds a difference, and so keeps B
@@ -108,8 +108,8 @@ impl Reconciler {
         Ok(Self { servers })
     }
 
-    /// Does the run `number` of the job and shows its progress. The caller holds the job's lock. Ends between two pages
-    /// when `stop` is cancelled.
+    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. Ends between two
+    /// pages when `stop` is cancelled.
     ///
     /// # Errors
     /// Fails with [`JobError::NotNow`] if the run cannot wait for events in flight. Also fails if a server fails.

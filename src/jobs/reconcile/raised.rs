@@ -15,7 +15,7 @@ use tallyd_redis::counters::Repair;
 /// Applies the rule in one run.
 pub(super) struct Raised<'a> {
     run: &'a RunContext<'a>,
-    /// The findings of earlier runs; `None` until this run finds a counter too high.
+    /// The findings of earlier runs; `None` until this run finds a counter whose value is too high.
     raised: Option<RaisedAgain>,
     /// Maps a metric to the reason why its repairs stopped.
     reasons: BTreeMap<Metric, String>,

@@ -152,7 +152,7 @@ impl Recounter {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
-    /// Does the run `number` of the job and shows its progress. The caller holds the job's lock. Ends within a
+    /// Executes the run `number` of the job and shows its progress. The caller holds the job's lock. Ends within a
     /// measurement when `stop` is cancelled.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ pub(super) struct Savable {
 }
 
 impl Savable {
-    /// Returns the period's snapshot; `None` before the first complete one.
+    /// Returns the period's snapshot; `None` before the first complete snapshot.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }

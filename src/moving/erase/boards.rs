@@ -1,9 +1,9 @@
 //! Erases a member from boards, under the archiver's lock and the board's claim. The member is deleted from zsets and
 //! snapshots. In a verified archive and in its frozen zset, the member is renamed, and the score stays.
 //!
-//! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name gets its place
-//! in this order, so other members can move by one place. The frozen zset stays equal to its archive, and the archive
-//! can still be restored.
+//! Both Redis and the archive sort members with equal scores by the bytes of their names. The new name can have a
+//! different place in this order, so other members can move by one place. The frozen zset stays equal to its archive,
+//! and the archive can still be restored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

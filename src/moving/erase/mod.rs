@@ -72,7 +72,7 @@ use tallyd_mysql::jobs::number_of;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
-/// The points at which a test can end the process, in order. There is one between any two steps.
+/// The points at which a test can end the process, in order. There is a point between any two steps.
 pub const FAULT_POINTS: [&str; 10] = [
     "erase:published",
     "erase:fenced",

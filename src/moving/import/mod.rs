@@ -1,20 +1,18 @@
 //! `tallyd import`: imports a site's table as like records and counters, while the site keeps writing to the table.
 //!
-//! Steps of the first pass: read a page with the site's query -> write its rows, their counters and the checkpoint in
-//! one transaction, and read the next page meanwhile. The import does not write to Redis or to the outbox, because
-//! Redis is loaded once, at the cut-over. The second pass (`--deletions`) reads the site's table and `like_record` side
-//! by side (`sides`). In `--verify`, both servers calculate sums of ranges of rows (`sums`). Rows are read only if the
-//! sums differ.
+//! Steps of the first pass: read a page with the site's query -> write its rows, counters and checkpoint in one
+//! transaction, while the next page is read. The import does not write to Redis or to the outbox, because Redis is
+//! loaded once, at the cut-over. The second pass (`--deletions`) reads the site's table and `like_record` side by side
+//! (`sides`). `--verify` compares sums of ranges of rows (`sums`), and reads rows only if sums differ.
 //!
 //! Races:
 //!
 //! * A: a page is read. B: a user unlikes, and the event is applied. C: the page is written. The event's state is newer
 //!   than the page's row (see `tallyd_core::import`), so it stays.
 //! * The same, but the event still waits in a queue. C writes a like, and then the event changes the like to an unlike.
-//! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes it.
+//! * A: a row is read. B: the site deletes it without publishing an event. The second pass removes the row.
 //! * A: the second pass finds that the site lacks a row. B: the user likes again. C: the second check finds the row.
-//! * A: a row was missing in both checks. B: an event is applied. C: the pass locks the row to remove it. The row has
-//!   changed, so it stays.
+//! * A: a row was missing in both checks. B: an event changes the row. C: the pass finds this change and keeps the row.
 //! * A: a run is frozen. B: another run continues. C: the first run wakes up and can't write, because it lost the lock.
 //!
 //! An import must never overwrite a newer row, remove a row that it did not write, or lock rows of the site's table.
@@ -54,7 +52,7 @@ use tallyd_mysql::site_query::Plan;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 
-/// The points at which a test can end the process, in order. There is one between any two steps.
+/// The points at which a test can end the process, in order. There is a point between any two steps.
 pub const FAULT_POINTS: [&str; 8] = [
     "import:read",
     "import:writing",
@@ -191,7 +189,7 @@ impl Importer {
         })
     }
 
-    /// Returns how the site's server would execute the query, without executing it. The result is empty if the import reads keys.
+    /// Returns how the site's server would execute the query, without executing it. Empty if the import reads keys.
     ///
     /// # Errors
     /// Fails with [`JobError::Refused`] if the query is wrong, or with another error if MySQL fails.

@@ -1,7 +1,7 @@
 //! `--verify`: compares the site and tallyd while both change.
 //!
 //! The servers count the rows of each range and calculate a checksum. If a range differs, the run compares the range
-//! again in pieces. It reads the rows only of pieces that still differ. Rows that differ are checked again a few
+//! again in pieces. The run reads rows only in pieces that still differ. Rows that differ are checked again a few
 //! seconds later, when in-flight events have arrived. Only a difference that remains is reported.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

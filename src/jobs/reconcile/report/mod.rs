@@ -37,7 +37,7 @@ pub struct Report {
     pub mode: &'static str,
     /// The run compared and changed nothing.
     pub dry_run: bool,
-    /// Counters that were compared at a cut.
+    /// Counters that were compared at a cut (the instant of a sample).
     pub checked: u64,
     /// Counters that were right at the first measurement.
     pub exact: u64,
@@ -100,7 +100,7 @@ pub struct Report {
     /// The count of messages in the partitions' queues when a `targets` run began. These messages are events in flight,
     /// of any target.
     pub in_flight: Option<u64>,
-    /// For a `targets` run all counters of its targets. For other runs the first drifted counters.
+    /// In a `targets` run, this list has all counters of its targets. In other runs, it has the first drifted counters.
     pub targets: Vec<TargetReport>,
 }
 
@@ -158,7 +158,7 @@ pub struct TargetReport {
     pub metric: String,
     /// The value in Redis at the last measurement.
     pub redis: i64,
-    /// The true value as of the cut of the last measurement.
+    /// The true value at the cut (the instant of the sample) of the last measurement.
     pub mysql: i64,
     /// The value in `counter` when it was read.
     pub counter: Option<i64>,
