@@ -1,4 +1,5 @@
--- Adds to a member of a board, in all current zsets of the board, and ranks members with equal numbers.
+-- Adds amounts to a member of a board, in all current zsets of the board. The new score also decides the order of
+-- members with equal numbers.
 --
 -- KEYS     the zsets of the current periods, for instance tally:board:{likes}:2026-11-21, tally:board:{likes}:2026-W47,
 --          tally:board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one
@@ -11,11 +12,11 @@
 --          instant at which the remaining time is zero, in seconds since the epoch, else 0; and the length of a step of
 --          this time in seconds
 --
--- The daemon can send an addition several times, and the addition must count once. For this, the daemon appends a key
--- to KEYS, tally:board:{likes}:added. It appends five arguments to ARGV: "once", a partition, the number and place of
--- the addition in its outbox, and number:place of the previous addition, or an empty text. If the addition was already
--- made, the script skips it and returns an empty list. If the previous addition is missing, the script does nothing and
--- returns -1.
+-- The daemon can send an addition several times, but the addition must count only once. For this, the daemon appends a
+-- key to KEYS, tally:board:{likes}:added. It appends five arguments to ARGV: "once", a partition, the number and place
+-- of the addition in its outbox, and number:place of the previous addition, or an empty text. If the addition was
+-- already made, the script skips it and returns an empty list. If the previous addition is missing, the script does
+-- nothing and returns -1.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. For "second", low is the second
 -- number. For "earliest", low is the number of steps that were left when the primary number last changed. So of two

@@ -9,7 +9,7 @@
 --   members  the number of members of the zset
 --   before   how many members are before the first returned one
 --   higher   how many of these members have a higher score than the first returned one
---   then the members, highest score first; of equal scores the greater member first
+--   then the members, highest score first; if two scores are equal, the greater member first
 -- Returns an empty list if the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0

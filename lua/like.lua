@@ -48,9 +48,9 @@
 -- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, without trailing zeros. A target
 -- whose numbers are all zero has no field.
 --
--- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. Two hashes take turns, so that
--- each exists for between one and two times ARGV[5]. A second field, with target, user and `at` in its name, counts the
--- further requests that got the same event.
+-- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. Two hashes of clicks take turns.
+-- So each hash exists at least ARGV[5] seconds and at most twice as long. A second field, with target, user and `at` in
+-- its name, counts the further requests that got the same event.
 
 -- Returns the numbers in a field's text. Returns nil if the text is not a list of numbers.
 local function read(text)

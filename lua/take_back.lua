@@ -49,7 +49,8 @@ local values = place and read(redis.call('HGET', KEYS[1], ARGV[1]))
 if place and not values then
     return redis.error_reply('ERR take_back.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. ARGV[1])
 end
--- Remember a later instant than the event's `at`: the event may have arrived although its confirm did not.
+-- Remember an instant that is later than the event's `at`, because the event may have arrived although its confirm did
+-- not.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local delta = ARGV[3] == 'like' and -1 or 1
 if not place then

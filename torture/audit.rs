@@ -41,8 +41,8 @@ impl Audit {
         Self { seen, stop, task }
     }
 
-    /// Ends the checks. Returns the number of checks, and the violations. There is at most one violation for each
-    /// target.
+    /// Ends the checks. Returns the number of checks, and the violations. The list contains at most one violation for
+    /// each target.
     pub async fn end(self) -> (usize, Vec<Violation>) {
         self.stop.cancel();
         let _ = self.task.await;

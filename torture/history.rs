@@ -114,15 +114,15 @@ impl History {
         self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
     }
 
-    /// Returns whether the call's `at` is from a clock that a fault had set ahead. After the clock is corrected, the
-    /// `at` of the user's next events stays ahead.
+    /// Returns whether the call's `at` is from a clock that a fault had set ahead. Even after the clock is corrected,
+    /// the `at` of the user's next events stays ahead.
     pub fn is_ahead(&self, call: &Call, at: Micros) -> bool {
         let is_before = |window: &Window| window.loses == Loses::Ahead && window.begin <= call.end;
         is_ahead(at, call.end) && self.windows.iter().any(is_before)
     }
 }
 
-/// Returns whether `at` was too far in the future at that time to be written.
+/// Returns whether, at that time, `at` was so far in the future that the daemon rejects the event.
 pub fn is_ahead(at: Micros, now: Micros) -> bool {
     at - now > FUTURE_MAX
 }
@@ -162,7 +162,7 @@ impl Recorder {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Returns the history. Its calls are in the order of their begin.
+    /// Returns the history. The calls of the history are in the order in which they began.
     pub fn history(&self) -> History {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone();
         calls.sort_by_key(|call| (call.begin, call.end, call.who));

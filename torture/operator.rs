@@ -65,7 +65,7 @@ impl Operator<'_> {
     /// Restores boards that Redis lost.
     pub async fn restore_boards(&self) -> Result<()> {
         for (board, period) in self.boards().await? {
-            // If a board is not lost, the command does not restore the board, and reports this.
+            // If Redis has not lost a board, the command only reports this and does not restore the board.
             let (code, text) = self.run(&["board", "restore", &board, &period, "--format", "json"]).await?;
             if code != 0 && !text.contains("is not restored") {
                 println!("tallyd board restore {board} {period} exited with {code}: {}", text.trim());
@@ -74,8 +74,8 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// Returns all saved boards, and the days that still accept writes. An archived board may be missing in Redis by
-    /// now. For the daemon this is no loss.
+    /// Returns all saved boards, and the days that still accept writes. An archived board may already be missing in
+    /// Redis. The daemon does not report this as a loss.
     async fn boards(&self) -> Result<BTreeSet<(String, String)>> {
         let mut boards: BTreeSet<(String, String)> =
             sqlx::query_as("SELECT DISTINCT board, period FROM leaderboard_snapshot")

@@ -1,6 +1,6 @@
 //! Plans when each fault begins. The same seed, time and faults always give the same plan. Pure.
 //!
-//! Rounds follow each other until the time is over. In each round every fault comes once, in a random order. Some
+//! Rounds follow each other until the time is over. In each round every fault begins once, in a random order. Some
 //! faults begin while another fault lasts, if the two faults hit different servers. Between other faults there is a
 //! quiet time, so the recovery can be measured.
 
@@ -12,7 +12,7 @@ use crate::dice::Dice;
 /// archive run.
 const LEAD_S: u64 = 15;
 
-/// Shortest and longest time between the end of a fault and the begin of the next fault, in seconds.
+/// Shortest and longest time from the end of a fault until the next fault begins, in seconds.
 const QUIET_S: (u64, u64) = (4, 9);
 
 /// Beginning and undoing a fault takes about this time, because servers restart.
@@ -37,7 +37,7 @@ pub struct Item {
 /// A planned injection of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Earliest start, as the time since the run's begin.
+    /// The fault begins at the earliest after this time, measured from the start of the run.
     pub start: Duration,
     /// The fault's index in the list of items.
     pub item: usize,
@@ -52,7 +52,7 @@ impl Step {
     }
 }
 
-/// Plans the faults of a run of `length`, in the order of their begin.
+/// Plans the faults of a run of `length`, in the order in which they begin.
 pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
     let mut dice = Dice::new(seed ^ 0x9A3C_F00D);
     let mut steps: Vec<Step> = Vec::new();

@@ -16,7 +16,7 @@ const ABOVE: f64 = 12.0;
 /// Longest time between two measurements of a running process, in microseconds.
 const SILENCE_MAX: Micros = 60_000_000;
 
-/// A process with fewer measurements gets no line, because it was killed right after its start.
+/// A process with fewer measurements was killed right after its start, and gets no line.
 const LOOKS_MIN: usize = 3;
 
 /// Maximum number of steps on an axis.

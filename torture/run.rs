@@ -37,8 +37,8 @@ const USERS_END_MAX: Duration = Duration::from_secs(120);
 /// Time limit at the end, until all servers answer and all queues are empty.
 const SETTLE_MAX: Duration = Duration::from_secs(180);
 
-/// The plan has no extra time for slow restarts, so a run can take longer. It ends at this multiple of its planned
-/// length.
+/// The plan has no extra time for slow restarts, so a run can take longer. The run ends when it has taken this multiple
+/// of its planned length.
 const LATE_MAX: f64 = 1.3;
 
 /// Maximum number of violations whose calls are printed.
@@ -253,7 +253,7 @@ async fn inject(
         Allows::WhatMysqlKnew => Loses::Tables,
     };
     let loses_until = match fault.allows {
-        // Scores may be lost until the boards are restored.
+        // Scores that users add before the boards are restored may be lost.
         Allows::WhatOnlyRedisKnew => now(),
         Allows::WhatMysqlKnew => site.lost_at.load(Ordering::Relaxed),
         _ => end,

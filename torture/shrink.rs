@@ -66,7 +66,7 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
-/// Returns whether the violation concerns only a few calls, which all differ. A sum, however, is the result of
+/// Returns whether the violation concerns only a few calls, which all differ. A sum, in contrast, is the result of
 /// thousands of equal calls.
 fn is_one(violation: &Violation) -> bool {
     matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })

@@ -38,10 +38,10 @@ const WELL: i64 = 1_000_000;
 /// A user whose clicks are watched.
 #[derive(Default)]
 struct Watcher {
-    /// Confirmed clicks whose rows are not in MySQL yet. Each entry contains `at`, and the begin and the end of the
-    /// call.
+    /// Confirmed clicks whose rows are not in MySQL yet. Each entry contains `at`, and the times when the call began
+    /// and ended.
     waiting: VecDeque<(Micros, Micros, Micros)>,
-    /// Begin of the newest call whose row is in MySQL.
+    /// The time when the newest call whose row is in MySQL began.
     seen_of: Micros,
 }
 
@@ -79,7 +79,7 @@ impl Watch {
     }
 
     /// Waits until no accepted event has waited too long, and MySQL has a click after `since` of each user. Returns the
-    /// time when both are true.
+    /// time when both conditions are true.
     pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
         let until = tokio::time::Instant::now() + deadline;
         while tokio::time::Instant::now() < until {

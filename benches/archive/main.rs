@@ -228,7 +228,7 @@ async fn expire(world: &World, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tallyd archive`. Runs it again when the board is due to be unlinked.
+/// Runs `tallyd archive`. Runs the archive again when the board is due to be unlinked.
 async fn archive(world: &World, members: u64) -> Result<Ran> {
     let Ended { seconds, peak_rss_mib, .. } = command::tallyd(world, &["archive"]).await?;
     sqlx::raw_sql("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 YEAR").execute(&world.pool).await?;

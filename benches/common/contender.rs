@@ -97,7 +97,7 @@ impl Contender {
 /// A running contender. The process is killed when this value is dropped.
 pub struct Running {
     name: &'static str,
-    /// SIGTERM may end a role or a peer directly. tallyd must exit cleanly.
+    /// SIGTERM can end a role or a peer without a clean exit, but tallyd must exit cleanly.
     ends_in_order: bool,
     /// True if the contender is expected to reject events.
     refuses: bool,

@@ -18,7 +18,7 @@ pub struct Machine {
     pub kernel: String,
     pub mysql: String,
     pub rabbitmq: String,
-    /// The load average over one minute, before the first measurement.
+    /// The machine's load average over one minute, read before the first measurement.
     pub load_before: f64,
 }
 

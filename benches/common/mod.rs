@@ -5,8 +5,8 @@
 //!                                                            cpu: what it and both servers used meanwhile
 //! ```
 //!
-//! Every contender is a separate process, so its CPU and memory can be measured. It logs to stderr in the format of
-//! tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
+//! Every contender is a separate process, so its CPU and memory can be measured. The contender logs to stderr in the
+//! format of tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
 
 pub mod command;
 pub mod contender;

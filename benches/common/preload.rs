@@ -69,8 +69,8 @@ fn messages(
     })
 }
 
-/// Waits until the servers are idle. After everything is published, the broker still moves data from its log to its
-/// segments. The database still writes its pages.
+/// Waits until the servers are idle. After the last publish, the broker is still moving data from its log to its
+/// segments, and the database is still writing its pages.
 pub async fn rest(servers: Processes) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < REST_WAIT_MAX {

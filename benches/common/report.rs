@@ -101,7 +101,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Returns the value that the given share of the sorted values does not exceed.
+/// Returns the percentile: the given share of the sorted values is at most this value.
 pub fn quantile(sorted: &[f64], part: f64) -> f64 {
     let place = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(place.saturating_sub(1)).copied().unwrap_or(f64::NAN)

@@ -65,7 +65,8 @@ impl Workload {
     }
 }
 
-/// Adds to each event its target's count after the event, as Redis would return it. Counts begin at zero.
+/// Adds to each event the count that its target has after the event, as Redis would return this count. Counts begin at
+/// zero.
 pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
     let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
     let mut counts: HashMap<Target, i64> = HashMap::new();

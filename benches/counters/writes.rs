@@ -32,7 +32,7 @@ pub enum Write {
     Hot1,
     /// One hot target and four writers, each with its own row, as the daemon does it with four partitions.
     Hot4,
-    /// One hot target and twice as many rows as writers. Each writer uses the rows in turn.
+    /// One hot target and twice as many rows as writers. Each writer uses its rows in turn.
     Hot8,
 }
 

@@ -1,5 +1,5 @@
-//! Sends requests over persistent HTTP/1.1 connections. This module contains minimal HTTP code, so that the load needs
-//! little CPU time compared with the server.
+//! Sends requests over persistent HTTP/1.1 connections. The HTTP code of this module is minimal, so that the load
+//! generator needs little CPU time compared with the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

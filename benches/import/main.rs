@@ -36,7 +36,7 @@ struct Arguments {
     #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(100_000..=200_000_000))]
     rows: u64,
 
-    /// Likes that the old worker writes each second.
+    /// The number of likes that the old worker writes each second.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     rate: u32,
 

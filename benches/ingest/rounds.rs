@@ -69,7 +69,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }
 
-/// Runs once with a long queue. Memory must not grow with the length of the queue.
+/// Runs the contender once with a long queue, because memory must not grow with the length of the queue.
 async fn backlog(arguments: &Arguments, events: u64) -> Result<Drained> {
     let model = Model::of(crate::events(events, arguments.hot));
     let load = Load { events, hot: arguments.hot, rows_before: 0, model: &model };

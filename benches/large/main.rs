@@ -123,7 +123,8 @@ async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     ensure!(changed.checked == rows, "{rows} rows have changed, but {} were compared", changed.checked);
     let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
     tell("reload", reloaded.clone());
-    // If a click was delivered twice around the time of the loss, Redis counts it twice until the next reconcile.
+    // If the broker delivered a click twice around the time of the loss, Redis counts that click twice until the next
+    // reconcile.
     site.reconcile(&["--changed", "--force"]).await?;
     exact(site.reconcile(&["--changed", "--force"]).await?)?;
     Ok((full, changed, reloaded, daemon_peak_rss_mib))

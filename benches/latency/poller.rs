@@ -23,7 +23,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 pub struct Seen {
     /// Maps a sample's number to the time when the sample was first visible.
     pub samples: Vec<Option<Micros>>,
-    /// Time from the start of the previous poll to the end of this poll, in ms. A latency can be this much too long.
+    /// Time from the start of the previous poll to the end of this poll, in ms. A measured latency can be too long by
+    /// this time.
     pub gaps_ms: Vec<f64>,
 }
 

@@ -68,7 +68,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let publish = channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);
-        // Does not wait for each confirm separately, because that would wake a thread for each.
+        // The publisher does not wait for each confirm separately, because each wait would wake a thread.
         drop(publish.await?);
         published.events.push(event);
     }

@@ -157,7 +157,7 @@ async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f
     Ok((published_per_s, likes / seconds, used / likes))
 }
 
-/// Returns the rate of likes, measured from the first publish until all counters are exact.
+/// Returns the number of likes per second, measured from the first publish until all counters are exact.
 async fn whole_path(world: &World, arguments: Arguments, seed: u64, bodies: Bodies) -> Result<f64> {
     let client = client_of(&world.config);
     let daemon = consuming(world).await?;

@@ -33,9 +33,9 @@ const PAIRS: usize = 100_000;
 pub enum Layout {
     /// A string for each counter: counter:42:like.
     String,
-    /// The articles' hash as published: the key is the low 9 bits of the id, the field is the id.
+    /// The hash as the articles describe it: the key is the low 9 bits of the id, the field is the id.
     Articles,
-    /// The articles' hash as its author intended it: the key is id >> 9, the field is id & 511.
+    /// The hash as the articles' author intended it: the key is id >> 9, the field is id & 511.
     Corrected,
     /// A hash for each target: counter:video:42, a field for each counter.
     Entity,

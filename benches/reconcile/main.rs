@@ -1,5 +1,5 @@
-//! Measures a full and a changed reconcile, and a reload after Redis lost its data. Also measures how these runs slow
-//! down the consumer.
+//! Measures a full and a changed reconcile, and a reload after Redis lost its data. Also measures how much these runs
+//! slow down the consumer.
 
 mod child;
 mod site;

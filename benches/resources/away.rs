@@ -20,8 +20,8 @@ use crate::exact;
 /// Pause between two groups of messages.
 const TURN: Duration = Duration::from_millis(50);
 
-/// For this time everything works before MySQL stops. For the same time, messages still arrive after MySQL answers
-/// again.
+/// Everything works for this time before MySQL stops. After MySQL answers again, messages still arrive for the same
+/// time.
 const WELL: Duration = Duration::from_secs(20);
 
 /// Time limit to write the backlog.

@@ -56,7 +56,7 @@ impl Run {
 }
 
 impl Measured {
-    /// Runs the measurement, unless an earlier one is used.
+    /// Runs the measurement, unless the caller uses an earlier result.
     pub fn take(arguments: &Arguments) -> Result<Self> {
         let root = tallyd_testkit::root();
         if !arguments.measured {

@@ -115,7 +115,7 @@ impl Partition {
         site.prefetch - self.delivered - self.open - writing
     }
 
-    /// Works for this number of microseconds of a core.
+    /// Uses this number of microseconds of a core's time.
     fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
         let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
         match role {
@@ -146,8 +146,7 @@ impl Partition {
         }
     }
 
-    /// Begins to write a batch when the consumer would: when the batch is full, or when it has waited for the linger
-    /// time.
+    /// Begins to write a batch under the consumer's conditions: the batch is full, or has waited for the linger time.
     fn begin_writing(&mut self, now: f64, site: &Site) {
         let is_full = self.open >= site.batch_events_max - 0.5;
         let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;

@@ -161,7 +161,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     load.abort();
     let _ = load.await;
     drop(first);
-    // One more event can be in flight, because the load had not counted it yet.
+    // One more event can be in flight, which the load has not counted yet.
     wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
         .await?;
     second.signal("TERM")?;

@@ -17,13 +17,13 @@ use tallyd_mysql::{Text, likes};
 /// The method to find the old states of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 pub enum Way {
-    /// The old states are not found: an upsert without counters, as peers do it.
+    /// The method does not read old states: it is an upsert without counters, as peers do it.
     Plain,
-    /// The upsert stores them in a user variable: tallyd's first choice.
+    /// The upsert stores the old states in a user variable: tallyd's first choice.
     Noted,
     /// The rows are read with a lock, then inserted or updated: tallyd's second choice.
     Read,
-    /// The upsert stores them in a column of the row, which is read afterwards.
+    /// The upsert stores the old state in a column of the row. A second statement reads this column.
     Column,
     /// A temporary table with the batch is joined with the rows. Then the upsert reads its rows from this table.
     Staged,

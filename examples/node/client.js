@@ -46,7 +46,7 @@ export const defaults = {
   windowMs: 60_000,
   // The timeout of each server.
   timeoutMs: 5_000,
-  // After a failure, MySQL is not asked for this time. So not every request has to wait for MySQL.
+  // After a failure, MySQL gets no query during this time. So not every request has to wait for MySQL.
   mysqlRestMs: 5_000,
 };
 
@@ -204,8 +204,8 @@ export class Client {
     return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
   }
 
-  // Publishes an event, and returns when the broker has it on disk, in a queue. If it fails, the error has the event,
-  // to publish it again.
+  // Publishes an event, and returns when the broker has it on disk, in a queue. If publishing fails, the error contains
+  // the event, so the caller can publish it again.
   async publish(event) {
     for (let tries = TRIES; ; tries -= 1) {
       try {
@@ -338,11 +338,11 @@ export class Client {
         }),
       );
     } catch (error) {
-      // Close a late connection. A failed connection closes without this. A nack is only about this event.
+      // Close a late connection. A failed connection closes automatically. A nack is only about this event.
       if (error instanceof Late) destroy(publisher, error);
       throw error;
     }
-    // If no queue takes the message, the broker returns it before it confirms it.
+    // If no queue takes the message, the broker first returns the message and then confirms it.
     if (publisher.returned.delete(messageId)) throw new Error('no queue takes the event: has tallyd ever run?');
   }
 

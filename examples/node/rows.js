@@ -19,7 +19,8 @@ export class Rows {
   #restMs;
   #restsUntil = 0;
 
-  // After a failure, MySQL is not asked for `restMs`. So not every request has to wait for MySQL.
+  // After a failure, the pool sends MySQL no query during the next `restMs`. So not every request
+  // has to wait for MySQL.
   constructor(uri, timeoutMs, restMs) {
     const big = { supportBigNumbers: true, bigNumberStrings: true };
     // The pool connects at the first query.

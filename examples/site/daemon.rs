@@ -52,7 +52,7 @@ pub struct Reconciled {
 }
 
 impl Tallyd {
-    /// The daemon's log and pid file are in the folder of the configuration.
+    /// The folder of the configuration also contains the daemon's log and pid file.
     pub fn new(program: &Path, config: &Path) -> Result<Self> {
         let folder = config.parent().context("the path of the configuration has no folder")?.to_owned();
         Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })

@@ -24,7 +24,7 @@ impl Dice {
 /// Chooses places by Zipf's law with exponent 1. The second place is chosen half as often as the first place, the third
 /// place a third as often, and so on.
 pub struct Zipf {
-    /// The sums of all shares up to each place.
+    /// For each place: the sum of the shares of this place and all places before.
     sums: Vec<f64>,
 }
 

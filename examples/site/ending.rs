@@ -11,7 +11,7 @@ use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
 
-/// The demo damages a video at most this number of times, until the command explains the drift.
+/// The demo damages a video again until the command explains the drift, but at most this number of times.
 const EXPLAINED_MAX: u32 = 5;
 
 /// The result of the end.
@@ -72,7 +72,7 @@ async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
     for _ in 0..EXPLAINED_MAX {
         let target = faults.lose(site).await?;
         let text = tallyd.explain(target).await?;
-        // The daemon's reconcile may have repaired the video before.
+        // The daemon's reconcile may have repaired the video before the command ran.
         if !text.contains("drifted, Redis") {
             continue;
         }

@@ -22,7 +22,7 @@ const SINCE: u64 = 300;
 /// The stage of the demonstration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The board is filled, and waits for its first snapshot.
+    /// The demo has filled the board. The daemon has not saved its first snapshot yet.
     Filled,
     /// Redis has lost the board and gets new likes.
     Lost,

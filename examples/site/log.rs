@@ -1,4 +1,5 @@
-//! Reads the daemon's log as it grows. The demo learns about the daemon only from the daemon's log and from MySQL.
+//! Reads the daemon's log as it grows. The demo gets its facts about the daemon only from the daemon's log and from
+//! MySQL.
 
 use std::fmt;
 use std::fs::File;

@@ -26,18 +26,18 @@ const LOOKS_PER_STATUS: u32 = 10;
 
 const FIRST_FAULTS: Duration = Duration::from_secs(3);
 
-/// The last faults happen this long before the end, so that the viewer sees their repair.
+/// The demo causes no faults in this time before the end, so that the viewer sees the repair of the last faults.
 const LAST_FAULTS: Duration = Duration::from_secs(6);
 
 /// The time from the start until last week's board closes.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
-/// The times from the start until the demo fills the board of all time, and until Redis loses this board at the
-/// earliest.
+/// The times from the start until the demo fills the board of all time, and until the earliest moment at which Redis
+/// loses this board.
 const HALL_OPENS: Duration = Duration::from_secs(4);
 const HALL_LOST: Duration = Duration::from_secs(9);
 
-/// The totals until the traffic ended.
+/// The totals at the end of the traffic.
 #[derive(Default)]
 pub struct Played {
     pub clicks: u64,

@@ -65,7 +65,7 @@ impl Site {
         })
     }
 
-    /// Locks the model. If another holder panicked, the demo is already ending.
+    /// Locks the model. If another task panicked while it held the lock, the demo is already ending.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -45,7 +45,7 @@ fn shown(body: &[u8]) {
     let Some(pretty) = pretty_json(body) else { return };
     harmless(&printable_lines(&pretty).replace('\n', ""));
     harmless(&printable_json(&pretty).replace("\\u", ""));
-    // The tokens must be the same.
+    // Apart from whitespace, the shown text must be equal to the body.
     let squeezed = |text: &str| text.chars().filter(|it| !it.is_ascii_whitespace()).collect::<String>();
     assert_eq!(squeezed(&pretty), squeezed(std::str::from_utf8(body).expect("JSON is UTF-8")));
     assert!(pretty.len() <= body.len() * 200, "{} bytes of {}", pretty.len(), body.len());

@@ -1,5 +1,5 @@
-//! Checks boards. Each addition must be on the board once, unless Redis lost it. The frozen zset of a closed period
-//! must equal the period's archive.
+//! Checks boards. The board must contain each addition once, unless Redis has lost the addition. The frozen zset of a
+//! closed period must equal the period's archive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,8 +55,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
         let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds the view to the board after the commit in MySQL. Without a fault, this takes at most `LATE`
-        // after the last call.
+        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the view is on the board at
+        // most `LATE` after the last call.
         of.end = of.end.max(event.ended.saturating_add(LATE));
         seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
     }
@@ -99,7 +99,8 @@ fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
     state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
 }
 
-/// Returns the scores of all days together. A run across midnight has two days, and the first of them can be archived.
+/// Returns the scores of all days together. A run across midnight has two days, and the first day may already be
+/// archived.
 fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
     let mut sum: BTreeMap<u64, i64> = BTreeMap::new();
     let live = state.boards.iter().filter(|((name, period), _)| name == board && period != "total");

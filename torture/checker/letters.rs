@@ -14,8 +14,8 @@ const RETURNED: &str = "returned-by-broker";
 /// The reason of events that are ahead of the daemon's clock.
 const AHEAD: &str = "at-in-future";
 
-/// Valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered such
-/// an event too often before a daemon judged it, it has the broker's reason.
+/// The valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered
+/// such an event too often before a daemon judged it, it has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
@@ -75,7 +75,7 @@ fn may_set_aside(history: &History, reason: &str) -> bool {
         |names: &[&str]| history.windows.iter().any(|window| names.iter().any(|name| window.fault.starts_with(name)));
     match reason {
         "at-in-future" | "at-too-old" => by(&["clock-stepped"]),
-        // Each time a consumer ends, RabbitMQ redelivers its messages.
+        // Each time a consumer ends, RabbitMQ redelivers the consumer's unacknowledged messages.
         RETURNED => by(&["twenty-five-deaths", "daemon", "rabbitmq", "mysql", "reloads"]),
         _ => false,
     }

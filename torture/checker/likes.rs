@@ -6,7 +6,7 @@ use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
 use crate::history::{Answer, History, Micros, What};
 
-/// The newer of two events wins. If both have the same `at`, the unlike wins.
+/// The newer of two events wins. If both events have the same `at`, the unlike wins.
 type Version = (Micros, bool);
 
 #[derive(Default)]

@@ -1,9 +1,10 @@
-//! Compares the stored data with every answer. Pure: from a history and a state, it calculates the violations.
+//! Compares the stored data with every answer. The checker has no side effects: it calculates the violations from a
+//! history and a state.
 //!
-//! There are three rules for an event. It must be stored if the broker confirmed it and no fault is allowed to lose it.
-//! It can be stored if its answer was lost. It must not be stored if no user sent it. The rules determine the allowed
-//! contents of each row, counter, board and dead letter. Nothing is estimated, because `at` or an id identifies each
-//! event.
+//! There are three rules for an event. The event must be stored if the broker confirmed it and no fault is allowed to
+//! lose it. The event can be stored if its answer was lost. An event must not be stored if no user sent it. The rules
+//! determine the allowed contents of each row, counter, board and dead letter. Nothing is estimated, because `at` or an
+//! id identifies each event.
 
 mod boards;
 mod letters;
@@ -82,7 +83,7 @@ pub struct Archive {
 pub struct Letter {
     pub body: String,
     pub reason: String,
-    /// True if the letter was replayed. Then the checker checks the result of the replay instead.
+    /// True if the letter was replayed. The checker then checks the result of the replay instead.
     pub is_replayed: bool,
 }
 

@@ -21,12 +21,13 @@ pub struct Event {
     pub at: Micros,
     /// True if the count must be in MySQL.
     is_confirmed: bool,
-    /// The begin of the first call that sent the event. `ended` is the end of the last call that sent it.
+    /// The time when the first call that sent the event began. `ended` is the time when the last call that sent it
+    /// ended.
     pub began: Micros,
     pub ended: Micros,
 }
 
-/// Maps an event's number to the event. Contains the counts that are in MySQL.
+/// Maps an event's number to the event. The map contains the counts that are in MySQL.
 pub type Applied = BTreeMap<u64, Event>;
 
 /// Returns the counts that are in the ledger.

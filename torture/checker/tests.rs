@@ -11,7 +11,7 @@ const UNREAD: u8 = 4;
 
 const S: Micros = 1_000_000;
 
-/// Calls that were all confirmed, and the state that they must lead to.
+/// Calls that the broker confirmed, and the state to which these calls must lead.
 struct Story {
     history: History,
     state: State,
@@ -259,14 +259,14 @@ fn a_dead_letter_that_is_missing_twice_or_of_nobody_is_found() {
     let mut story = Story::new();
     story.state.letters.push(Letter { body: "{}".to_owned(), reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
-    // A daemon with a wrong clock rejected the event, so it was replayed.
+    // A daemon with a wrong clock rejected the event, so the operator replayed the event.
     story.state.letters.last_mut().unwrap().is_replayed = true;
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
     let window =
         Window { fault: "clock-stepped", begin: 0, end: 1, loses: Loses::Nothing, loses_since: 0, loses_until: 1 };
     story.history.windows.push(window);
     assert_eq!(story.verdict(), []);
-    // The broker returns a letter only if something caused it.
+    // The broker dead-letters a message only if something caused it.
     story.state.letters[3].reason = "returned-by-broker".to_owned();
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: Some(3) })]);
     story.history.windows.push(Window { fault: "twenty-five-deaths", ..window });

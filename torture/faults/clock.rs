@@ -9,8 +9,8 @@ use super::{Allows, Fault, Server, daemon, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour. Then some events seem to be more
-/// than `future_max` in the future.
+/// A daemon's clock is set ahead or back by at most this number of seconds, a quarter of an hour. With a large step,
+/// some events seem to be more than `future_max` in the future.
 const STEP_MAX: u64 = 900;
 
 /// A server's clock is wrong by a random number of hours in this range.
@@ -21,7 +21,7 @@ const HOUR: i64 = 3_600;
 /// Jobs that the daemons run every few seconds.
 const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
 
-/// Time limit for these runs after the clock is right again. Another fault can be active at that time.
+/// Time limit for these runs after the clock was corrected. Another fault can be active at that time.
 const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {

@@ -1,7 +1,7 @@
 //! A fault that fills the disk of MySQL's tables.
 //!
 //! The run's database is moved to a small file system in a file. This file system is mounted only for the server, in a
-//! mount namespace that ends with the server. So it never stays mounted, even if the run crashes.
+//! mount namespace that ends with the server. So the file system never stays mounted, even if the run crashes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -79,8 +79,8 @@ impl Place {
         self.run(&script).await
     }
 
-    /// Copies the tables back. The server has ended, so its files are complete. The server was stopped cleanly, or
-    /// recovers from its files at its next start.
+    /// Copies the tables back. The server has ended, so its files are complete. The server either was stopped cleanly,
+    /// or will recover from its files at its next start.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
              mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a --sparse=never /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&

@@ -27,7 +27,7 @@ use crate::site::Site;
 pub enum Allows {
     /// No call that was answered with success is lost.
     Nothing,
-    /// Events that were published and are not in MySQL yet.
+    /// Events that were published but were not in MySQL yet.
     WhatWasQueued,
     /// Data that only Redis had: points on boards since their last snapshot, and the users' last clicks. Redis's
     /// counters are restored.
@@ -105,7 +105,7 @@ pub fn all() -> Vec<Fault> {
     .concat()
 }
 
-/// Waits for the begin of the fault and undoes it, even if the begin failed.
+/// Waits until the fault has begun, and undoes the fault, even if it failed to begin.
 async fn then_undo(begun: impl Future<Output = Result<()>>, undo: impl Future<Output = Result<()>>) -> Result<()> {
     let begun = begun.await;
     let undone = undo.await;

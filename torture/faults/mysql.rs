@@ -71,8 +71,8 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut root = site.stack.mysql().await?;
         root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
         let mut rivals = Vec::new();
-        // Daemons and users lose their connections. They also lose new connections, until the other clients have all
-        // connections.
+        // Daemons and users lose their connections. Daemons and users also lose their new connections, until the other
+        // clients have all connections.
         while Instant::now() < until {
             if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);
@@ -81,7 +81,7 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
             }
             sleep(Duration::from_millis(50)).await;
         }
-        // To undo the fault, the run needs a connection, and daemons and users also wait for one.
+        // To undo the fault, the run needs a connection. Daemons and users are also waiting for a free connection.
         let usual = format!("SET GLOBAL max_connections = {}", crate::site::CONNECTIONS);
         let _ = root.execute(AssertSqlSafe(usual)).await;
         for rival in rivals {

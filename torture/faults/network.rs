@@ -26,7 +26,7 @@ enum Harm {
     Truncated,
 }
 
-/// A kind of failure, the server, and the fault's name and description.
+/// A fault: the kind of failure, the server, and the fault's name and description.
 type Row = (Harm, Server, &'static str, &'static str);
 
 const ROWS: [Row; 15] = [

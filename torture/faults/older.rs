@@ -85,7 +85,7 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
 /// likes are missing.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
-    // Each injection of this fault uses another user.
+    // Each injection of this fault uses a different user.
     let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
     for target in COLD..COLD + COLD_TARGETS {
         let begin = now();
@@ -144,7 +144,7 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         take(&data, &copy).await?;
         site.stack.start(&[Server::Mysql]).await?;
         sleep(hold).await;
-        // As in a real restore, no daemon runs meanwhile. Afterwards, the daemons repair the remaining data.
+        // As in a real restore, no daemon runs during the restore. Afterwards, the daemons repair the remaining data.
         for daemon in &site.daemons {
             daemon.stop().await?;
         }

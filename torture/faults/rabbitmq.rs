@@ -10,7 +10,7 @@ use super::{Allows, Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, PARTITIONS, Site};
 
-/// Number of kills. It is higher than the delivery limit of a queue.
+/// Number of kills, which must be higher than the delivery limit of a queue.
 const DEATHS: usize = 25;
 
 /// Time limit for all kills together.
@@ -158,8 +158,8 @@ async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()
     Ok(())
 }
 
-/// Kills all daemons again and again. No batch is written meanwhile, so each daemon has as many messages in flight as
-/// allowed.
+/// Kills all daemons again and again. During the kills, no batch is written, so each daemon has the allowed maximum of
+/// messages in flight.
 async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     let dying = async {
         for _ in 0..DEATHS {
@@ -186,8 +186,8 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     }
 }
 
-/// Waits until the daemons' logs, after these lengths, say that they consume all partitions. The wait has a time limit,
-/// because the broker can be unreachable.
+/// Waits until the log of one daemon says that this daemon consumes all partitions. Reads only the part of each log
+/// after the given length. The wait has a time limit, because the broker can be unreachable.
 async fn listening(site: &Site, logged: &[usize]) {
     let until = Instant::now() + LISTENING_MAX;
     let all = usize::from(PARTITIONS);

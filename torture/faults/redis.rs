@@ -20,7 +20,7 @@ const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 /// One of the run's free ports.
 const REPLICA_PORT: u16 = 30;
 
-/// Time limit for a repair by a daemon. Several runs can be necessary, because each waits for events in flight.
+/// Time limit for a repair by a daemon. Several runs can be necessary, because each run waits for events in flight.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
 /// Time between two new drifts.

@@ -75,7 +75,7 @@ pub async fn run(names: &str) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { bail!("wrong: {wrong:?}") }
 }
 
-/// Tries a fault. Each fault has other users, which `number` determines.
+/// Tries a fault. Each fault has its own users. `number` determines the ids of these users.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let client = Arc::new(client_of(&site.config()));
@@ -112,7 +112,7 @@ async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> 
     compare(site, fault, &all).await
 }
 
-/// Clicks until stopped, as users that no other task uses.
+/// Clicks until the caller stops the task. No other task clicks as these users.
 async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>) -> Clicks {
     let (mut dice, mut clicks) = (Dice::new(clicker + 1), Clicks::new());
     while !stop.load(Ordering::Relaxed) {

@@ -44,8 +44,8 @@ pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: 
             return None;
         }
         let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
-        // The queue was long when the run gave up. If the queue stays long, the site does not settle, and the torture
-        // run reports that.
+        // The queue was long when the reconcile stopped waiting. If the queue stays long, the site does not settle, and
+        // the torture run reports that.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
         let is_explained = is_backlog || disturbances.iter().any(|disturbance| disturbance.explains(at, after));
         (!(is_of_an_outage && is_explained)).then(|| surprise(at, line))

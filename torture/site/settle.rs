@@ -54,7 +54,7 @@ impl Site {
         bail!("not settled after {deadline:?}: {missing}");
     }
 
-    /// Undoes all faults. Undoing a fault again has no effect.
+    /// Undoes all faults. If a fault is already undone, undoing it again has no effect.
     async fn undo_all(&self) -> Result<()> {
         for server in Server::STACK {
             // If the process has ended, the error is ignored.

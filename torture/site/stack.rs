@@ -90,12 +90,12 @@ impl Stack {
         Ok(())
     }
 
-    /// Sends SIGKILL and waits for the end.
+    /// Sends SIGKILL, and waits until the server has ended.
     pub async fn kill(&self, server: Server) -> Result<()> {
         self.script("dev/down", &["--kill", server.name()]).await.map(drop)
     }
 
-    /// Sends SIGTERM and waits for the end.
+    /// Sends SIGTERM, and waits until the server has ended.
     pub async fn stop(&self, server: Server) -> Result<()> {
         self.script("dev/down", &[server.name()]).await.map(drop)
     }

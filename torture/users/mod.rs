@@ -33,7 +33,7 @@ const VIEW: u8 = 2;
 const STOCK: u8 = 3;
 const UNREAD: u8 = 4;
 
-/// Number of tasks of each client.
+/// Each client has this number of tasks.
 const TASKS: u32 = 4;
 
 /// Longest pause between two calls of a task.
@@ -78,7 +78,7 @@ impl Crowd {
         Ok(Self { stop, tasks })
     }
 
-    /// Ends all users, and waits for their last answers. An aborted call could still have an effect.
+    /// Ends all users, and waits for their last answers. An aborted call could still have an effect later.
     ///
     /// # Errors
     /// Fails if a user panicked or doesn't end.

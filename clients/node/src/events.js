@@ -46,7 +46,7 @@ function integer(given, field, least, most) {
   return value;
 }
 
-// Checks an event. Returns it with only the fields that the daemon reads, in their usual order and form.
+// Checks an event. Returns the event with only the fields that the daemon reads, in their usual order and form.
 export function checked(event, kinds, metrics) {
   const { type } = event;
   if (!TYPES.includes(type)) {
@@ -90,7 +90,7 @@ export class Clock {
 
   at() {
     let now = this.#now();
-    // If the clock goes back by a second or more, it was corrected. Then use the corrected time.
+    // If the clock goes back by a second or more, someone has corrected it. Then use the corrected time.
     if (now <= this.#last && this.#last - now < 1_000_000) now = this.#last + 1;
     this.#last = now;
     return now;

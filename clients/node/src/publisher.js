@@ -195,7 +195,7 @@ export class Publisher {
     }
   }
 
-  // Publishes an event. Resolves when the broker has it on disk, in a queue.
+  // Publishes an event. Resolves when the broker has the event on disk, in a queue.
   async publish(event, routingKey, body, timeoutMs, traceparent) {
     const call = new Call(timeoutMs);
     try {

@@ -2,7 +2,7 @@
 // gateway counts the number.
 //
 // The gateway gets half of the deadline. If it does not answer, RabbitMQ gets the same event in the other half. So the
-// event is not lost, and the next reconcile corrects the number in Redis.
+// event is not lost. If its number in Redis is then wrong, the next reconcile corrects it.
 
 import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
 import { numberOf, routingKeyOf } from './events.js';

@@ -2,7 +2,7 @@
 
 export class Late extends Error {}
 
-// Waits for the promise, at most `timeoutMs`. Then it fails with `Late`.
+// Waits for the promise at most `timeoutMs`. If the promise is then still pending, fails with `Late`.
 export function within(promise, timeoutMs, message) {
   let timer;
   const late = new Promise((_, reject) => {
@@ -11,8 +11,8 @@ export function within(promise, timeoutMs, message) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// A call with a deadline. The call waits for one entry at a time. When the deadline is over, the call leaves no entry
-// in the set, because an outage can last long.
+// A call with a deadline. The call waits for one entry at a time. When the deadline is over, the call removes its
+// entry from the set. Otherwise the set would grow during a long outage.
 export class Call {
   isLate = false;
   #cancel = null;

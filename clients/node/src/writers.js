@@ -1,9 +1,9 @@
-// Reads which numbers API servers count. Daemons announce it in Redis, and clients follow the announcement, so a site
-// can change it.
+// Reads which numbers API servers count. Daemons announce these numbers in Redis. Clients follow the announcement, so
+// a site can change which side counts.
 
 import { within } from './waiting.js';
 
-// An answer is used for at most this time.
+// The client uses an answer for at most this time.
 const EVERY_MS = 10_000;
 // How long a publish waits for an answer.
 const READ_MAX_MS = 500;

@@ -22,7 +22,7 @@ use tallyd_redis::score::{Columns, Rule};
 pub struct Entry {
     /// The place, from 1.
     pub place: u64,
-    /// The member, as it was added. Any bytes.
+    /// The member's name, as passed to the call that added it. Any bytes.
     pub member: Vec<u8>,
     /// The score in Redis. If the board's `tie` packs two columns into a score, this score contains both columns.
     pub score: f64,
@@ -90,8 +90,8 @@ impl Client {
         self.read_part(&at, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Reads the `members` that are on the board of the current period, and ranks them among themselves. Use it for a
-    /// board of a user's friends: one round trip is enough, and nothing is stored.
+    /// Reads those of `members` that are on the board of the current period, and ranks these members among themselves.
+    /// Use it for a board of a user's friends: one round trip is enough, and nothing is stored.
     ///
     /// # Errors
     /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
@@ -206,7 +206,7 @@ impl Client {
     }
 }
 
-/// Returns how many members are before a place.
+/// Returns the number of members that are before a place.
 fn after(place: u64) -> Result<u64> {
     require(place > 0, || "places begin at 1".to_owned())?;
     Ok(place - 1)

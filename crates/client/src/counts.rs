@@ -164,7 +164,7 @@ impl Client {
         self.publish_body(&target.id.to_string(), &body).await
     }
 
-    /// Counts a change and publishes it. The event's time is `at`. Without `at` it is the time of counting.
+    /// Counts a change and publishes its event. The event's time is `at`, or the time of counting if `at` is missing.
     async fn change(
         &self,
         target: Target,

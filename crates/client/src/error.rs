@@ -44,7 +44,7 @@ pub enum ClientError {
     /// The archive of the period was deleted, because the board's `archive_keep` is over.
     #[error("{0}: the archive of the period was deleted, because archive_keep is over")]
     Pruned(BoardPeriod),
-    /// Redis lost the period while it was archived, and MySQL has no verified copy of it.
+    /// Redis lost the period during the archiving, and MySQL has no verified copy of the period.
     #[error("{0}: Redis lost its frozen zset before it was archived")]
     Lost(BoardPeriod),
     /// Redis refused an addition to a board, or is unreachable.

@@ -15,13 +15,13 @@ use tallyd_core::model::Micros;
 use tallyd_core::writers::Writers;
 use tallyd_redis::Cache;
 
-/// An answer of Redis is used for at most this time.
+/// The client uses an answer of Redis for at most this time.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The pause after a failure.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The last announcement. Until the client has read one, it uses the rules of its own settings.
+/// The last announcement. Until the client has read an announcement, it uses the rules of its own settings.
 pub(super) struct Followed {
     kinds: Kinds,
     metrics: Metrics,
@@ -83,7 +83,7 @@ impl Followed {
         writers
     }
 
-    /// Reads the announcement. Returns `None` if Redis has none.
+    /// Reads the announcement. Returns `None` if Redis has no announcement.
     async fn ask(&self, cache: &Cache) -> Result<Option<Writers>, String> {
         let asked = timeout(HINT_MAX, cache.writers()).await.map_err(|_| "Redis does not answer".to_owned())?;
         let Some(text) = asked.map_err(|error| Chain(&error).to_string())? else { return Ok(None) };

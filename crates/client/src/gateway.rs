@@ -22,7 +22,7 @@ pub type Message = (String, Vec<u8>);
 pub enum LikedBy {
     /// Redis remembers the click, or the target's Bloom filter does not have the user.
     Redis,
-    /// MySQL has a row that says it, or has no row.
+    /// The answer is from the row in MySQL, or MySQL has no row.
     Mysql,
     /// A gateway has published the click within the last minute, and the row in MySQL is older.
     Gateway,

@@ -113,8 +113,9 @@ impl Client {
         }
     }
 
-    /// Counts a click, only in Redis, if it changes what the user likes. Also returns the event to publish. If the
-    /// click changes nothing, this is the user's last event, which perhaps was never published.
+    /// Counts a click in Redis, but publishes nothing. A click counts only if it changes what the user likes. Also
+    /// returns the event to publish. If the click changes nothing, this is the user's last event, which perhaps was
+    /// never published.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
         if let Some(wait) = self.limits_of(&[wish.user]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));

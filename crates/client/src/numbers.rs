@@ -142,7 +142,7 @@ impl Client {
     }
 }
 
-/// Logs the first failure of an outage. `former` is set if MySQL failed before.
+/// Logs the first failure of an outage. `former` is set if MySQL had also failed before.
 fn say_unasked(former: Option<Instant>, error: &str) {
     if former.is_none() {
         warn!(

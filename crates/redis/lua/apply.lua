@@ -1,4 +1,4 @@
--- Adds outbox rows of one partition to buckets. A bucket gets either all rows or none, and each row once.
+-- Adds outbox rows of one partition to buckets. A bucket gets all of these rows or none, and never gets a row twice.
 --
 -- KEYS     the buckets; on a Cluster only one
 -- ARGV[1]  the partition
@@ -9,21 +9,21 @@
 --          or "0,0,1" by metric
 --
 -- A bucket holds a mark for each partition: the number of a row. The bucket contains this row and all rows before. The
--- marks are the fields `_0`, `_1` and so on, and `_65535` for corrections of reconciles. The field `_o` counts the
--- marks from `_0` on. Partitions from 60000 on belong to maps. The field `_m` lists the partitions of maps that have a
--- mark, as "60001,60007".
+-- marks are the fields `_0`, `_1` and so on. The mark for the corrections by reconciles is `_65535`. If the field `_o`
+-- is 3, the bucket has the marks `_0`, `_1` and `_2`. The partitions with the number 60000 or higher belong to maps.
+-- The field `_m` lists the partitions of maps that have a mark, as "60001,60007".
 --
 -- If the mark of a bucket is not between ARGV[2] and ARGV[3], the bucket already has some of the rows, or lacks earlier
--- rows. The script skips such a bucket. So a call that arrives twice, late, or from two daemons adds nothing twice. The
--- mark and the numbers are in the same hash, so Redis can only lose both together.
+-- rows. The script skips such a bucket. So no row is added twice, even if a call arrives twice or late, or if two
+-- daemons send it. The mark and the numbers are in the same hash, so Redis can only lose both together.
 --
--- Returns { left, place, mark, place, mark, ... }. `left` counts the targets that were skipped because their field
--- holds no numbers. Each pair after `left` has the place of a skipped bucket in KEYS, and this bucket's mark. A mark of
--- -1 means that the bucket is not a hash.
+-- Returns { left, place, mark, place, mark, ... }. `left` is the number of targets that were skipped, because their
+-- field is not a list of numbers. Each pair after `left` has the place of a skipped bucket in KEYS, and this bucket's
+-- mark. A mark of -1 means that the bucket is not a hash.
 
 local partition, lowest, highest, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local mark_field = '_' .. partition
--- The most ids in one read or write. Lua's stack holds about 8,000 values.
+-- One read or write has at most this number of ids. Lua's stack holds about 8,000 values.
 local PIECE = 1000
 -- The script formats larger numbers itself, because servers write the largest numbers with an exponent.
 local PLAIN_MAX = 1e15
@@ -50,8 +50,8 @@ local function plus(value, text)
     return value + tonumber(sign .. high) * 1e15 + tonumber(sign .. low)
 end
 
--- Returns the field's text after the addition. Returns '' if all numbers are zero, and nil if the field held something
--- else than numbers.
+-- Returns the field's text after the addition. Returns '' if all numbers are zero, and nil if the field was not a list
+-- of numbers.
 local function sum(held, delta)
     if tonumber(delta) and (not held or string.find(held, '^%-?%d+$')) then
         local value = plus(held or 0, delta)
@@ -143,8 +143,8 @@ for place, key in ipairs(KEYS) do
         answer[#answer + 1] = place
         answer[#answer + 1] = held.err and '-1' or string.format('%.0f', mark)
     else
-        -- The mark is written with the first piece. If memory is full, Redis refuses that write, and nothing changes.
-        -- If Redis accepts that write, it accepts the writes of the other pieces, too.
+        -- The first piece also writes the mark. If memory is full, Redis refuses that write, and nothing changes. If
+        -- Redis accepts that write, it accepts the writes of the other pieces, too.
         local fields = { mark_field, last }
         if not held[1] then
             begin_marks(key, fields)

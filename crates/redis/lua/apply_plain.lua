@@ -1,5 +1,5 @@
--- Adds outbox rows of one partition to numbers of one bucket, each row once, in the layouts entity and string (see
--- apply.lua).
+-- Adds outbox rows of one partition to numbers of one bucket, and adds no row twice. It is for the layouts entity and
+-- string (see apply.lua).
 --
 -- KEYS[1]  the bucket, which has the marks
 -- KEYS     then the keys of the numbers
@@ -8,8 +8,8 @@
 --          Each addition has three arguments: an index of KEYS; "entity:" with the hash's field, or "string"; the
 --          amount
 --
--- Returns { left, 1, mark }. `left` counts the numbers that were skipped because their key holds no number. `mark` is
--- the mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.
+-- Returns { left, 1, mark }. `left` is the number of keys that were skipped, because they hold no number. `mark` is the
+-- bucket's mark before the call. A mark of -1 means that the bucket is not a hash, and nothing was done.
 
 local partition = ARGV[1]
 local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o', '_m')

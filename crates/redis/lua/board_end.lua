@@ -1,4 +1,4 @@
--- Deletes a frozen zset after its archive was verified and its time has come.
+-- Deletes a frozen zset. The daemon calls the script when the archive is verified and the zset is due.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
@@ -10,7 +10,8 @@
 --             zset first
 --         -1  another run has the claim
 --
--- It uses UNLINK. DEL and expiry free a large zset in one step, and all other clients wait for this step.
+-- The script uses UNLINK, because DEL and expiry free a large zset in one step, and all other clients wait for this
+-- step.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -3,7 +3,7 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
 -- ARGV[1]  the claim of this run
--- ARGV     then scores and members in turn. Without them the script deletes the zset, to start over
+-- ARGV     then scores and members in turn. Without scores and members the script deletes the zset
 --
 -- The zset expires after a day, unless another script has moved the zset to its final key.
 --

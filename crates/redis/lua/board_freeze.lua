@@ -1,5 +1,5 @@
--- Moves a zset to a new key. The zset is the live zset of a closed period, so clients no longer write to it, or a zset
--- that was filled.
+-- Moves a zset to a new key. The zset is the live zset of a closed period, or a zset that a run has filled. After the
+-- move, clients no longer write to this zset.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
@@ -36,7 +36,7 @@ redis.call('RENAME', KEYS[2], KEYS[3])
 if KEYS[4] then
     redis.call('PERSIST', KEYS[3])
     redis.call('HSET', KEYS[4], ARGV[2], ARGV[3])
-    -- No late members were moved into this zset yet (board_merge.lua).
+    -- So far no late members were moved into this zset (board_merge.lua).
     redis.call('HDEL', KEYS[4], ARGV[2] .. ':late')
 end
 return 1

@@ -1,6 +1,7 @@
--- Moves one page of members between zsets, adding their scores. It has two uses. After a period was frozen, members
--- that were written to this period too late move into the frozen zset. After Redis lost a board, members that were
--- written since the loss move into the restored zset. The restored zset then becomes the live zset.
+-- Moves one page of members from one zset to another. A member's two scores are added. There are two cases. After a
+-- period was frozen, members that were written to this period too late move into the frozen zset. After Redis lost a
+-- board, members that were written since the loss move into the restored zset. The restored zset then becomes the live
+-- zset.
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset, with the late members, or with the members since the loss
@@ -8,15 +9,15 @@
 -- KEYS[4]  for a restored zset: the mark of the board's snapshot. The script deletes the mark with the first page, and
 --          sets it again when the restored zset becomes the live one. For a frozen zset: the notes about frozen periods
 -- ARGV[1]  the claim of this run
--- ARGV[2]  how many members to move at most
+-- ARGV[2]  the most members to move
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
 -- ARGV[5]  for a restored zset: its new mark. For a frozen zset: the field of the notes with the count of moved members
 --
 -- Returns  n  the number of moved members
 --         -1  another run has the claim
---         -2  there is no frozen zset. Nothing is moved, because late members alone are not a board
---         -4-n  n members were moved, none remain, and the restored zset is the live one
+--         -2  there is no frozen zset. Nothing is moved, because the late members are only a part of the board
+--       -4-n  n members were moved, none remain, and the restored zset is now the live one
 --
 -- Each member is added to one zset and removed from the other in the same script. So each score is added once, even if
 -- the script runs several times or late. If a sum is too large for a score, the script fails with an error that names
@@ -51,7 +52,7 @@ for index = 1, #page, 2 do
         if ARGV[3] == 'second' then
             low = low + known % low_end
         end
-        -- For "earliest", the low part is that of the late score, because the late amount took the member to this
+        -- For "earliest", the low part comes from the late score, because the late addition brought the member to this
         -- primary number.
         if low >= low_end or primary >= 2 ^ 53 / low_end then
             return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]

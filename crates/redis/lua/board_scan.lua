@@ -1,10 +1,10 @@
--- Reads a part of a board for its snapshot, if the board is still the one that the snapshot began with.
+-- Reads a part of a board for a snapshot, unless Redis has lost the board since the snapshot began.
 --
 -- KEYS[1]  the snapshot's mark: the number of the run that began it
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
 -- ARGV[1]  the number of the run
--- ARGV[2]  how many members the zset must have at least
+-- ARGV[2]  the least number of members that the zset must have
 -- ARGV[3]  "scan" or "have"
 -- ARGV     scan: a cursor, 0 to begin with, and about how many members to read. have: members
 --

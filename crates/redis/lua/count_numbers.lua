@@ -3,7 +3,7 @@
 -- KEYS[1]  the bucket
 -- ARGV     the places of the metrics in a field's value, from 1
 --
--- Returns how many fields the bucket has, and how many of these numbers are not zero.
+-- Returns the number of fields of the bucket, and the number of nonzero numbers of these metrics.
 
 local wanted, last = {}, 0
 for _, place in ipairs(ARGV) do

@@ -1,4 +1,4 @@
--- Sets the bits of users who were only noted beside a filter, and removes the notes.
+-- Sets the filter's bits of users who were noted beside the filter, and removes the notes.
 --
 -- KEYS[1]  the filter
 -- KEYS[2]  its config
@@ -8,7 +8,7 @@
 -- ARGV     then for each user: the id in decimal, and the bits, ARGV[2] of them
 --
 -- Returns the number of removed notes. Returns -1 if the filter was replaced, or if Redis has lost a part of it. Also
--- returns -1 if a new filter is being built, because the new filter would lack the users.
+-- returns -1 if a new filter is being built, because the new filter could lack the users.
 
 local config = redis.call('HMGET', KEYS[2], 'size', 'hashIterations', 'building', 'waiting')
 if

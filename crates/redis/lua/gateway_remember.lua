@@ -1,5 +1,5 @@
--- Remembers likes and unlikes of a user that a gateway has just published. It counts nothing. A click
--- replaces only an older one.
+-- Remembers likes and unlikes of a user that a gateway has just published. It counts nothing. A click replaces a
+-- remembered click only if the remembered click is older.
 --
 -- KEYS[1]  the user's clicks, for instance tally:gw:{7}
 -- ARGV[1]  how many seconds the clicks are remembered after the last click

@@ -1,4 +1,5 @@
--- Adds measured drifts to numbers of one bucket, in the layouts string and entity. Each drift is added at most once.
+-- Repairs numbers of one bucket in the layouts string and entity: adds to each number the drift that a run has
+-- measured. Each drift is added at most once.
 --
 -- KEYS[1]  the bucket: its field `_`
 -- KEYS     then the key of each number
@@ -19,8 +20,8 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set with a time in the future was made before the clock was put back. If this time is at most five minutes ahead,
--- the set blocks repairs, because lua/count.lua gives every further set a later time.
+-- If a set's time is in the future, the set was made before the clock was put back. If this time is at most five
+-- minutes ahead, the set blocks repairs, because lua/count.lua gives every further set a later time.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0

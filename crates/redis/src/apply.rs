@@ -14,7 +14,8 @@ use tallyd_core::model::{Addition, Kind, TargetId};
 
 use super::{APPLY, APPLY_PLAIN, Cache, CacheError, Call, Result, Servers, text};
 
-/// The number and the additions of an outbox row. It can also be the part of a row that belongs to one bucket.
+/// The number and the additions of an outbox row. If a row belongs to several buckets, this is the part for one of
+/// them.
 pub type Row = (u64, Vec<Addition>);
 
 type Bucket = (Kind, u32);
@@ -59,13 +60,14 @@ struct BucketCall {
 /// their numbers as drifted or unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
-    /// How many additions are to kinds or metrics that the configuration doesn't contain.
+    /// The number of additions whose kind or metric is not in the configuration.
     pub unknown: u64,
-    /// How many targets or numbers were skipped because someone wrote something else to their field by hand.
+    /// The number of targets or numbers that were skipped, because someone changed their field by hand to something
+    /// else.
     pub no_numbers: u64,
-    /// How many buckets are not hashes, because someone wrote to the key by hand.
+    /// The number of buckets that are not hashes, because someone wrote to the key by hand.
     pub no_buckets: u64,
-    /// How many buckets have a mark with the number of a row that MySQL doesn't have, because MySQL went back to an
+    /// The number of buckets whose mark is the number of a row that MySQL doesn't have, because MySQL went back to an
     /// older state. The rows are added to these buckets.
     pub unknown_marks: u64,
 }
@@ -90,7 +92,7 @@ impl Applying<'_> {
     /// Returns the skipped additions. All calls must have been sent.
     ///
     /// # Errors
-    /// One of the calls failed, and others may have run. The caller must add all rows again.
+    /// One of the calls failed. Other calls may have run. The caller must add all rows again.
     pub fn ended(self) -> Result<Left> {
         self.failed.map_or(Ok(self.left), Err)
     }
@@ -202,7 +204,7 @@ impl Cache {
     /// Cluster is unreachable.
     ///
     /// # Errors
-    /// Redis failed to answer. Any of the calls may have run, or may still run later.
+    /// Redis failed to answer. Each of the calls may have run already, or may still run later.
     pub async fn apply_some(&self, applying: &mut Applying<'_>) -> Result<()> {
         const ACTION: &str = "add the outbox to counters";
         if applying.calls.is_empty() {
@@ -234,7 +236,7 @@ impl Cache {
         };
         applying.left.unknown_marks += u64::from(applying.pass.is_unknown(mark));
         if let Some(bucket) = bucket.filter(|_| self.is_packed() && mark < applying.pass.last()) {
-            // A mark below `after` means that Redis has gone back to an older state since.
+            // A mark below `after` means that Redis has gone back to an older state since the pass began.
             applying.partly.insert(*bucket, mark.max(applying.pass.after));
         }
     }
@@ -247,7 +249,7 @@ fn begin_sums(pass: &Pass<'_>, mark: u64, key: String) -> Call {
     Call::new(&APPLY, key).number(pass.partition).number(lowest).number(mark).number(pass.last())
 }
 
-/// Adds a bucket's targets to the call, each with the sums of its metrics.
+/// Adds a bucket's targets to the call. Each target has the sums of its metrics.
 fn push_sums<'a>(mut call: Call, targets: impl Iterator<Item = &'a [Sum]> + Clone) -> Call {
     call = call.number(targets.clone().count());
     for id in targets.clone().filter_map(|of_target| of_target.first()).map(|(_, id, ..)| id) {

@@ -1,5 +1,5 @@
-//! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into it, reads it in rank
-//! order, and deletes it in the end.
+//! Boards in Redis. The archiver freezes the zset of a closed period, merges late members into this zset, reads the
+//! zset in rank order, and finally deletes the zset.
 //!
 //! Every call that changes a closed period carries the number of the archiver's run. The script refuses the call unless
 //! that run has the board's claim. So an overtaken run or a late command changes nothing. A call after a flush of Redis
@@ -36,7 +36,7 @@ pub struct BoardKeys {
 /// The result of changing a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// The period was changed. Contains the number of changes or members.
+    /// The period was changed. Contains the number of changes, or the number of members.
     Done(u64),
     /// The zset to change is missing.
     Absent,
@@ -49,7 +49,7 @@ pub enum Changed {
     Put(u64),
 }
 
-/// The number of members per read when the daemon counts different scores.
+/// To count different scores, the daemon reads this number of members in one call.
 const DISTINCT_PAGE: u64 = 1_000;
 
 /// The zset to read.
@@ -123,7 +123,8 @@ impl Cache {
         call.key(self.frozen(at)).key(self.keys.board_freezes(&at.board))
     }
 
-    /// Moves at most `members_max` late members into the frozen zset, adding their scores.
+    /// Moves at most `members_max` late members into the frozen zset. A late member's score is added to its frozen
+    /// score.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -134,7 +135,7 @@ impl Cache {
         self.change("merge late members of a board", call).await
     }
 
-    /// Removes the expiry of the frozen zset: it stays until it is deleted.
+    /// Removes the expiry of the frozen zset, so the zset stays until a call deletes it.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -151,7 +152,7 @@ impl Cache {
         self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
-    /// Deletes the frozen zset. If late members exist, the zset stays, and the call returns zero.
+    /// Deletes the frozen zset. If late members exist, the call deletes nothing and returns zero.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.
@@ -220,8 +221,8 @@ impl Cache {
     }
 
     /// Returns a part of a period that is not archived in MySQL, and how many members the board has. `is_frozen` says
-    /// whether the period is frozen according to MySQL. Returns `None` if MySQL says so and Redis has lost the frozen
-    /// zset.
+    /// whether the period is frozen according to MySQL. Returns `None` if `is_frozen` is true and Redis has lost the
+    /// frozen zset.
     pub async fn read_unarchived(
         &self,
         at: &BoardPeriod,
@@ -298,7 +299,8 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    /// Begins a call of a script. The script changes something only if the run has the board's claim.
+    /// Begins a call of a script that changes a board. If the run doesn't have the board's claim, the script changes
+    /// nothing.
     pub(super) fn claimed<const KEYS: usize>(
         &self,
         script: &'static super::Script,

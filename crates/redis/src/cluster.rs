@@ -58,7 +58,7 @@ struct Step {
 struct Answers {
     /// One per command.
     results: Vec<RedisResult<Value>>,
-    /// The commands that did not run yet.
+    /// The commands that have not run yet.
     open: Vec<Step>,
     /// Set if the map of slots turned out to be wrong.
     stale: bool,
@@ -140,7 +140,7 @@ impl Cluster {
         results?.pop().unwrap_or(Ok(Value::Nil))
     }
 
-    /// Sends the commands that did not run yet, to all nodes at the same time.
+    /// Sends the commands that have not run yet. All nodes get their commands at the same time.
     async fn send(&self, commands: &[&Cmd], answers: &mut Answers, began: Instant) {
         let mut parts: BTreeMap<String, Vec<Step>> = BTreeMap::new();
         for step in std::mem::take(&mut answers.open) {
@@ -204,8 +204,8 @@ impl Cluster {
         tokio::time::timeout_at(began + self.timeout, known).await.unwrap_or_else(late)
     }
 
-    /// Asks all nodes at the same time and takes the first answer. If the map in that answer is old, the nodes will
-    /// redirect commands.
+    /// Asks all nodes at the same time and takes the first answer. If the map of slots in that answer is old, the nodes
+    /// will redirect commands.
     async fn ask_for_map(&self) -> RedisResult<SlotMap> {
         let known: Vec<(String, Arc<Link>)> =
             self.links().iter().map(|(node, link)| (node.clone(), Arc::clone(link))).collect();
@@ -226,7 +226,7 @@ impl Cluster {
         while let Some(answer) = asked.join_next().await {
             match answer {
                 Ok(Ok(map)) => return Ok(map),
-                // A wrong configuration is a better explanation than an unreachable node.
+                // Prefer the error about a wrong configuration, because it explains more than an unreachable node.
                 Ok(Err(error)) if failed.kind() != ErrorKind::InvalidClientConfig => failed = error,
                 _ => {}
             }
@@ -234,7 +234,7 @@ impl Cluster {
         Err(failed)
     }
 
-    /// Makes the next call ask for the map again, unless another call has replaced the map or is replacing it.
+    /// Makes the next call ask for the map of slots again, unless another call has replaced the map or is replacing it.
     fn forget(&self, map: &Arc<SlotMap>) {
         if let Ok(mut shared) = self.map.try_lock()
             && shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, map))
@@ -259,7 +259,7 @@ impl Cluster {
 }
 
 impl Answers {
-    /// Stores the answers of one node to `steps`, and the commands that must be sent again.
+    /// Stores one node's answers to `steps`, and also stores which commands must be sent again.
     fn take(&mut self, steps: Vec<Step>, results: RedisResult<Vec<RedisResult<Value>>>) {
         let results = results.unwrap_or_else(|error| {
             self.stale = true;
@@ -277,7 +277,7 @@ impl Answers {
         }
     }
 
-    /// Returns where to send a command again that a node did not run. Returns `None` if the command may have run.
+    /// Returns the next destination of a command that a node did not run. Returns `None` if the command may have run.
     fn next(&mut self, step: Step, error: &RedisError) -> Option<Step> {
         let ErrorKind::Server(kind) = error.kind() else { return None };
         self.stale |= matches!(kind, ServerErrorKind::Moved | ServerErrorKind::ClusterDown);
@@ -286,7 +286,7 @@ impl Answers {
                 let node = redirected(error.redirect_node()?.0, host(&step.node))?;
                 Some(Step { node, asking: kind == ServerErrorKind::Ask, ..step })
             }
-            // Some keys of the command have moved to the other node, and some have not.
+            // Only some keys of the command have moved to the other node.
             ServerErrorKind::TryAgain => Some(step),
             _ => None,
         }

@@ -1,13 +1,13 @@
-//! Stores the instant up to which reconciles have compared Redis. This note is in Redis itself. So if Redis goes back
-//! to an older state, the note and the counters go back together.
+//! Stores a note: the instant up to which reconciles have compared Redis with MySQL. Redis itself contains the note. So
+//! if Redis goes back to an older state, the note and the counters go back together.
 
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
 use super::{Cache, Context, Result, Servers, text};
 
-/// The number of copies of the note on a Cluster, each in its own slot. The number is so high that every master has
-/// some copies.
+/// The number of copies of the note on a Cluster, each in its own slot. With this number of copies, every master has
+/// some of them.
 const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {

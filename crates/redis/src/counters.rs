@@ -1,4 +1,4 @@
-//! Samples, repairs and finds counters in Redis. A repair adds the measured drift.
+//! Samples, repairs and finds counters in Redis. A repair adds the measured drift (the difference from MySQL).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -149,7 +149,7 @@ impl Cache {
     }
 
     /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call stores `pass` in the
-    /// bucket. No earlier call used the same `pass`. A repair is never retried: a call that timed out may still run
+    /// bucket. Each call must have a different `pass`. A repair is never retried: a call that timed out may still run
     /// late.
     ///
     /// # Errors
@@ -164,8 +164,8 @@ impl Cache {
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
             let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
-            // If two calls sampled numbers of one bucket, the samples may be from two states of the bucket. Apply only
-            // the repairs that belong to the first state.
+            // If two calls sampled numbers of one bucket, the bucket may have changed between the two samples. Apply
+            // only the repairs that belong to the first state.
             let (now, later): (Vec<Repair>, Vec<Repair>) =
                 members.iter().partition(|repair| repair.loaded == first.loaded);
             // Make only one call per bucket. The first call changes the bucket's state, so a second call could not
@@ -226,7 +226,8 @@ impl Cache {
         Ok(largest)
     }
 
-    /// Returns the size of each of these buckets. It counts the numbers of `metrics`. It is only for the layout packed.
+    /// Returns the size of each of these buckets. Only numbers of `metrics` are counted. The call is only for the
+    /// layout packed.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -255,7 +256,7 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. It is only for the layout
+    /// Returns the targets and metrics of the nonzero numbers in these buckets, sorted. The call is only for the layout
     /// packed.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
@@ -292,8 +293,8 @@ impl Cache {
     }
 
     /// Returns a page of the targets that have their own key, and the cursor of the next page (`None` at the end). A
-    /// target can appear twice. It is only for the layouts `entity` and `string`, because the layout packed has no such
-    /// keys.
+    /// target can appear twice. The call is only for the layouts `entity` and `string`, because the layout packed has
+    /// no such keys.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),

@@ -16,7 +16,7 @@ pub enum BoardZset {
     Frozen,
     /// A zset that a restore was filling when the restore stopped.
     Filling,
-    /// A zset that a restore has filled. Contains the tag of the source that the members came from.
+    /// A zset that a restore has filled. The text is the tag of the source that the members came from.
     Restored(String),
 }
 

@@ -76,7 +76,7 @@ impl CacheError {
     }
 }
 
-/// The login failed, the account may not run the command, or the server doesn't know the command.
+/// The login failed, the account is not allowed to run the command, or the server doesn't know the command.
 fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))

@@ -1,4 +1,4 @@
-//! Adds to members of boards. One call changes all periods that contain an instant.
+//! Adds amounts to members of boards. One call changes all periods that contain the addition's instant.
 
 use redis::Value;
 use tallyd_core::board::Board;
@@ -26,7 +26,7 @@ pub struct Once {
     pub partition: u16,
     /// The row's number, and the addition's place in the row. The first place is 1.
     pub place: (u64, usize),
-    /// The previous addition that was sent for the board. `None` if that addition has arrived for sure.
+    /// The previous addition that was sent for the board. `None` if that addition has certainly arrived.
     pub after: Option<(u64, usize)>,
 }
 
@@ -94,8 +94,8 @@ impl Cache {
         })
     }
 
-    /// Runs such calls in order. Returns the errors of calls that the script refused. Retrying such a call does not
-    /// help.
+    /// Runs calls of lua/board.lua in order. Returns the errors of calls that the script refused. Retrying such a call
+    /// does not help.
     ///
     /// # Errors
     ///

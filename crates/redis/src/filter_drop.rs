@@ -1,5 +1,5 @@
-//! Deletes all Bloom filters of any kind and layout. It finds filters by the names of their keys, because their kind or
-//! layout may no longer be in the configuration.
+//! Deletes all Bloom filters, whatever their kind and layout. The module finds filters by the names of their keys,
+//! because a filter's kind or layout may no longer be in the configuration.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Bloom filters in Redis: reads their state, builds new filters, replaces old filters, and adds users.
 //!
-//! Every call that changes a filter carries the number of the run, or the shape that the call is meant for. If the run
-//! or the shape is outdated, the call does nothing. So a call can arrive twice or late.
+//! Every call that changes a filter carries the number of the run, or the expected shape of the filter. If the run or
+//! the shape is outdated, the call does nothing. So a call that arrives twice or late is harmless.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ const FOLD_USERS: usize = 100;
 /// The most users that one call adds beside filters.
 const NOTE_USERS: usize = 1_000;
 
-/// How long a noted user stays if the target has no filter, in seconds. Readers trust a filter for a shorter time than
-/// this if no other run begins.
+/// How long a noted user stays if the target has no filter, in seconds. If no other run begins, readers trust a filter
+/// for less than this time.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// Fields or members per step of a scan.
@@ -47,7 +47,7 @@ pub struct FilterState {
     pub inserted: u64,
     /// The count of further users that may be in the filter: Redis remembered their clicks when the filter was built.
     pub others: u64,
-    /// The number of the run that is building a new filter, or that stopped during the build.
+    /// The number of the run that is building a new filter, or of a run that stopped during the build.
     pub building: Option<u64>,
     /// The epoch in which the filter was built: the number of the run since which tallyd trusts this Redis.
     pub epoch: u64,
@@ -92,7 +92,7 @@ impl Cache {
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
             let configs = answers.context(ACTION)?;
-            // Ask further only for targets with a filter. Most targets have none.
+            // Send further commands only for targets with a filter. Most targets have none.
             let mut lengths = Pipeline::new();
             for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
                 let [filter, _, added] = self.filter_keys(kinds, *target);
@@ -117,9 +117,9 @@ impl Cache {
         Ok(states)
     }
 
-    /// Makes scripts note each user who likes one of `targets` beside its filter, until [`Cache::fold_filter`]. Returns
-    /// the count of targets for which this succeeded. The count is smaller than the number of targets only if a later
-    /// run has begun.
+    /// From now on until [`Cache::fold_filter`], scripts note each user who likes one of `targets` beside the target's
+    /// filter. Returns the count of targets for which this succeeded. The count is smaller than the number of targets
+    /// only if a later run has begun.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -130,8 +130,8 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count())
     }
 
-    /// Passes to `each` every user whose last remembered click on the target was a like. It reads the newer hash of
-    /// clicks first, because this hash can become the older hash between the two reads.
+    /// Passes to `each` every user whose last remembered click on the target was a like. The newer hash of clicks is
+    /// read first, because this hash can become the older hash between the two reads.
     pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
         const ACTION: &str = "read recent likes";
         let kind = kinds.get(target.kind).unwrap_or_default();

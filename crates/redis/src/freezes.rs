@@ -16,8 +16,8 @@ pub(super) fn late_field(period: &str) -> String {
 
 impl Cache {
     /// Allows only `run` to change the board's closed periods from now on. Returns [`Freeze::generation`]. If Redis
-    /// went back to a state before a period existed, the call stores again that the period is frozen. `frozen` contains
-    /// the periods that are frozen in MySQL, each with MySQL's generation and note.
+    /// went back to a state in which a period did not exist yet, the call stores again that the period is frozen.
+    /// `frozen` contains the periods that are frozen in MySQL, each with MySQL's generation and note.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
@@ -35,8 +35,8 @@ impl Cache {
     }
 }
 
-/// Reads the notes of a period, and how many late members were moved. If no run has claimed the data yet, the data is
-/// newer than everything that MySQL contains.
+/// Reads the notes of a period, and how many late members were moved. If no run has claimed this data of Redis yet, the
+/// data is newer than everything that MySQL contains.
 pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
     let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
     let freeze = |generation| Freeze { generation, note: number(note) };

@@ -1,10 +1,10 @@
-//! The daemon's access to Redis, which holds data derived from MySQL. This crate has every command and key of the
-//! daemon.
+//! The daemon's access to Redis, which holds data derived from MySQL. This crate contains all commands that the daemon
+//! sends and all keys that it uses.
 //!
-//! Each server has one connection, shared and pipelined. A problem drops the connection: an I/O error, a timeout, a
-//! demoted master, or a server that is still loading. The next call connects again. A command that timed out can still
-//! run later. So callers send only commands that are harmless if they run late or twice. This crate never resends a
-//! command that may have run.
+//! Each server has one connection, shared and pipelined. The crate drops the connection after an I/O error or a
+//! timeout, or if the server is a demoted master or is still loading its data. The next call connects again. A command
+//! that timed out can still run later. So callers send only commands that are harmless if they run late or twice. This
+//! crate never resends a command that may have run.
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes. Commands of different slots run in any order.
 
@@ -113,7 +113,7 @@ pub static LIKE: Script = script!("../../../lua/like.lua");
 pub static COUNT: Script = script!("../../../lua/count.lua");
 /// Takes back a counted click whose event could not be published.
 pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
-/// Limits how often a user may click.
+/// Limits how often a user can click.
 pub static LIMIT: Script = script!("../../../lua/limit.lua");
 pub(crate) static BOARD: Script = script!("../../../lua/board.lua");
 static SAMPLE: Script = script!("../lua/sample.lua");
@@ -158,7 +158,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Begins a call of the script. `key` decides the server.
+    /// Begins a call of the script. The server that has `key` runs the call.
     pub fn new(script: &'static Script, key: String) -> Self {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
@@ -202,7 +202,8 @@ impl Call {
 }
 
 impl Cache {
-    /// Makes a client. By the configuration, it uses one server, the master that sentinels watch, or a Cluster.
+    /// Makes a client. The configuration decides whether the client uses one server, the master that sentinels watch,
+    /// or a Cluster.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -266,8 +267,8 @@ impl Cache {
         clocks.into_iter().min().ok_or_else(|| CacheError::unexpected(ACTION, &Value::Nil))
     }
 
-    /// Returns a name of the data set in Redis. The name changes after a restart, a failover, and a new replication. On
-    /// a Cluster, the name changes if one of these happens to any master.
+    /// Returns a name of the data set in Redis. The name changes after each restart, failover and new replication. On a
+    /// Cluster, the name changes if one of these happens to any master.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
@@ -315,8 +316,8 @@ impl Cache {
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
                 let answer = match answer {
-                    // The server is new, or SCRIPT FLUSH ran. This call did not run. Sending the text loads the script
-                    // again.
+                    // The server is new, or SCRIPT FLUSH ran. This call did not run. Send the script's text, which also
+                    // loads the script again.
                     Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                         let mut again = Pipeline::new();
                         again.add_command(call.command(true));

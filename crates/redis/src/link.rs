@@ -94,7 +94,7 @@ impl Link {
         Err(failed)
     }
 
-    /// Returns the error if the server or the connection caused it. Returns `None` if only the command is wrong.
+    /// Returns the error if the server or the connection caused it. Returns `None` if the command caused the error.
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.node => Some(wrong_kind(true)),
@@ -104,8 +104,8 @@ impl Link {
         }
     }
 
-    /// Returns whether sentinels name another master now. Usually it asks in the background and returns false. It waits
-    /// for the answer only if the link was not used for a long time.
+    /// Returns whether sentinels name another master now. Usually the call asks the sentinels in the background and
+    /// returns false. The call waits for the sentinels' answer only if the link was not used for a long time.
     async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
         let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
         let Some(master) = connected.master.clone() else { return false };

@@ -20,7 +20,8 @@ const BUCKETS_MAX: u32 = 1 << 22;
 pub struct Lost {
     /// The first bucket that was checked.
     pub from: u32,
-    /// When each bucket from `from` on was marked, by Redis' clock. `None` for buckets that are already loaded.
+    /// The instant at which each bucket was marked, by Redis' clock. The first entry is for the bucket `from`. `None`
+    /// for buckets that are already loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
     /// The nonzero numbers that the buckets held at their cuts.
     pub held: HashMap<CounterKey, i64>,
@@ -41,7 +42,7 @@ impl Lost {
     }
 }
 
-/// The result of a check of buckets.
+/// The result of a check that finds buckets which are not loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unloaded {
     /// How many buckets are not loaded.

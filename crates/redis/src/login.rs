@@ -24,7 +24,7 @@ pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
     held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
 }
 
-/// Breaks a connection if the server does not acknowledge sent data within the timeout. The default of Linux is about
+/// Closes a connection if the server does not acknowledge sent data within the timeout. The default of Linux is about
 /// 15 minutes.
 fn tcp_settings(timeout: Duration) -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)

@@ -1,4 +1,4 @@
-//! The buckets that readers found missing.
+//! The list of the buckets that readers found missing.
 
 use redis::{Pipeline, Value};
 use tallyd_core::keys::KindNames;

@@ -19,8 +19,8 @@ const ON_BOARDS: [&str; 17] = [
 /// The daemon's command on the set of missing buckets.
 const ON_MISSING: [&str; 1] = ["SPOP"];
 
-/// The daemon's commands on two kinds of keys: the notes of the cut, and the announcement of which program counts each
-/// number.
+/// The daemon's commands on two kinds of keys: the notes that say up to which instant Redis was compared, and the
+/// announcement that says which program counts each number.
 const ON_NOTES: [&str; 2] = ["GET", "SET"];
 
 /// The daemon's commands on filters.
@@ -85,7 +85,7 @@ impl Cache {
     /// such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
-        // These notes of a daemon, and all buckets of each kind, exist once it has run.
+        // After a daemon has run, these notes and all buckets of each kind exist.
         let notes = ["tally:writers".to_owned(), format!("tally:compared:{{0}}:{}", self.keys.layout().full_name())];
         let names: Vec<String> = notes.into_iter().chain(kinds.all().map(|(_, kind)| bare.counters(kind, 0))).collect();
         let mut pipeline = Pipeline::new();

@@ -1,5 +1,5 @@
 //! Remembers for a minute the clicks that gateways have published. So answers to a user include these clicks before
-//! MySQL contains them. Nothing is counted here.
+//! MySQL contains them. This module counts nothing.
 
 use std::collections::BTreeMap;
 

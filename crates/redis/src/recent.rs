@@ -28,7 +28,7 @@ pub enum Seen {
 
 impl Cache {
     /// Remembers a click for `keep_s`, unless a newer click is remembered. The call is for clicks that lua/like.lua has
-    /// counted but not remembered. The call is optional: without it, the script can misjudge a later click.
+    /// counted but has not remembered. The call is optional: without it, the script can misjudge a later click.
     pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
@@ -39,8 +39,8 @@ impl Cache {
         }
     }
 
-    /// Returns whether the user likes each of `targets`, in the order of `targets`. It only reads the last clicks. It
-    /// needs one round trip.
+    /// Returns whether the user likes each of `targets`, in the order of `targets`. The call reads only the users' last
+    /// clicks, in one round trip.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
         const ACTION: &str = "read recent clicks";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);

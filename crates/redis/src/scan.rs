@@ -10,7 +10,7 @@ const SCANNED_KEYS: usize = 1_000;
 /// The position of a search for keys.
 #[derive(Clone, Debug)]
 pub struct ScanCursor {
-    /// The masters that still must be searched, the current master last. `None` without a Cluster.
+    /// The masters that the search must still read. The current master is the last one. `None` without a Cluster.
     nodes: Vec<Option<String>>,
     /// The cursor of the current server.
     cursor: String,

@@ -4,8 +4,8 @@
 //!
 //! All sentinels are asked at the same time. The client uses an address as soon as the majority has named this address.
 //! So a single sentinel that is unreachable, disconnected or outdated decides nothing. If there is no majority, the
-//! client tries the most frequent address first. The server must confirm that it is the master. If its ROLE is not
-//! master, it was demoted or is not promoted yet.
+//! client tries the most frequent address first. The server must confirm that it is the master. If the answer to ROLE
+//! is not `master`, the server was demoted, or has not been promoted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -119,8 +119,8 @@ impl Sentinels {
         }
     }
 
-    /// Returns whether most sentinels name another master now. A minority can be outdated, so a link that works ignores
-    /// the minority.
+    /// Returns whether most sentinels name another master now. A minority of sentinels can be outdated, so a link that
+    /// works ignores this minority.
     pub(super) async fn have_left(&self, master: &str) -> bool {
         self.told().await.is_ok_and(|told| told.have_left(master))
     }

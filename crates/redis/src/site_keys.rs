@@ -15,7 +15,7 @@ pub struct SiteKeys<'a> {
     pub metric: &'a str,
 }
 
-/// The numbers that were found in some keys.
+/// The numbers that a call found in some of the site's keys.
 #[derive(Clone, Debug, Default)]
 pub struct SiteNumbers {
     /// Sorted by target, without duplicates.

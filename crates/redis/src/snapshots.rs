@@ -136,8 +136,8 @@ impl Cache {
         scanned(answer, scores).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
-    /// Returns whether the restored zset is complete, and whether a restore was interrupted after it began to move
-    /// members. After such an interruption, only this zset contains the moved additions since the loss.
+    /// Returns two facts: whether the restored zset is complete, and whether a restore was interrupted after it began
+    /// to move members. After such an interruption, only this zset contains the moved additions since the loss.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");
@@ -174,8 +174,8 @@ impl Cache {
         self.change("restore a frozen board", call).await
     }
 
-    /// Moves at most `members_max` members, which were added since the loss, from the live zset into the restored one.
-    /// When no members remain, the restored zset becomes the live one and gets `mark`.
+    /// Moves members that were added since the loss from the live zset into the restored zset, at most `members_max` in
+    /// one call. When no members remain, the restored zset becomes the live one and gets `mark`.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.

@@ -19,7 +19,7 @@ pub const LISTPACK_FIELDS: u64 = 512;
 /// targets per bucket, commands take more time.
 pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
-/// The number of digits in a popular target's number.
+/// A popular target's number has this number of digits.
 const DIGITS: u64 = 7;
 
 impl Cache {
@@ -101,7 +101,7 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// Runs the commands. Returns how many of them return 1.
+    /// Runs the commands. Returns the number of commands that returned 1.
     pub(super) async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
         const ACTION: &str = "delete the keys of a layout";
         let mut ones = 0;

@@ -1,6 +1,6 @@
-//! Creates the accounts that daemons and commands use in tests. Their rights come from the files under ops/, with the
-//! test's names. The account that created the world has all rights. Programs that run in the world have only the rights
-//! in these files.
+//! Creates the accounts that daemons and commands use in tests. The rights of these accounts come from the files under
+//! ops/, with the test's names. The account that created the world has all rights. Programs that run in the world have
+//! only the rights in these files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -37,7 +37,8 @@ impl Accounts {
         let sql = sql.replace("'tallyd", &format!("'{}", self.short));
         let sql =
             ["choose-one", "choose-another", "choose-a-third"].iter().fold(sql, |sql, it| sql.replace(it, PASSWORD));
-        // A failed test leaves its accounts behind, and a later process can have the same number.
+        // A failed test leaves its accounts behind. A later process can have the same number, and so the same account
+        // names.
         sqlx::raw_sql(AssertSqlSafe(self.drop_sql("IF EXISTS"))).execute(admin).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("create the accounts in MySQL");
     }
@@ -81,7 +82,8 @@ impl Accounts {
             let words: Vec<&str> = if words[0] == "add_user" { vec![words[0], words[1], PASSWORD] } else { words };
             let mut output = rabbitmqctl(&words);
             if words[0] == "add_user" && !output.status.success() {
-                // The account exists. Another test may be creating the account, or the account has another password.
+                // The account exists. The reason can be that another test is creating the account, or that the account
+                // has another password.
                 output = rabbitmqctl(&["change_password", words[1], PASSWORD]);
             }
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -39,7 +39,7 @@ pub struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    /// The number of Chromium's process. This process survives when chromedriver is killed.
+    /// The number of Chromium's process. Chromium keeps running when chromedriver is killed.
     process: i64,
     profile: tempfile::TempDir,
 }

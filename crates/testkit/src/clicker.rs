@@ -12,21 +12,22 @@ use tokio::task::JoinHandle;
 use super::proxy::Proxy;
 use super::{Dice, Model, World, client_of, eventually, target};
 
-/// A clicker that clicks for several users in random order, on few popular targets and many other targets.
+/// A clicker clicks for several users in random order, on a few popular targets and on many other targets.
 #[derive(Clone, Copy)]
 pub struct Clicker {
     /// The number of this clicker, from 0.
     pub number: u64,
     pub users: u64,
-    /// The number of popular targets. Their ids begin at 1. They get half of the clicks, so the same user flips the
-    /// same target many times a second.
+    /// The number of popular targets. The ids of popular targets begin at 1. These targets get half of the clicks, so
+    /// the same user likes and unlikes the same target many times a second.
     pub hot: u64,
-    /// The number of other targets. Their ids begin at 100. They get the other half of the clicks.
+    /// The number of other targets. The ids of these targets begin at 100. These targets get the other half of the
+    /// clicks.
     pub cold: u64,
 }
 
 impl Clicker {
-    /// Clicks until `stop` is set, and returns the expected state. Increments `clicks` with each click.
+    /// Clicks until `stop` is set, and increments `clicks` with each click. Returns the expected state.
     pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
         let mut dice = Dice::new(self.number + 1);
         let mut model = Model::default();

@@ -1,5 +1,5 @@
 //! Gives each test its own world: a database, a prefix on the broker and a prefix in Redis, on the servers of `dev/up`.
-//! A world runs the real binary as a child process. A model has the expected result.
+//! A world runs the real binary as a child process. A model computes the expected result.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first error")]
 
@@ -144,7 +144,7 @@ impl World {
             accounts.drop(&admin).await;
         }
         if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
-            // The nodes belong to this test and end with it.
+            // This test starts the nodes, and the nodes end with the test.
             return;
         }
         let mut redis = self.redis().await;
@@ -174,7 +174,7 @@ impl World {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
     }
 
-    /// Runs a reconcile and returns its report. If the daemon is running a reconcile, this call waits.
+    /// Runs a reconcile and returns its report. Waits while the daemon itself is running a reconcile.
     pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
         let report = std::cell::RefCell::new(serde_json::Value::Null);
         eventually("no other run is running", || async {
@@ -213,8 +213,8 @@ impl World {
         self.folder.path().join(format!("daemon-{number}.log"))
     }
 
-    /// Returns the value of an environment variable for the daemon. An address with the account that has all rights,
-    /// such as a proxy's address, gets the daemon's account.
+    /// Returns the value of an environment variable for the daemon. If the value is an address with the account that
+    /// has all rights (for instance a proxy's address), replaces the account with the daemon's account.
     fn as_daemon(&self, name: &str, value: &str) -> String {
         match &self.accounts {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
@@ -294,7 +294,7 @@ impl World {
 
     /// Waits until the daemon has written all messages that were published before. It publishes one more event to the
     /// queue of each partition, for a target that no test uses. Queues are read in order, so the test waits for these
-    /// events. The broker's queue depths would be seconds old.
+    /// events. The broker's queue depths can't be used, because they are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);

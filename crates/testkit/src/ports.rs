@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 
 /// The first port. All ports are below the ports of outgoing connections (32768 and up, `ip_local_port_range`). So no
-/// client takes a port in the seconds that a server needs to start.
+/// client can take one of these ports in the seconds that a server needs to start.
 const FIRST: u16 = 10_000;
 const NUMBER: u64 = 10_000;
 

@@ -43,11 +43,11 @@ struct Line {
     answers: Mutex<Option<Vec<u8>>>,
     /// If a client sends these bytes, the proxy starts to hold back bytes.
     last_words: Mutex<Option<Vec<u8>>>,
-    /// The range of delays of each piece, in milliseconds.
+    /// Each piece of data is delayed by a time in this range, in milliseconds.
     delay: Mutex<Option<Range<u64>>>,
-    /// After this number of further bytes of answers, each connection is closed.
+    /// The proxy closes each connection after the server has sent this number of further bytes.
     answers_left: Mutex<Option<usize>>,
-    /// The number of passed pieces. The delays depend on this number.
+    /// The number of pieces of data that the proxy has passed. The delays depend on this number.
     pieces: AtomicU64,
 }
 
@@ -178,7 +178,7 @@ impl Line {
         }
     }
 
-    /// Copies bytes in both directions until both directions have ended, or the answers are truncated.
+    /// Copies bytes in both directions until both directions have ended, or until the proxy truncates the answers.
     async fn through(&self, near: TcpStream, far: TcpStream) {
         let (from_near, to_near) = near.into_split();
         let (from_far, to_far) = far.into_split();

@@ -1,4 +1,4 @@
-//! Starts and kills servers of the stack. Only one test does this at a time.
+//! Starts and kills servers of the stack. Only one test at a time can use this module.
 
 use std::process::Command;
 

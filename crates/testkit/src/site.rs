@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::clicker::Clicker;
 use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
-/// How many clickers click at the same time. Each clicks on few popular targets and many other targets.
+/// How many clickers click at the same time. Each clicker clicks on a few popular targets and on many other targets.
 const CLICKERS: u64 = 8;
 const HOT: u64 = 2;
 const COLD: u64 = 300;
