@@ -39,7 +39,7 @@ const MODE: u32 = 0o660;
 /// Length of the column `control.ordered_by`, in characters.
 const BY_MAX: usize = 255;
 
-/// Delay before the next try to create the socket, if another daemon has it or the folder is missing.
+/// Delay before the next try to create the socket, if another daemon has the socket or the folder is missing.
 const BIND_AGAIN: Duration = Duration::from_secs(2);
 
 /// A client's order.
@@ -47,7 +47,7 @@ const BIND_AGAIN: Duration = Duration::from_secs(2);
 pub(crate) struct Wanted {
     pub task: Task,
     pub command: Command,
-    /// `None` ends the current order.
+    /// The order's duration in seconds. `None` ends the current order.
     pub lasts_s: Option<u64>,
     /// The user's name, as the client gives it.
     pub by: String,

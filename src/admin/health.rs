@@ -1,4 +1,4 @@
-//! `GET /livez` reports whether a daemon must be restarted, `GET /readyz` whether it writes events.
+//! `GET /livez` shows whether a daemon must be restarted. `GET /readyz` shows whether it writes events.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -9,7 +9,7 @@ use super::{Asked, json};
 use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
 
-/// The answer to `GET /livez`: whether the process works, and the loops that are stuck. An unreachable server is no
+/// The answer to `GET /livez`. It says whether the process works and which loops are stuck. An unreachable server is no
 /// reason to restart the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
@@ -22,7 +22,7 @@ pub(crate) struct Ready {
     pub ready: bool,
     pub state: Life,
     pub reasons: Vec<String>,
-    /// The status of each server. Without Redis the daemon still writes events.
+    /// The status of each server. If Redis is unreachable, the daemon still writes events.
     pub servers: Vec<ServerStatus>,
 }
 

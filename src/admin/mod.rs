@@ -1,4 +1,4 @@
-//! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
+//! The admin port: status, metrics and health of the daemon, over HTTP. No request to this port changes anything.
 //!
 //! The port must never slow the tasks. So it has a few separate connections to the servers, and it limits the count and
 //! the duration of requests. A connection serves one request. On an address that other machines can reach, a token is
@@ -45,7 +45,7 @@ use tallyd_redis::Cache;
 
 const CONNECTIONS_MAX: usize = 64;
 
-/// Longest duration of a connection: to read a request and to send the answer.
+/// A connection can last at most this time, in which the port reads the request and sends the answer.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
@@ -62,7 +62,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 const ASKING_MAX: usize = 16;
 
-/// Connections to MySQL. A request waits until a connection is free.
+/// Number of connections to MySQL. A request waits until a connection is free.
 const STORE_CONNECTIONS: u32 = 4;
 
 const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -103,7 +103,8 @@ impl Asked {
 }
 
 impl Admin {
-    /// Creates the port for `[admin] listen`, and the task that observes the servers. `None` if `listen` is empty.
+    /// Creates the port for `[admin] listen`, and the task that observes the servers. Returns `None` if `listen` is
+    /// empty.
     pub(crate) fn new(
         live: &ConfigHandle,
         broker: &Broker,
@@ -192,7 +193,7 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     if is_stranger && !PROBES.contains(&request.uri().path()) {
         let mut answer =
             refused(StatusCode::UNAUTHORIZED, "the token is missing or wrong: send the token of [admin] token_file");
-        // This makes a browser ask for a user and a password. The user's name is ignored.
+        // This header makes a browser ask for a user and a password. The user's name is ignored.
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
         return Ok(answer);
     }

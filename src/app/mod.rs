@@ -69,7 +69,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         // Supervises the admin port and the observer while the other tasks run.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
-    // After a failed start, the token is not cancelled yet.
+    // If the start has failed, nothing has cancelled the token.
     stop.cancel();
     telemetry().drains();
     systemd::stopping();

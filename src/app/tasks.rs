@@ -115,7 +115,7 @@ impl Tasks {
         let stop = self.stop.clone();
         running.start_loop(TaskName::Control, |beat| control.follow(store, beat, stop));
         self.start_outbox(&wake_outbox, running)?;
-        // The outbox ends when the last sender of its wake-ups is dropped.
+        // The outbox's task ends when the last sender of its wake-ups is dropped.
         self.start_consumers(wake_outbox, running);
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
@@ -124,7 +124,7 @@ impl Tasks {
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
-        // An invalid pattern fails the start.
+        // The daemon does not start with an invalid pattern.
         let schedules = Schedules::start(&self.live, wakes).await?;
         running.start(TaskName::Schedules, schedules.run(self.live, self.stop));
         Ok(())

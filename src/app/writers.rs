@@ -1,15 +1,15 @@
-//! Announces in Redis, for each metric, whether API servers or the daemon count it. So a site can change the writer
-//! while users click.
+//! Announces in Redis who counts each metric: the API servers or the daemon. So a site can change the writer of a
+//! metric while users click.
 //!
 //! Handover to the daemon. A: a daemon reloads. The daemon adds the counts of these metrics to Redis from its next
-//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Clicks that clients count
-//! between A and B count twice.
+//! batch on, and announces the handover. B: clients read the announcement within ten seconds. Redis counts twice each
+//! click that a client counts between A and B.
 //!
 //! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement
-//! within ten seconds and start to count. C: the new configuration is in force, and the daemon stops counting. Clicks
-//! that clients count between B and C count twice. Events that were only published and are received after C are not
-//! counted in Redis. If MySQL does not have a user's last click yet, the next click can count wrongly, although its
-//! event is correct. A reconcile of the changed targets makes the counters exact.
+//! within ten seconds and start to count. C: the new configuration is in force, and the daemon stops counting. Redis
+//! counts twice each click that a client counts between B and C. Redis does not count an event that a client only
+//! published and that the daemon receives after C. If MySQL does not have a user's last click yet, Redis can count the
+//! next click wrongly, although its event is correct. A reconcile of the changed targets makes the counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
 //! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or if Redis
@@ -38,8 +38,8 @@ const EVERY: Duration = Duration::from_secs(10);
 /// second.
 const FOLLOWED: Duration = Duration::from_secs(11);
 
-/// Limit of waiting messages, and of outbox rows, at which API servers can begin to count. Daemons write this number
-/// within some seconds.
+/// API servers can begin to count only while at most this number of messages and this number of outbox rows wait.
+/// Daemons write so few within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -103,8 +103,8 @@ pub(super) struct Decider {
 }
 
 impl Decider {
-    /// Prepares for `new`, the next configuration. If API servers must take over metrics that the daemon counts `now`,
-    /// this returns after they have started to count.
+    /// Prepares the change from the configuration `now` to the configuration `new`. If API servers must take over
+    /// metrics from the daemon, this returns after they have started to count.
     ///
     /// # Errors
     /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If the
@@ -119,7 +119,7 @@ impl Decider {
         let announcement = Announcement::new(&after.union(&before), new);
         let announced = announcement.make(&self.servers.cache).await;
         if announced.is_err() {
-            // The announcement can have reached Redis, or can reach it later.
+            // The announcement may have reached Redis already, or may reach it later.
             self.decided.send_replace(Announcement::of(now));
             return announced;
         }

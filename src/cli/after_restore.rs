@@ -1,4 +1,4 @@
-//! `tallyd after-restore`: brings Redis to the state of a restored MySQL, which remains the source of truth.
+//! `tallyd after-restore`: corrects Redis after MySQL was restored from a backup. MySQL remains the source of truth.
 
 use anyhow::Result;
 use clap::Args;
@@ -35,10 +35,10 @@ pub(super) async fn run(config: &Config, args: &AfterRestoreArgs) -> Result<u8> 
         return Ok(code);
     }
     let code = reconcile::run(config, &ReconcileArgs::forced(false, *format)).await?;
-    // This exit code means that nothing was changed.
+    // After `EXIT_TRY_LATER`, the operator runs the command again, which then also rebuilds the filters.
     if config.filter.is_on() && code != EXIT_TRY_LATER {
-        // The restore lost unlikes that were newer than the backup. In MySQL their users like the targets again, but
-        // the Bloom filters lack these users.
+        // The restored MySQL lacks unlikes that are newer than the backup, so it contains the undone likes again. The
+        // Bloom filters lack the users of these likes.
         servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     }
     Ok(code)

@@ -43,7 +43,7 @@ pub(super) fn confirmed(question: &str, yes: bool) -> Result<bool> {
     if yes || !std::io::stdin().is_terminal() { Ok(true) } else { asked(question, false) }
 }
 
-/// Asks on the terminal. `usual` is the meaning of an empty line. The end of input means no.
+/// Asks on the terminal. `usual` is the result for an empty line. The end of input is a no.
 pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     let mut out = std::io::stderr();
     write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;
@@ -87,7 +87,7 @@ pub(super) async fn all_stopped(servers: &Servers) -> Result<()> {
             format!("{} runs {} {}: wait until it ends, then try again", running.owner, running.job, running.mode);
         return Err(JobError::NotNow(text).into());
     }
-    // A daemon that waits for a server does not consume, but it uses MySQL to read orders.
+    // A daemon that waits for a server consumes no queue, but it still reads orders from MySQL.
     if !store.is_used_alone().await? {
         let text = "a daemon or a command uses MySQL with this account: stop all daemons, then try again";
         return Err(JobError::NotNow(text.to_owned()).into());

@@ -110,7 +110,7 @@ pub(super) async fn run(config: &Path, command: ControlCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// The user's name. The socket adds the uid, because the client must not choose the uid.
+/// Returns the user's name. The socket adds the uid, because the client must not choose the uid.
 fn user() -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok());
     named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "somebody".to_owned())

@@ -139,7 +139,8 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     }
     let servers = Servers::new(config)?;
     match &command {
-        // These commands need no codes. An invalid configuration can be the cause of the dead letters.
+        // These commands need no codes, so they skip the check of the codes. A wrong configuration can be the cause of
+        // the dead letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }

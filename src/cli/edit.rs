@@ -1,4 +1,4 @@
-//! A dead letter's body in the operator's editor.
+//! Opens a dead letter's body in the operator's editor.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -48,7 +48,7 @@ pub(super) fn edit(letter: &Letter, judge: &Judge, force: bool) -> Result<Option
 fn open(path: &Path) -> Result<()> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut editor = set("VISUAL").or_else(|| set("EDITOR")).unwrap_or_else(|| OsString::from(EDITOR));
-    // The shell runs the editor, because the variable can contain arguments.
+    // The shell runs the editor, because $VISUAL or $EDITOR can contain arguments.
     editor.push(" \"$@\"");
     let ended = Command::new("sh").arg("-c").arg(editor).arg("sh").arg(path).status().context("start the editor")?;
     ensure!(ended.success(), "the editor failed ({ended}): nothing was replayed");

@@ -68,7 +68,7 @@ pub(super) async fn run(config: &Config, args: &EraseArgs) -> Result<u8> {
     Ok(if report.dry_run || report.is_complete() { EXIT_DONE } else { EXIT_FAILED })
 }
 
-/// Accepts configured boards, and removed boards that still have an archive.
+/// Accepts a board that is configured, or that still has an archive after its removal from the configuration.
 async fn check_board(config: &Config, servers: &Servers, board: &str) -> Result<()> {
     let known: BTreeSet<&str> = config.boards.iter().map(|board| board.name.as_str()).collect();
     if known.contains(board) || !servers.store.known_periods(board).await?.is_empty() {

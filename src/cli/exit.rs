@@ -69,8 +69,8 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         match fate_of(cause)? {
             Fate::Misconfigured => Some(EXIT_CONFIG),
             Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
-            // The same call succeeds when the key no longer exists. Deleting the key is safe, because MySQL is the
-            // source of truth.
+            // The same command succeeds after an operator has deleted the key. Deleting the key is safe, because MySQL
+            // is the source of truth.
             Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
             Fate::Item => None,
         }

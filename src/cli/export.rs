@@ -42,7 +42,7 @@ pub(super) async fn run(config: &Config, args: &ExportArgs) -> Result<u8> {
     let ran = export::run(&servers, config, export, options, progress_sink(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
-    // A run that repeats ends only when it is stopped.
+    // With `--every`, a stop is the normal end of the run.
     Ok(if report.ended == End::Stopped && args.every.is_none() { EXIT_FAILED } else { EXIT_DONE })
 }
 

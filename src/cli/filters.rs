@@ -22,7 +22,7 @@ pub(super) enum FiltersCommand {
     Drop(Consent),
 }
 
-/// A daemon with filters ends at least one filter run within this time, which includes the duration of the run.
+/// Within this time, a daemon with filters starts and finishes at least one filter run.
 const IDLE_MIN: Duration = FILTER_GAP_MAX.saturating_add(Duration::from_mins(5));
 
 pub(super) async fn run(config: &Config, command: &FiltersCommand) -> Result<u8> {

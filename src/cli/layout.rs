@@ -19,8 +19,8 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::layout::Layout;
 
-/// A migration repeats its run until a run finds no difference. The first runs find differences, because API servers
-/// start to count in the new layout with a delay.
+/// A migration repeats its run until a run finds no difference, at most this number of times. The first runs find
+/// differences, because API servers start to count in the new layout with a delay.
 const RUNS_MAX: u32 = 4;
 
 /// A command that waits for the daemon's run checks at this interval whether the run has ended.
@@ -93,7 +93,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let (first, second) = (layout(&config.redis)?.to_string(), layout(&moved)?.to_string());
     let redis = match (from == first && to == second, from == second && to == first) {
         (true, _) => moved,
-        // This is the move back. The daemon compares the first layout, too.
+        // The operator moves the counters back to the first layout. The daemon compares the first layout, too.
         (_, true) => config.redis.clone(),
         _ => bail!(Usage(format!(
             "[redis] has the layout {first}, and [redis.also] has {second}: write --from {first} --to {second}"
@@ -158,7 +158,8 @@ fn proof(report: &Report) -> String {
     }
 }
 
-/// Runs a reconcile. With `waits`, waits while another run has the lock, because the daemon starts runs in between.
+/// Runs a reconcile. With `waits`, waits while another run has the lock: the daemon can start a run between two runs of
+/// the migration.
 async fn run_when_free(
     config: &Config,
     options: &RunOptions,
@@ -176,11 +177,12 @@ async fn run_when_free(
     }
 }
 
-/// Returns when Redis loses buckets of the layout that API servers read. The daemon needs the job's lock to load them.
+/// Returns when Redis has lost buckets of the layout that API servers read. The daemon needs the job's lock to load
+/// these buckets again.
 async fn until_lost(first: &Cache, config: &Config) {
     let mut had_all = false;
     loop {
-        // An unreachable Redis has not lost its buckets.
+        // If Redis is unreachable, this does not mean that it has lost buckets.
         match unloaded(first, config).await {
             Ok(0) => had_all = true,
             Ok(_) if had_all => return,

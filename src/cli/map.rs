@@ -93,7 +93,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct Sample {
-    /// From 1.
+    /// The event's line in the file. The first line is 1.
     line: usize,
     /// The event that tallyd would apply, as text. `None` if the map rejects the event.
     event: Option<String>,
@@ -205,8 +205,8 @@ async fn remove(config: &Config, name: &str, with_messages: bool, consent: &Cons
     Ok(EXIT_DONE)
 }
 
-/// Returns the count of messages in a map's queue, or `None` if the queue does not exist. Fails if the queue is
-/// consumed.
+/// Returns the count of messages in a map's queue, or `None` if the queue does not exist. Fails if the queue has a
+/// consumer.
 async fn unused(broker: &Broker, link: &Link, map: &NotedMap, with_messages: bool) -> Result<Option<Depth>> {
     let queue = &map.queue;
     let only: Partitions = [(map.partition(), queue.clone())].into_iter().collect();

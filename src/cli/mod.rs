@@ -185,7 +185,7 @@ where
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // --help and --version are not errors. For other errors the library would exit with 2.
+            // --help and --version are not errors. For real errors, the library's own exit code would be 2.
             let code = if error.use_stderr() { EXIT_USAGE } else { EXIT_DONE };
             return if error.print().is_ok() { code } else { EXIT_FAILED };
         }
@@ -264,7 +264,8 @@ fn start_log(log: &Log) -> Result<()> {
 }
 
 fn start_runtime() -> Result<Runtime> {
-    // Connections to all three servers use this cryptography provider. This fails only if a test installed it before.
+    // Connections to all three servers use this cryptography provider. This call fails only if a test has already
+    // installed a provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Builder::new_multi_thread()
         .enable_all()

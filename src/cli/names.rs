@@ -84,7 +84,8 @@ fn code_of(registered: &[Registered], from: &str, to: &str, word: &str) -> Resul
     }
 }
 
-/// Checks that the configuration has the new name. A daemon with the old name would refuse to start.
+/// Checks that the configuration has the new name. After the rename, a daemon with the old name in its configuration
+/// would refuse to start.
 fn is_configured(configured: &BTreeMap<String, u8>, of: Of, former: (u8, &str), to: &str) -> Result<(), ConfigError> {
     let ((code, from), section) = (former, of.section());
     if configured.get(to) == Some(&code) {

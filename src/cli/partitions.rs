@@ -74,7 +74,7 @@ async fn lower(config: &Config, servers: &Servers, (from, to): (u16, u16), conse
     if declares {
         are_empty(&broker.lower_partitions(&link, from, to).await?)?;
     }
-    // A daemon that started meanwhile has declared the queues again.
+    // If a daemon has started meanwhile, it has declared the deleted queues again.
     all_stopped(servers).await?;
     if !store.lower_partitions(from, to).await? {
         return Err(JobError::NotNow("the number of partitions was changed meanwhile: try again".to_owned()).into());

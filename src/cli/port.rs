@@ -1,4 +1,4 @@
-//! A command sends its request to the daemon's admin port. This module finds the port's address.
+//! Finds the address of the daemon's admin port, to which commands send their requests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -60,7 +60,7 @@ pub(super) fn progress_sink() -> ProgressSink {
     if std::io::stderr().is_terminal() { ProgressSink::Bar } else { ProgressSink::Log }
 }
 
-/// `90s`, `30m`, `2h`.
+/// Parses a duration: `90s`, `30m` or `2h`.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
 }
@@ -76,7 +76,7 @@ pub(super) fn parse_since(text: &str) -> Result<Micros, String> {
     Ok(Micros(instant.as_microsecond()))
 }
 
-/// `video:42`.
+/// Parses a target, for example `video:42`.
 pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     let target = text.split_once(':').and_then(|(kind, id)| {
         let id = id.parse().ok().filter(|id| (1..=ID_MAX).contains(id))?;

@@ -1,4 +1,4 @@
-//! `-v` and `-q`.
+//! The options `-v` and `-q`, which change the level of the log.
 
 use clap::{ArgAction, Args};
 

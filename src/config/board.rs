@@ -1,4 +1,4 @@
-//! `[[board]]`: checks that the types can't express.
+//! Finds errors in `[[board]]` that the types can't exclude.
 
 use std::collections::BTreeSet;
 

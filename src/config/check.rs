@@ -1,4 +1,4 @@
-//! Checks that the types can't express: bounds of values, and keys whose values must fit each other.
+//! Finds errors that the types can't exclude: values out of bounds, and keys whose values don't fit each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use super::{
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
-/// Largest allowed `future_max`. Events further in the future could fall into a day of the ledger that is emptied.
+/// Largest allowed `future_max`. An event further in the future could belong to a day of the ledger that is being
+/// emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
 /// Shortest allowed `applied_event_keep`. If it were shorter, the ledger could forget an event that the broker delivers
@@ -70,7 +71,7 @@ fn urls(config: &Config, found: &mut Faults) {
     }
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
-            // Without a user the library would log in as guest.
+            // Without a user, the library would log in as guest.
             found.at("amqp.url", "[amqp] url has no user: write amqp://user@host:5672/%2f");
         }
         if matches!(parts.path(), "" | "/") {

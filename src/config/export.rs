@@ -53,7 +53,8 @@ pub struct Writes {
 }
 
 impl Writes {
-    /// The statement that writes a like or an unlike. Its parameters have the order of [`OF_EXPORT`].
+    /// Returns the statement that writes a like or an unlike. The statement's parameters have the order of
+    /// [`OF_EXPORT`].
     pub fn sql(&self, liked: bool, values: &[String; 4]) -> String {
         match &self.delete {
             Some(delete) if !liked => delete.sql(values),

@@ -54,7 +54,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
              [redis.also]",
         );
     }
-    // Empty if another daemon does it.
+    // The pattern is empty if another daemon updates the filters.
     let often = |cron: &str| cron::parse(cron).is_ok_and(|cron| cron::longest_gap(&cron) <= FILTER_GAP_MAX);
     let cron = &config.filter.cron;
     if !cron.is_empty() && cron::parse(cron).is_ok() && !often(cron) {

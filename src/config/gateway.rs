@@ -46,10 +46,11 @@ impl Gateway {
         self.listen.parse()
     }
 
-    /// The required token. Only the gateway reads the file, because the daemon might not have access to it.
+    /// Returns the token that requests need. Only the gateway reads the file, because the daemon might not have access
+    /// to it.
     ///
     /// # Errors
-    /// The file can't be read, or its token is too short.
+    /// Fails if the file can't be read, or if its token is too short.
     pub fn read_token(&self) -> Result<Option<Secret>, ConfigError> {
         let wrong = |problem: String| ConfigError(vec![problem]);
         let token = match (&self.token, &self.token_file) {

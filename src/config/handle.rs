@@ -45,7 +45,7 @@ pub struct Derived<T> {
 }
 
 impl<T> Derived<T> {
-    /// The current value. If the configuration has not changed, this only compares a version number.
+    /// Returns the current value. If the configuration has not changed, this call only compares a version number.
     pub fn get(&mut self) -> &T {
         // An error means that the sender is dropped. Even then, the last change can still be unread.
         if self.receiver.has_changed().unwrap_or(true) && !Arc::ptr_eq(&self.of, &self.receiver.borrow()) {

@@ -56,9 +56,9 @@ pub struct Import {
 /// The source of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Rows of users and targets.
+    /// The query returns rows with a user and a target.
     Likes(Query),
-    /// Numbers of targets.
+    /// The query returns rows with a target and its number.
     Numbers(Query),
     /// Keys in Redis. The value of each key is one number.
     Keys(Template),
@@ -86,7 +86,7 @@ impl Import {
         }
     }
 
-    /// Returns whether this imports likes, not counters.
+    /// Returns true if this imports likes, and false if it imports counters.
     pub fn is_of_likes(&self) -> bool {
         self.metric == LIKE
     }

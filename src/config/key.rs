@@ -7,8 +7,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Fault, Problem};
 
-/// A setting: its section and its name. In a block the position follows the section: `amqp`, `partitions`; `board`,
-/// `0`, `tie`.
+/// A setting: its section and its name. In a block, the block's position follows the section. Two examples: `amqp`,
+/// `partitions`, and `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
 

@@ -1,4 +1,4 @@
-//! `[[map]]`: checks that the types can't express.
+//! Finds errors in `[[map]]` that the types can't exclude.
 
 use std::collections::BTreeSet;
 
@@ -131,7 +131,8 @@ fn needs(map: &Map) -> Vec<Text> {
     texts
 }
 
-/// Finds a metric of the map that API servers count. The API servers of a map are old and don't run tallyd's scripts.
+/// Finds a metric of the map that has `writer = "api"`. API servers that need a map are old and can't count, because
+/// they don't run tallyd's scripts.
 fn counted_by_api(config: &Config, map: &Map) -> Option<String> {
     let rules = Rules::from(config);
     let has = |types: &[&str]| map.event_type.possible().is_none_or(|all| all.iter().any(|it| types.contains(it)));

@@ -67,7 +67,7 @@ pub use tallyd_redis::config::{Also, Redis};
 pub use tls::{is_external, read_authorities, ssl_mode};
 
 /// `TimeoutStopSec` of systemd/tallyd.service (90 s) is longer than this limit. Otherwise systemd would kill a daemon
-/// that still drains.
+/// that is still draining.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
 #[derive(Debug, thiserror::Error)]
@@ -243,8 +243,8 @@ impl Config {
         self.amqp.partitions + u16::try_from(self.maps.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the MySQL servers of `[[import]]` and `[[export]]`: the block, the block's name in problems, and the
-    /// server.
+    /// Returns the MySQL servers of `[[import]]` and `[[export]]`. For each server, returns its block, the block's name
+    /// in problems, and the server.
     fn site_servers(&self) -> impl Iterator<Item = (Key, &'static str, &Mysql)> {
         let imports = self.imports.iter().enumerate();
         let imports =

@@ -9,7 +9,7 @@ use super::problem::Faults;
 use super::{Config, Mysql, Secret, ServerUrl};
 
 /// Container engines put secrets into this folder, with mode 0444 by default. The mode is safe, because no other user
-/// runs in the container.
+/// runs a process in the container.
 const CONTAINER_SECRETS: &str = "/run/secrets";
 
 /// Puts the passwords of all servers into their addresses.

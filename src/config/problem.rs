@@ -8,7 +8,7 @@ use super::key::{Key, Origin, Origins};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// The keys with the problem. The first key is the most likely one to correct.
+    /// The keys that cause the problem. Most likely, the first key must be corrected.
     pub keys: Vec<Key>,
     pub text: String,
 }
@@ -62,8 +62,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Writes the place as JSON: `{"file":...,"line":...,"column":...,"key":...}`. A variable replaces file, line and
-/// column.
+/// Writes the place as JSON: `{"file":...,"line":...,"column":...,"key":...}`. If a variable has the problem, the JSON
+/// names the variable instead of file, line and column.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;

@@ -66,8 +66,8 @@ pub struct Reconcile {
     pub watch_every: Pause,
 }
 
-/// A client of this project takes at most this time: three attempts, each with 5 s to connect and 5 s for the confirm.
-/// The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
+/// A client of this project publishes an event within this time: it makes three attempts, each with 5 s to connect and
+/// 5 s for the confirm. The Rust client and the gateway take twice `[amqp] timeout_ms`, by default 20 s.
 const PUBLISH_GRACE: Pause = Pause::from_secs(3 * (5 + 5));
 
 impl Default for Reconcile {
@@ -99,7 +99,8 @@ impl Default for Reconcile {
 }
 
 impl Reconcile {
-    /// If an event's `at` and a cut are closer than this, their order is unknown.
+    /// Returns the margin around a cut (the instant of a sample). If an event's `at` is within this margin, it is
+    /// unknown whether the event or the cut was first.
     pub fn skew(&self) -> Duration {
         match self.event_clock {
             EventClock::Redis => Duration::ZERO,

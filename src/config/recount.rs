@@ -33,7 +33,7 @@ pub struct Recount {
 }
 
 impl Recount {
-    /// The name in commands, reports and the history of runs: `video:comment`.
+    /// Returns the name in commands, reports and the history of runs, for example `video:comment`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.kind, self.metric)
     }

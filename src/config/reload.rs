@@ -15,11 +15,12 @@ pub struct Reload {
 }
 
 impl Config {
-    /// Applies the settings of `new`, from [`super::load`], that can change while the daemon runs. Tasks read these
-    /// settings each time they start a piece of work. Connections, ports and the count of tasks are fixed at the start.
+    /// Applies those settings of `new` that can change while the daemon runs. [`super::load`] has returned `new`. Tasks
+    /// read these settings each time they start a piece of work. Connections, ports and the count of tasks are fixed at
+    /// the start.
     ///
     /// # Errors
-    /// The new settings don't fit the current settings that need a restart.
+    /// Fails if the new settings don't fit the current values of settings that need a restart.
     pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
         let mut config = Self {
             daemon: new.daemon.clone(),
@@ -40,7 +41,7 @@ impl Config {
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
-            // As in `load`: API servers still count in two layouts.
+            // `load` does the same, because API servers still count in two layouts.
             config.reconcile.event_clock = EventClock::Producer;
         }
         let needs_restart = differences(&config, &new);
@@ -124,7 +125,7 @@ mod tests {
         parse(text, "test", []).unwrap()
     }
 
-    /// The applied settings, and those that need a restart.
+    /// Returns the applied settings, and the settings that need a restart.
     fn reloaded(before: &str, after: &str) -> (Vec<String>, Vec<String>) {
         let Reload { changed, needs_restart, config: now } = config(before).reloaded(config(after)).unwrap();
         assert_eq!(differences(&now, &config(after)), needs_restart);

@@ -50,7 +50,7 @@ fn mend(schema: &mut Value) {
             if inner.get("default").is_some_and(Value::is_null) {
                 inner.remove("default");
             }
-            // A section can have a key named `format`.
+            // If `format` is not a text, it is a key of a section, and it stays.
             match inner.get("format").and_then(Value::as_str) {
                 None | Some(LENGTH_OF_TIME) => {}
                 Some(format) => {
@@ -74,8 +74,8 @@ fn mend(schema: &mut Value) {
     }
 }
 
-/// Turns words with descriptions into a list that editors complete. The Taplo language server shows the description
-/// beside each word.
+/// Turns the allowed words and their descriptions into two lists. Editors offer the words as completions. The Taplo
+/// language server shows the description beside each word.
 fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     let (mut words, mut docs) = (Vec::new(), Vec::new());
     for choice in choices.as_array().into_iter().flatten() {
@@ -101,7 +101,7 @@ pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// Describes the allowed values, for the end of a message.
+/// Describes the allowed values. This text ends an error message.
 pub(super) fn allowed(schema: &Value) -> String {
     if let Some(words) = schema.get("enum").and_then(Value::as_array) {
         let words: Vec<String> = words.iter().map(Value::to_string).collect();
@@ -125,7 +125,7 @@ pub(super) fn is_length_of_time(schema: &Value) -> bool {
     schema.get("format").and_then(Value::as_str) == Some(LENGTH_OF_TIME)
 }
 
-/// `1 to 80`.
+/// Returns the bounds as text, for example `1 to 80`.
 pub(super) fn bounds(schema: &Value) -> Option<String> {
     let of = |name: &str| schema.get(name).and_then(shown);
     match (of("minimum"), of("maximum")) {

@@ -12,10 +12,10 @@ use super::password::{located, read_secret};
 use super::problem::Faults;
 use super::{Config, Identity, Mysql, ServerUrl, Tls};
 
-/// Values of `ssl-mode` in `[mysql] url` with which the server is not verified.
+/// With these values of `ssl-mode` in `[mysql] url`, the client does not verify the server.
 const UNSURE: [&str; 2] = ["preferred", "required"];
 
-/// The command that copies the authority's certificate from a MySQL server that generated it.
+/// The command that copies the authority's certificate from a MySQL server that generated its own certificates.
 const OWN_CA: &str = "scp HOST:/var/lib/mysql/ca.pem /etc/tallyd/mysql-ca.pem";
 
 struct Files<'a> {
@@ -183,8 +183,8 @@ pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
 
-/// Finds options of the address for which tallyd has its own keys, and options that turn off the verification of the
-/// server.
+/// Finds options of the address that must be set with tallyd's own keys instead, and options that turn off the
+/// verification of the server.
 fn mysql_options(block: &Key, section: &str, mysql: &Mysql, found: &mut Faults) {
     let url = &mysql.url;
     for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {

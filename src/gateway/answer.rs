@@ -41,7 +41,7 @@ impl Refused {
         Self { status, code, message: message.into() }
     }
 
-    /// The request is invalid.
+    /// Rejects an invalid request.
     pub(super) fn bad(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
@@ -56,8 +56,8 @@ impl Refused {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    /// The requested data does not exist, or a server did not answer. The causes are only logged, because a cause can
-    /// contain an address.
+    /// Rejects a request for data that does not exist, or a request for which a server did not answer. The causes are
+    /// only logged, because a cause can contain an address.
     pub(super) fn of_client(error: &ClientError) -> Self {
         match error {
             ClientError::NoBoard { .. } => return Self::new(StatusCode::NOT_FOUND, "unknown-board", error.to_string()),

@@ -6,8 +6,8 @@
 //! a minute, because the daemon has not written it yet. If API servers count likes (`writer = "api"`), an event takes
 //! all steps of [`tallyd_client`].
 //!
-//! The gateway takes no part in partitions, jobs or migrations. Each wait for a server has a limit. Slow clients must
-//! not block other clients, so connections, requests, bodies and times are limited.
+//! The gateway consumes no partitions, runs no jobs and migrates no tables. Each wait for a server has a limit. Slow
+//! clients must not block other clients, so connections, requests, bodies and times are limited.
 
 mod answer;
 mod boards;

@@ -21,7 +21,7 @@ pub(super) async fn show() -> Response {
     crate::http::json(StatusCode::OK, &document())
 }
 
-/// The whole document.
+/// Returns the whole document.
 pub(super) fn document() -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());

@@ -18,7 +18,7 @@ pub(super) struct Query<'a, const N: usize> {
 
 impl<'a, const N: usize> Query<'a, N> {
     /// # Errors
-    /// A parameter is not one of `names`, or was sent twice.
+    /// Fails if a parameter is not one of `names`, or if it was sent twice.
     pub(super) fn parse(query: Option<&'a str>, names: [&'static str; N]) -> Answer<Self> {
         let mut values = [const { None }; N];
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -43,7 +43,7 @@ impl<'a, const N: usize> Query<'a, N> {
     }
 
     /// # Errors
-    /// The parameter is missing.
+    /// Fails if the parameter is missing.
     pub(super) fn must(&self, name: &str) -> Answer<&str> {
         let missing = || Refused::bad("missing-parameter", format!("the parameter {name} is missing"));
         self.get(name).ok_or_else(missing)

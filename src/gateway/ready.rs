@@ -1,5 +1,5 @@
-//! `GET /livez` reports whether the process works, `GET /readyz` whether it can publish events. The log also reports
-//! each server that fails, with the causes.
+//! `GET /livez` reports whether the process works. `GET /readyz` reports whether it can publish events. The log also
+//! names each server that fails, with the causes.
 
 use std::fmt;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Returns whether `Host` is an address, `localhost` or one of `names`. Accepts a missing `Host`, because only browsers
+/// Returns true if `Host` is an address, `localhost` or one of `names`. Accepts a missing `Host`, because only browsers
 /// need the check, and a browser always sends `Host`.
 pub(crate) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
     let Some(host) = host else { return true };

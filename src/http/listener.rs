@@ -104,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one.sock");
         for _ in 0..200 {
-            // Dropping this listener leaves its file, as a killed process does.
+            // This listener leaves its file behind when it is dropped, as a killed process does.
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             let listen = Listen::Socket(path.clone());
             let bound: [_; 4] = std::array::from_fn(|_| {

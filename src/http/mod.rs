@@ -36,7 +36,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 /// The limits of a port.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// Most open connections. Further connections wait.
+    /// Maximum number of open connections. Further connections wait.
     pub connections_max: usize,
     /// Longest duration of a connection. `None`: the connection stays open while the client sends requests.
     pub connection_max: Option<Duration>,

@@ -1,9 +1,9 @@
 //! Cron patterns in a time zone, and the triggers that wake a job's loop when a pattern is due. A trigger only wakes
 //! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
-//! If a clock is set forward, patterns that are due in the skipped time fire at that moment. If a clock is set back,
-//! patterns that are due in the repeated time fire once. Only a pattern that fires in every hour also fires in the
-//! repeated hour, so that every hour has its runs.
+//! If a clock is set forward, patterns that are due in the skipped time fire when the clock is set. If a clock is set
+//! back, patterns that are due in the repeated time fire once. Only a pattern that fires in every hour also fires in
+//! the repeated hour, so that every hour has its runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use super::clock;
 use tallyd_core::model::Micros;
 
-/// The longest gap is searched among this number of instants, which is four weeks of minutes.
+/// The search for the longest gap compares this number of instants. At one per minute, they cover four weeks.
 const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of five or six fields: second (0 if there are five), minute, hour, day of month, month, day of week
@@ -167,7 +167,8 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library gives only a tick per second. Its own schedules would keep the offset that a zone had at startup.
+        // The library only gives a tick each second. The library's own schedules would keep the offset that a zone had
+        // at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));

@@ -32,7 +32,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Adds `times`. If it is time for another line, returns the number of events since the last line.
+    /// Counts `times` more events. If it is time for another line, returns the number of events since the last line.
     pub(crate) fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unsaid += times;
         if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
@@ -45,7 +45,7 @@ impl Flood {
 
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes log lines above `bar` until the returned value is dropped, which clears the bar.
+/// Writes log lines above `bar` until the returned value is dropped. The drop also clears the bar.
 pub(crate) fn under(bar: &ProgressBar) -> impl Drop + use<> {
     *locked(&BAR) = Some(bar.clone());
     Under
@@ -172,13 +172,14 @@ pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// At this level, libraries log each byte that they send. lapin logs the password in its login frame. So these lines
-/// are never logged, even if the filter enables them.
+/// At the level trace, libraries log each byte that they send. For example, lapin logs the password in its login frame.
+/// So trace lines of libraries are never logged, even if the filter enables them.
 fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }
 
-/// Returns whether the line comes from one of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
+/// Returns whether the line comes from one of this workspace's crates, for example from `tallyd::consumer` or
+/// `tallyd_mysql::likes`.
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();
     name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))

@@ -1,8 +1,8 @@
 //! Limits of this process: the process writes no core dumps, and its threads have large stacks.
 //!
 //! The broker library parses a message's headers by recursion, on its own threads. Only an environment variable can set
-//! the stack size of these threads. A list nested 4,000 deep fits into one frame and overflows the usual 2 MiB. An
-//! overflow crashes the whole process.
+//! the stack size of these threads. A list nested 4,000 deep fits into one frame and overflows the usual stack of 2
+//! MiB. An overflow crashes the whole process.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;

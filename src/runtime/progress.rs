@@ -53,7 +53,7 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
     }
 }
 
-/// Progress of the runs in this process, by job.
+/// Maps each job to the progress of its run in this process.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 pub type Done = (u64, Option<u64>);

@@ -16,7 +16,8 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// After this number of conflicts in a row, which takes a second, the next conflict is reported as a failure.
+/// After this number of conflicts in a row, which take about a second together, the next conflict is reported as a
+/// failure.
 const RIVALS_MAX: u32 = 10;
 
 /// Delay after the first conflict. The delay doubles with each further conflict, so that the other transaction can
@@ -28,7 +29,7 @@ const RIVAL_DELAY: Duration = Duration::from_millis(1);
 pub(crate) struct Rivals(u32);
 
 impl Rivals {
-    /// Returns whether another conflict is still allowed. Otherwise a conflict is a failure.
+    /// Returns true if the next conflict is retried, and false if it is a failure.
     pub(crate) fn has_room(&self) -> bool {
         self.0 < RIVALS_MAX
     }

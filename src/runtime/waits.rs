@@ -24,7 +24,7 @@ pub(crate) struct Wait {
     pub(crate) what: Work,
     /// Reason of the last failure.
     pub(crate) reason: String,
-    /// Microseconds since the epoch.
+    /// The time of the first failure, in microseconds since the epoch.
     pub(crate) since: i64,
     pub(crate) tries: u64,
 }

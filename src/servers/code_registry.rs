@@ -2,10 +2,10 @@
 //! names in MySQL. A daemon compares the names before it writes anything, and at each reload. Every command compares
 //! the names, too.
 //!
-//! A new code is recorded in MySQL. A code that was renamed or removed must have no rows, because its rows would get
-//! another meaning. A code can get another name only after MySQL has recorded a configuration without the code. Until
-//! then, a daemon with the former name can be running and can write its first row at any moment. A removed code can
-//! have rows if `[retired]` contains its name.
+//! A new code is recorded in MySQL. A code whose name was changed or removed must have no rows in MySQL, because the
+//! rows would get another meaning. A code can get another name only after MySQL has recorded a configuration without
+//! the code. Until then, a daemon with the former name can be running and can write its first row at any moment. A
+//! removed code can have rows if `[retired]` contains its name.
 
 use std::collections::BTreeMap;
 use std::fmt;

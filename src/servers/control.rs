@@ -54,18 +54,19 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Returns the order that pauses one of `tasks`. Returns `None` before the first read of MySQL, too.
+    /// Returns the order that pauses one of `tasks`. Returns `None` if there is no such order, or before the first read
+    /// of MySQL.
     pub(crate) fn paused(&self, tasks: &[Task]) -> Option<Order> {
         paused(&self.known.borrow(), tasks).map(|it| it.order.clone())
     }
 
-    /// Returns whether the orders were read and pause none of `tasks`.
+    /// Returns true if the orders were read and none of them pauses one of `tasks`.
     pub(crate) fn allows(&self, tasks: &[Task]) -> bool {
         let known = self.known.borrow();
         known.is_some() && paused(&known, tasks).is_none()
     }
 
-    /// Returns the most targets that a reconcile can compare per second.
+    /// Returns the limit of targets per second for a reconcile, or `None` if no operator has set a limit.
     pub(crate) fn targets_per_second(&self) -> Option<u32> {
         let known = self.known.borrow();
         in_force(&known).find_map(|it| match (it.order.task, it.order.command) {
@@ -80,7 +81,7 @@ impl Control {
         let _ = self.known.subscribe().wait_for(|known| paused(known, tasks).is_some()).await;
     }
 
-    /// Waits until the orders were read and pause none of `tasks`.
+    /// Waits until the orders were read and none of them pauses one of `tasks`.
     pub(crate) async fn until_allowed(&self, tasks: &[Task]) {
         let mut known = self.known.subscribe();
         loop {

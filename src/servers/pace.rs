@@ -22,7 +22,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Interval between log lines of a waiting run.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// Least interval between two checks of the servers.
+/// Shortest interval between two checks of the servers.
 const FRESH: Duration = Duration::from_millis(200);
 
 /// Time between two checks of a replica.
@@ -54,7 +54,7 @@ pub(crate) struct Health<'a> {
     /// Another MySQL server, whose tables the run reads.
     pub site: Option<&'a Store>,
     pub limits: &'a Limits,
-    /// The run's number in `job_run`. The row has a time stamp that shows how far a replica is behind.
+    /// The run's number in `job_run`. The row with this number has a time stamp that shows how far a replica is behind.
     pub number: u64,
 }
 
@@ -176,8 +176,8 @@ impl<'a> Pace<'a> {
         (self.waited, self.waits, self.waited_for)
     }
 
-    /// If an operator has throttled reconciles, waits until the last page has taken the time that its targets must
-    /// take.
+    /// If an operator has throttled reconciles, waits until the minimum time for the targets of the last page has
+    /// passed.
     async fn keep_pace(&mut self) {
         let (began, targets) = self.pace;
         if let Some(each_second) = self.control.targets_per_second() {
@@ -264,15 +264,15 @@ impl Health<'_> {
     }
 
     /// Measures how far a replica is behind. Returns as soon as the lag is certainly less or certainly more than `max`.
-    /// `None` if the replica has no stamp of the run: the run has just begun, or the replica has not yet reached the
-    /// run's beginning.
+    /// Returns `None` if the replica has no stamp of the run, because the run has just begun or because the replica is
+    /// further behind than the run's beginning.
     async fn lag_of(&self, replica: &Store, stamp: Micros) -> Result<Option<Duration>> {
         let max = self.limits.max_lag.0;
         let asked = Instant::now();
         loop {
             let seen = replica.stamp_seen(self.number).await?;
-            // The replica can still have an old stamp, because the run was busy in between. The new stamp is late only
-            // after `max`.
+            // An old stamp on the replica does not prove a lag, because the run can have been busy since that stamp.
+            // The replica is too far behind only if it still lacks the new stamp after `max`.
             let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
             let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
             if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {

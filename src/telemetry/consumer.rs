@@ -17,7 +17,7 @@ use tallyd_core::model::Micros;
 const STEP_BOUNDS: [f64; 16] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Events in a batch. `[consumer] batch_events_max` can be 10,000.
+/// Histogram buckets for the number of events in a batch. By default, a batch has at most 10,000 events.
 const BATCH_BOUNDS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0];
 
 const RETRY_CODES: [&str; 5] = ["1213", "1205", "timeout", "connection", "other"];
@@ -50,7 +50,7 @@ impl ConsumerMetrics {
         let dropped = "Dead letters that were only counted and not stored, because the dead-letter quota was full";
         let retries = counters_of_codes("code", RETRY_CODES.into_iter());
         let takeovers = "Times that this process became the partition's writer: at startup, after another daemon, or after a lost connection";
-        // The metrics page has this order.
+        // The metrics page shows the metrics in this order.
         Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered to this process"),
             redelivered: counter(

@@ -65,7 +65,7 @@ pub(crate) struct Telemetry {
     draining: Gauge,
     working: AtomicBool,
     pub started_at: Micros,
-    /// If the last reload was rejected: its time and its error.
+    /// The time and the error of the last reload, if this reload was rejected.
     refused: Mutex<Option<(Micros, String)>>,
     went_back: Mutex<Option<Micros>>,
     orders: Mutex<Vec<Order>>,
@@ -227,7 +227,7 @@ fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str
     family
 }
 
-/// Registers a family of metrics. The family's help text is on the metrics page even before the first sample.
+/// A family of metrics. The family's help text is on the metrics page even before the first sample.
 #[derive(Debug)]
 pub(crate) struct Described<F>(pub F);
 

@@ -1,7 +1,7 @@
 //! `GET /metrics` for Prometheus: metrics of the process, and the observed state of the servers.
 //!
-//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read for each
-//! answer. Labels are names of the configuration, never ids.
+//! [`crate::telemetry`] registers counters and histograms. This module registers metrics whose values are read again
+//! for each answer. Labels contain names from the configuration, never ids.
 
 mod observed;
 mod process;

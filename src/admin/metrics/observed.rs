@@ -1,5 +1,5 @@
-//! Metrics of the servers' state that the observer has read. If a value is unknown, the answer contains no sample of
-//! it. A server without a known state is shown as down.
+//! Metrics of the servers, with the values that the observer has read. A metric whose value is unknown has no sample. A
+//! server with an unknown state is shown as down.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-// Drift over time: a bar for each reconcile. The height of a bar is the number of drifted counters. The filled part of
-// the bar is the number of repairs.
+// Draws drift over time, with one bar for each reconcile. The height of a bar is the number of drifted counters. The
+// filled part of the bar is the number of repairs.
 
 class Drift {
   constructor(id) {

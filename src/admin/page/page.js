@@ -6,12 +6,12 @@ const RECONCILES_SHOWN = 6;
 const [LAG_MAX_S, QUEUED_MAX] = [30, 100000];
 const ENDED_WELL = ["done", "stopped"];
 
-// Points by time. Points of earlier daemon processes stay in the plots.
+// Maps a time to its point. The points of earlier daemon processes stay in the plots.
 const history = new Map();
 const starts = new Set();
 let told = null;
 let awaySince = null;
-// Rendering errors, by path.
+// Maps a path to the error that occurred while its data was shown.
 const unshown = new Map();
 
 new Plot("plot-events", "Events per second", [{ name: "events per second", label: "", of: (one) => one.events_s }], rate, 4);

@@ -9,7 +9,7 @@ const REACHES = [
   { reach: 30 * MINUTE, words: "The last 30 minutes", step: 10 * MINUTE },
   { reach: HOUR, words: "The last hour", step: 15 * MINUTE },
 ];
-// Points are ten seconds apart. A larger distance is a gap.
+// Points are ten seconds apart. If two points are further apart than this, the plot shows a gap between them.
 const GAP = 16e6;
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 52, 6, 8, 18];
 

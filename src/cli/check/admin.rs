@@ -23,7 +23,7 @@ pub(super) async fn check(admin: &Admin) -> Check {
 }
 
 async fn daemon_at(admin: &Admin, listen: &Listen) -> Option<String> {
-    // This fails only for port 0, which means any free port.
+    // `of_listener` fails only for port 0, which means any free port.
     let at = of_listener(Some(listen.clone())).ok()?;
     let answer = ask::get(&Port { at, token: admin.token.clone() }, "/v1/status").await.ok()?;
     let status: Status = serde_json::from_str(&answer.body).ok()?;

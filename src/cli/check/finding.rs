@@ -86,7 +86,7 @@ impl What {
         Self::AdminPort,
     ];
 
-    /// `redis-clock`.
+    /// Returns the check's name, for example `redis-clock`.
     pub fn name(self) -> String {
         let letters = format!("{self:?}");
         let mut name = String::new();
@@ -99,7 +99,8 @@ impl What {
         name
     }
 
-    /// `redis`. Also returns `configuration` and `admin`, although these two are not servers.
+    /// Returns the checked server, for example `redis`. Returns `configuration` and `admin` for checks that concern no
+    /// server.
     fn server(self) -> String {
         self.name().split('-').next().unwrap_or_default().to_owned()
     }
@@ -109,9 +110,9 @@ impl What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Status {
-    /// Nothing to do.
+    /// The check found no problem.
     Ok,
-    /// tallyd works, but data can get lost or the work can become slow.
+    /// tallyd works, but it may lose data or become slow.
     Warning,
     /// tallyd can't work until this is corrected.
     Error,
@@ -128,7 +129,7 @@ pub(in crate::cli) struct Check {
     pub(super) found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
     pub(super) advice: Option<String>,
-    /// The problem's place in the configuration.
+    /// The place of the problem in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Problem>,
     /// True if the error is temporary, so a later check can succeed.
@@ -184,7 +185,8 @@ impl Check {
     }
 }
 
-/// `warning  redis-eviction       maxmemory-policy is ...`, and the advice on a separate line.
+/// Prints the check, for example `warning  redis-eviction       maxmemory-policy is ...`, and the advice on a separate
+/// line.
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = match self.status {
@@ -197,7 +199,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Classifies an error by the server's error, which is one of the causes of `error`.
+/// Classifies `error` by the server's own error, which is one of its causes.
 fn fate(error: &Error) -> Fate {
     let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
     of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)

@@ -114,7 +114,7 @@ fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
 fn told(config: &Config, servers: &Servers) -> String {
     let mut text = String::new();
     let mut line = |name: &str, what: String| {
-        // A String can't fail.
+        // Writing to a String can't fail.
         let _ = writeln!(text, "{name:<9} {what}");
     };
     let broker = &servers.broker;

@@ -13,7 +13,7 @@ use tallyd_mysql::site_query::Plan;
 
 use super::finding::{Check, What, clock};
 
-/// Twice the size of the largest statement.
+/// The least packet size to accept: twice the size of tallyd's largest statement.
 const PACKET_MIN: u64 = 4 << 20;
 
 const AWAY: &str = "start MySQL, or correct [mysql] url; meanwhile the daemon waits";
@@ -108,7 +108,8 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     });
 }
 
-/// A daemon with fewer partitions than are in use leaves some of the work to other daemons.
+/// Checks that the configuration has all partitions that are in use. Otherwise, only other daemons could consume the
+/// missing partitions.
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {
@@ -217,7 +218,7 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
     }
 }
 
-/// Checks the queries. A query that MySQL can't run is an error in the configuration.
+/// Checks the queries of `[[recount]]`. If MySQL can't run a query, the configuration is wrong.
 async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let key = Key::from("recount").then(place).then("query");

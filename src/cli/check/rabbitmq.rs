@@ -145,7 +145,8 @@ fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut V
 }
 
 async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
-    // Fences use the exchange with the empty name. Producers and `tallyd dead replay` publish to the other exchange.
+    // tallyd publishes fences to the exchange with the empty name. Producers and `tallyd dead replay` publish to the
+    // other exchange.
     let mut may = Vec::new();
     let events = broker.exchange();
     for exchange in [Some(""), is_there.then_some(events.as_str())].into_iter().flatten() {

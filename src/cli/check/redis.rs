@@ -11,7 +11,7 @@ use super::finding::{Check, Status, What, clock};
 
 const CHECKED_BUCKETS: u32 = 4_096;
 
-/// The marks of more partitions take a large part of a bucket.
+/// With more partitions than this, their marks take a large part of a bucket.
 const MARKS_MAX: u16 = 32;
 
 /// The bytes that a mark takes in a compact bucket, as MEMORY USAGE reports them.
@@ -73,7 +73,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     checks
 }
 
-/// Checks the prefix of keys. Before 0.1.0 its default was empty.
+/// Checks the prefix of keys. Before version 0.1.0, the default prefix was empty.
 async fn keys(config: &Config, cache: &Cache) -> Check {
     let prefix = &config.redis.key_prefix;
     if prefix.is_empty() {
@@ -137,7 +137,7 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     });
 }
 
-/// If a bucket exceeds the server's limits, it permanently takes up to ten times the memory.
+/// If a bucket exceeds the server's limits, the bucket permanently takes up to ten times the memory.
 async fn listpack(config: &Config, cache: &Cache) -> Check {
     let asked = async { anyhow::Ok((cache.setting(LISTPACK_ENTRIES).await?, cache.setting(LISTPACK_VALUE).await?)) };
     let (entries, bytes) = match asked.await {

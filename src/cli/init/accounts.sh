@@ -58,8 +58,8 @@ SQL
 rabbitmq_account() {
     file=$(mktemp)
     printf '{"users": [{"name": "%s", "password": "%s", "tags": []}]}\n' "$1" "$2" >"$file"
-    # rabbitmqctl of Debian runs as this user. A rabbitmqctl in a container can't open the file, so it gets the file as
-    # standard input.
+    # Debian's rabbitmqctl runs as the user rabbitmq. A rabbitmqctl in a container can't open the file, so the script passes the file as standard
+    # input.
     chown rabbitmq "$file" 2>/dev/null || true
     $RABBITMQCTL -q import_definitions /dev/stdin <"$file" >/dev/null && failed='' || failed=1
     rm -f -- "$file"

@@ -14,7 +14,7 @@ const DATABASE: &str = "tally";
 /// Completes a typed address: `db.example.com` is enough.
 ///
 /// # Errors
-/// A message that does not show passwords.
+/// Returns a message that does not show passwords.
 pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String> {
     let section = server.section();
     let whole = if text.contains("://") { text.to_owned() } else { format!("{section}://{text}") };

@@ -20,14 +20,14 @@ fn admin_variable(server: Server) -> String {
     format!("TALLYD_INIT_{}_URL", server.section().to_uppercase())
 }
 
-/// The address of a server with the daemon's account, and with an administrator's account.
+/// A server's address with the daemon's account, and the same address with an administrator's account.
 pub(super) struct Addresses {
     pub daemon: ServerUrl,
     pub admin: Option<ServerUrl>,
 }
 
-/// Returns the variable that is set. The variable contains the address, or the name of a file that contains the
-/// address.
+/// Returns the name of the environment variable that gives the server's address, or `None` if no such variable is set.
+/// The variable contains the address, or the name of a file with the address.
 pub(super) fn given(server: Server) -> Option<String> {
     let name = variable(server);
     [format!("{name}_FILE"), name].into_iter().find(|name| std::env::var(name).is_ok())
@@ -85,7 +85,7 @@ pub(super) struct Terminal(Term);
 
 impl Terminal {
     /// # Errors
-    /// There is no terminal to ask on.
+    /// Fails if there is no terminal.
     pub(super) fn open() -> Result<Self> {
         let term = Term::stderr();
         if !stdin().is_terminal() || !term.is_term() {

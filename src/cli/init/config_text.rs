@@ -9,7 +9,7 @@ use super::plan::{Password, Plan, Server};
 use crate::config::{Config, ServerUrl, ssl_mode};
 use tallyd_redis::topology::Topology;
 
-/// A file of settings.
+/// The text of a file of settings.
 struct Text(String);
 
 impl Text {
@@ -19,7 +19,7 @@ impl Text {
     }
 
     fn set(&mut self, reason: &str, key: &str, value: impl Into<Value>) {
-        // The reason can contain a version that a server reports. A line break in a version would begin a new setting.
+        // The reason can contain a version text from a server. A line break in this text would begin a new setting.
         let reason = reason.replace(char::is_control, " ");
         let _ = writeln!(self.0, "# {reason}\n{key} = {}", value.into());
     }
@@ -46,7 +46,7 @@ impl Text {
     }
 }
 
-/// config.toml.
+/// Returns the text of config.toml.
 pub(super) fn config(plan: &Plan) -> String {
     let mut text = Text(
         "# Written by `tallyd init`. Other keys have their defaults: docs/configuration-reference.md explains every key.\n"
@@ -66,7 +66,7 @@ pub(super) fn config(plan: &Plan) -> String {
     text.0
 }
 
-/// migrate.toml: the account for `tallyd migrate`.
+/// Returns the text of migrate.toml, which contains the account for `tallyd migrate`.
 pub(super) fn migrate(plan: &Plan) -> String {
     let mut text = Text("# Written by `tallyd init`, only for `tallyd migrate`.\n".to_owned());
     let mut url = plan.config.mysql.url.expose().to_owned();
@@ -79,7 +79,7 @@ pub(super) fn migrate(plan: &Plan) -> String {
     text.0
 }
 
-/// gateway.env: the API servers' accounts, for the gateway's unit.
+/// Returns the text of gateway.env, from which the gateway's unit reads the API servers' accounts.
 pub(super) fn gateway(plan: &Plan) -> String {
     let mut text =
         "# Written by `tallyd init`, only for `tallyd gateway`, which uses these accounts instead of the daemon's.\n"
@@ -88,7 +88,7 @@ pub(super) fn gateway(plan: &Plan) -> String {
     for server in Server::ALL {
         let name = server.section().to_uppercase();
         let url = api_url(plan, server);
-        // A String can't fail.
+        // Writing to a String can't fail.
         let _ =
             write!(text, "TALLYD__{name}__URL={}\nTALLYD__{name}__PASSWORD_FILE={}\n", assigned(&url), assigned(&file));
     }
@@ -211,7 +211,7 @@ fn password(plan: &Plan, password: Password, text: &mut Text) {
     text.set("The account's password, set by accounts.sh.", "password_file", path.display().to_string());
 }
 
-/// Returns the version, for example `RabbitMQ 3.10.8`, or a text that says that it is unknown.
+/// Returns the version, for example `RabbitMQ 3.10.8`, or a text that says that the version is unknown.
 fn found(version: Option<&str>, server: Server) -> String {
     version.map_or_else(|| format!("{}, unknown version", server.name()), str::to_owned)
 }

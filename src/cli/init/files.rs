@@ -86,7 +86,8 @@ pub(super) fn write(plan: &Plan) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// Writes a file. Renames an existing config.toml that sets nothing to config.toml.example.
+/// Writes a file. If there is a config.toml in which all settings are defaults, first renames it to
+/// config.toml.example.
 fn create(path: &Path, file: &NewFile) -> Result<()> {
     if file.name != CONFIG || !sets_nothing(path) {
         return write_new(path, file);
@@ -105,12 +106,12 @@ fn write_new(path: &Path, file: &NewFile) -> Result<()> {
     let mut whole = || -> std::io::Result<()> {
         opened.write_all(file.text.expose().as_bytes())?;
         if let (Reader::Daemon, Some((user, group))) = (file.reader, daemon_user()) {
-            // The daemon's user owns the files of its passwords. This user can read the configuration but can't change
-            // it.
+            // The daemon's user owns the files of its passwords. The same user can read the configuration, but can't
+            // change it.
             let user = if file.mode == 0o600 { user } else { 0 };
             chown(path, Some(user), Some(group))?;
         }
-        // Sets the exact mode, because the umask does not apply here.
+        // When the file was created, the umask applied. Here it does not apply, so this sets the exact mode.
         fs::set_permissions(path, Permissions::from_mode(file.mode))?;
         opened.sync_all()
     };

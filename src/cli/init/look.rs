@@ -1,6 +1,6 @@
-//! Checks the servers with the probes of `tallyd config check`, as an administrator if a login is given, otherwise with
-//! the daemon's account, which might not exist yet. A server that refuses the login counts as reachable. The probes
-//! change nothing.
+//! Checks the servers with the probes of `tallyd config check`, which change nothing. If an administrator's login is
+//! given, the probes use it. Otherwise they use the daemon's account, which might not exist yet. A server that refuses
+//! the login is reachable.
 
 use anyhow::{Error, Result};
 
@@ -17,7 +17,7 @@ use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 use tallyd_redis::topology::Topology;
 
-/// The checks that need no accounts, tables or queues. Accounts, tables and queues do not exist yet.
+/// The checks that need no accounts, tables or queues, because `tallyd init` runs before these exist.
 const SHOWN: [What; 10] = [
     What::MysqlVersion,
     What::MysqlWritable,
@@ -38,7 +38,7 @@ pub(super) struct Look {
     admin: Config,
     /// True if MySQL is checked as an administrator.
     sees_tables: bool,
-    /// True if the current server is checked as an administrator. Then a refused login is an error.
+    /// True if the current server is checked as an administrator. In this case, a refused login is an error.
     is_admin: bool,
     pub facts: Facts,
 }
@@ -51,7 +51,7 @@ impl Look {
     /// Checks a server.
     ///
     /// # Errors
-    /// The server is unreachable, its certificate can't be verified, or it refuses the administrator.
+    /// Fails if the server is unreachable, if its certificate can't be verified, or if it refuses the administrator.
     pub(super) async fn at(&mut self, server: Server, addresses: Addresses) -> Result<()> {
         let Addresses { daemon, admin } = addresses;
         self.is_admin = admin.is_some();
@@ -142,8 +142,8 @@ impl Look {
         Ok(checks.filter(|check| check.status != Status::Ok && SHOWN.contains(&check.what)).collect())
     }
 
-    /// Returns MySQL's estimate of the targets of the largest of `kinds` kinds. `None` if the table does not exist or
-    /// the account can't read it.
+    /// Reads MySQL's estimate of the number of targets for each of the kinds 1 to `kinds`, and returns the largest
+    /// estimate. Returns `None` if the table does not exist or the account can't read it.
     pub(super) async fn targets(&self, kinds: usize) -> Option<u64> {
         let mut mysql = self.admin.mysql.clone();
         let mut url = mysql.url.parts().ok().filter(|_| self.sees_tables)?;
@@ -159,8 +159,8 @@ impl Look {
     }
 }
 
-/// Returns the address with a mode that verifies the certificate's authority but not its name. `None` if the address
-/// already has a mode.
+/// Adds to the address an ssl-mode with which the client verifies the certificate's authority, but not the
+/// certificate's name. Returns `None` if the address already has an ssl-mode.
 fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     if ssl_mode(url).is_some() {
         return None;

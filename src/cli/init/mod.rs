@@ -27,7 +27,7 @@ use look::{Look, is_untrusted};
 use plan::{Load, Password, Plan, Server};
 use tallyd_redis::topology::Topology;
 
-/// The default plan.
+/// The load to plan for, if the user gives no numbers.
 const TARGETS: u64 = 1_000_000;
 const EVENTS_PER_S: u32 = 1_000;
 
@@ -72,7 +72,7 @@ pub(super) fn run(args: &InitArgs) -> Result<u8> {
         let written = files::write(&plan)?;
         let mut text = seen(&plan);
         for warning in warnings {
-            // A String can't fail.
+            // Writing to a String can't fail.
             let _ = writeln!(text, "{warning}");
         }
         text += &next_steps(&plan, &written, &given);
@@ -180,7 +180,7 @@ fn next_steps(plan: &Plan, written: &[PathBuf], given: &[String]) -> String {
         steps.insert(1, format!("unset {}    (they would override the files)", given.join(" ")));
     }
     for (number, step) in (1..).zip(steps) {
-        // A String can't fail.
+        // Writing to a String can't fail.
         let _ = writeln!(text, "  {number}. {step}");
     }
     text

@@ -17,15 +17,15 @@ const ACCOUNT_MAX: usize = 24;
 /// Facts about the servers. A fact is `None` if no account could read it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// `RabbitMQ 3.10.8`.
+    /// The server's name and version, for example `RabbitMQ 3.10.8`.
     pub rabbitmq: Option<String>,
     /// True if the plugin for several partitions is enabled.
     pub plugin: Option<bool>,
-    /// `10.11.14-MariaDB`.
+    /// MySQL's version, for example `10.11.14-MariaDB`.
     pub mysql: Option<String>,
     /// The TLS version of the connection to MySQL.
     pub mysql_tls: Option<String>,
-    /// `Redis 7.0.15`.
+    /// The server's name and version, for example `Redis 7.0.15`.
     pub redis: Option<String>,
     pub topology: Topology,
 }
@@ -90,7 +90,7 @@ pub(super) enum Reader {
     Administrator,
 }
 
-/// A new password.
+/// A password to create, named for its account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Password {
     Daemon(Server),
@@ -130,7 +130,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// # Errors
-    /// A name would need quotes in a shell or in a server.
+    /// Fails if a name would need quotes in a shell or in a server.
     pub(super) fn new(folder: &Path, daemon: &Config, facts: Facts, load: Load) -> Result<Self, String> {
         let mut config = daemon.clone();
         config.amqp.partitions = config.amqp.partitions.max(suited_partitions(load.events_per_s)).min(PARTITIONS_MAX);

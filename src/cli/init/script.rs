@@ -23,7 +23,7 @@ const WITHOUT_PREFIX: &str = "~c:* ~recent:* ~limit:* ~gw:* ~board:* ~filter:*";
 /// The fixed parts of the script.
 const FRAME: &str = include_str!("accounts.sh");
 
-/// The whole script.
+/// Returns the whole script.
 pub(super) fn accounts(plan: &Plan) -> String {
     FRAME
         .replace("@MYSQL_CLIENT@", &mysql_client(plan))
@@ -42,8 +42,8 @@ fn variable(password: Password) -> String {
     password.file().trim_start_matches("tallyd.").replace('-', "_")
 }
 
-/// Returns the assignments that read the passwords of a server's accounts. The assignments stop the script if a file
-/// can't be used.
+/// Returns the assignments that read the passwords of a server's accounts. The script stops at an assignment if it
+/// can't use the file.
 fn passwords(plan: &Plan, server: Server) -> String {
     let is_needed = |password: &Password| match password {
         Password::Daemon(of) => *of == server,
@@ -219,7 +219,7 @@ mod tests {
                 "REDIS_NODES:=cache:6380}",
             ],
         );
-        // The text contains no name of ops/ any more.
+        // All names of ops/ have been replaced.
         assert!(!text.contains("choose-") && !text.contains("@SQL@") && !text.contains("'tallyd"), "{text}");
         let lines = text.lines().map(str::trim);
         assert!(
@@ -264,8 +264,8 @@ mod tests {
         assert!(!text.contains("~*"), "{text}");
     }
 
-    /// Runs accounts.sh for MySQL with this password of the daemon, or without a password. Returns whether it
-    /// succeeded, its output, and the SQL.
+    /// Runs accounts.sh for MySQL with this password of the daemon, or without a password. Returns true if the script
+    /// succeeded, the script's output, and the SQL.
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

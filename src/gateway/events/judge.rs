@@ -17,7 +17,7 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// The time of the event. Only a fence has no time, and the gateway never accepts a fence.
+    /// Returns the time of the event. Only a fence has no time, and the gateway never accepts a fence.
     pub(super) fn at(&self) -> Micros {
         match self.message {
             Message::Like(like) => like.at,
@@ -41,7 +41,7 @@ impl Judged<'_> {
 /// Judges the events of a body. A body is one event or a list of events.
 ///
 /// # Errors
-/// The list is empty, too large or not JSON.
+/// Fails if the body is a list that is empty, too large or not JSON.
 pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Vec<Result<Judged<'a>, Refusal>>> {
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![judge_one(body, terms, now)]);

@@ -1,6 +1,6 @@
 //! Publishes judged events. A: reads the click limits. B: sends all messages, pipelined. C: the broker confirms
-//! messages. D: sends confirmed likes to Redis. The verdicts depend only on C. While Redis is unreachable, A and D are
-//! skipped.
+//! messages. D: sends confirmed likes to Redis. Only step C decides the verdicts. While Redis is unreachable, A and D
+//! are skipped.
 //!
 //! For metrics with `writer = "api"`, the client counts and publishes the events. The events of one user are processed
 //! one after the other. Events of several users are processed at the same time.
@@ -101,7 +101,7 @@ fn problem(error: &BrokerError) -> String {
     format!("the broker did not confirm the event: {error}")
 }
 
-/// Removes the likes of users who click too often from `events`, and returns their verdicts.
+/// Removes from `events` the likes of users who click too often, and returns verdicts for these likes.
 async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
     if gate.config.client.rate_likes_max == 0 {
         return Vec::new();
@@ -151,7 +151,8 @@ async fn count(gate: &Gate, event: &Judged<'_>) -> Verdict {
     }
 }
 
-/// Counts and publishes a like. Its `at` is from Redis. A retry gets the same `at`, because Redis remembers the click.
+/// Counts and publishes a like. Redis sets the like's `at`. A retry gets the same `at`, because Redis remembers the
+/// click.
 async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) -> Verdict {
     let clicked = match liked {
         true => gate.client.like(target, user, &[]).await,
@@ -170,8 +171,8 @@ async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) ->
     }
 }
 
-/// Counts and publishes an event with its own `at`, as if an earlier count had been undone. If the client repeats the
-/// event, MySQL applies it once, but Redis counts it again.
+/// Counts and publishes an event, and keeps the event's `at`. Assumes that Redis has not counted the event, or has
+/// undone the count. If the client repeats the event, MySQL applies it once, but Redis counts it again.
 async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: Micros) -> Verdict {
     let changed = Changed::at(target, metric, change, at);
     match gate.client.republish(&changed, TakenBack::Yes).await {

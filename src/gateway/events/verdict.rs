@@ -108,7 +108,8 @@ impl From<Verdicts> for Response {
     }
 }
 
-/// Returns the status of an answer. If the request can be sent again, also returns the seconds until then.
+/// Returns the status of an answer. If the client can send the request again, also returns the number of seconds to
+/// wait.
 fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
     let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
     if has("unconfirmed") {

@@ -43,8 +43,8 @@ const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
-/// If the last count of dead letters was [`SLOW`] because there are many letters, the next count is delayed by this
-/// time.
+/// If the last count of dead letters took longer than [`SLOW`] because there are many letters, the next count is
+/// delayed by this time.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
 
 /// If the last count got no answer, the next count is delayed by this time. Either the count was too slow, or MySQL was
@@ -235,7 +235,7 @@ struct Rest(Option<Instant>);
 
 impl Rest {
     fn is_over(&mut self, every: Duration) -> bool {
-        // The loop may run slightly too early, so this allows a tenth of a second.
+        // The loop can run slightly too early, so up to a tenth of a second is allowed.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());

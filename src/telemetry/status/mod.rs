@@ -58,7 +58,7 @@ pub(crate) struct Status {
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The share of the fullest partition's quota that dead letters use: 1 is full.
+    /// The share of its dead-letter quota that the fullest partition uses. At 1, the quota is full.
     pub dead_letters_full: Option<f64>,
     pub returned: Option<u64>,
     pub waits: Vec<Wait>,
@@ -149,11 +149,12 @@ pub(crate) struct Reconciled {
     pub transient: u64,
     /// Number of counters in buckets that are not loaded.
     pub unknown: u64,
-    /// Number of counters whose result was decided by a capture of their events.
+    /// Number of counters whose events had to be captured to decide whether the counter is correct.
     pub busy: u64,
     /// Number of counters that were correct at the first measurement.
     pub exact: u64,
-    /// Number of counters for which no measurement could decide which of two events was first.
+    /// Number of counters without a result: at each measurement, it was unknown whether an event was before or after
+    /// the sample.
     pub undecided: u64,
     /// Number of wrong counters that were left for the next run.
     pub left: u64,
@@ -197,7 +198,7 @@ pub(crate) struct Observed {
     pub last_reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// The share of the fullest partition's quota that dead letters use.
+    /// The share of its dead-letter quota that the fullest partition uses.
     pub dead_letters_full: Option<f64>,
 }
 

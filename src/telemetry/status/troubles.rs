@@ -16,7 +16,7 @@ const UNACKED_MAX_S: f64 = 60.0;
 const NEARLY_FULL: f64 = 0.8;
 
 /// The data from the servers is old after this many microseconds. Servers are checked every five seconds, and a check
-/// can take four.
+/// can take four seconds.
 const LOOK_MAX: i64 = 30_000_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     found
 }
 
-/// Reports the older state of MySQL until a full reconcile that started later has succeeded.
+/// Reports that MySQL went back to an older state, until a full reconcile that started later has succeeded.
 fn went_back(status: &Status) -> Option<Trouble> {
     let at = status.mysql_went_back_at?;
     let is_since = |job: &&Job| {

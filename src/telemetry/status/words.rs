@@ -30,7 +30,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// Returns whether a daemon writes the partition's events, or an operator has paused the consumers.
+    /// Returns true if a daemon can write the partition's events, or if an operator has paused the consumers.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Paused | Self::Elsewhere)
     }
@@ -59,7 +59,7 @@ impl Outcome {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
 
-    /// Returns whether the run succeeded or was stopped.
+    /// Returns true if the run succeeded or was stopped, and false if it failed.
     pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }

@@ -15,7 +15,8 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// Select Graphic Rendition (ECMA-48): the terminal's own colours, which fit its background.
+    /// Returns the control sequence (Select Graphic Rendition of ECMA-48). It selects one of the terminal's own
+    /// colours, which fit its background.
     fn code(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -27,7 +28,7 @@ impl Style {
     }
 }
 
-/// Puts a text on one line and removes control characters, because they could change the terminal's state.
+/// A text on one line, without control characters, because they could change the terminal's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     text: String,
