@@ -68,8 +68,8 @@ impl Args {
         Duration::from_secs(self.quiet.unwrap_or(if self.minutes > 10 { 60 } else { 15 }))
     }
 
-    /// Returns the named faults in the order of the list of all faults. Each fault occurs once. Fails if a name matches
-    /// no fault.
+    /// Returns the named faults in the order of the list of all faults. No fault occurs twice in the list. Fails if a
+    /// name matches no fault.
     pub fn chosen(&self) -> Result<Vec<Fault>> {
         choose(faults::all(), &self.faults)
     }

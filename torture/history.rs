@@ -15,7 +15,7 @@ pub struct Call {
     pub answer: Answer,
 }
 
-/// The request that a call makes.
+/// The kind of request that a call makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A user likes or unlikes a target.
@@ -43,9 +43,9 @@ pub enum Answer {
     Nothing,
     /// Nothing was published. Redis may have counted the request until the next reconcile.
     NotCounted,
-    /// The event with that `at` was not confirmed. The broker may have received it anyway.
+    /// The broker did not confirm the event with that `at`, but may have received it.
     NotConfirmed { at: Micros },
-    /// The request may have been done once, or not at all.
+    /// The request may have had its effect once, or not at all.
     Unknown,
 }
 

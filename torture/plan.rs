@@ -29,8 +29,8 @@ pub struct Item {
     pub hits: &'static str,
     /// Shortest and longest duration of the fault, in seconds.
     pub hold: (u64, u64),
-    /// True if the fault must not overlap with another fault, because its losses could not be attributed to one of the
-    /// two.
+    /// True if the fault must not overlap with another fault, because it would be unclear which of the two faults
+    /// caused a loss.
     pub is_alone: bool,
 }
 

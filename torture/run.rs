@@ -69,7 +69,7 @@ pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
 /// Maximum number of replays of the dead letters.
 const REPLAYS_MAX: u32 = 5;
 
-/// Runs the chaos test. Returns whether it found no violation.
+/// Runs the chaos test. Returns true if the comparison found no violation.
 ///
 /// # Errors
 /// Fails if the run itself failed: a server didn't start, or nothing could be compared.

@@ -14,10 +14,11 @@ use crate::shrink;
 #[derive(Clone, Debug)]
 pub struct Injected {
     pub fault: &'static str,
-    /// The longest time from an accepted event to its row in MySQL. It covers events from the fault's begin until
-    /// everything worked again.
+    /// The longest time from an accepted event to its row in MySQL. The time covers all events from the start of the
+    /// fault until everything worked again.
     pub outage: Duration,
-    /// Time from the end of the fault until everything worked again. `None` if the run did not observe this moment.
+    /// Time from the end of the fault until everything worked again. `None` if the run did not observe when everything
+    /// worked again.
     pub recovery: Option<Duration>,
     /// True if another fault lasted at the same time, so the outage can't be attributed to this fault.
     pub has_met: bool,

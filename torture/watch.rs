@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Time limit for MySQL's answer to a check.
 const LOOK_MAX: Duration = Duration::from_millis(1_500);
 
-/// If no accepted event has waited for longer than this time, everything works again.
+/// Everything works again when no accepted event has waited longer than this time.
 const WELL: i64 = 1_000_000;
 
 /// A user whose clicks are watched.

@@ -23,7 +23,7 @@ const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_ext
 /// The board of the generated configuration.
 const BOARD: &str = "bench";
 
-/// Number of rows in one bare statement, as in a page of the archive.
+/// Number of rows that one bare statement inserts, equal to the rows of an archive page.
 const ROWS: u64 = 1_000;
 
 /// Fill last week's board, then archive it with the real binary.
@@ -243,7 +243,7 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
     Ok(Ran { seconds, end_s, peak_rss_mib: peak_rss_mib.max(ended.peak_rss_mib) })
 }
 
-/// Saves this week's board twice. Returns how long another client waited during the first save.
+/// Saves this week's board twice. Returns the longest time that another client waited during the first save.
 async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
     let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC).to_string();
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;

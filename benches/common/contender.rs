@@ -32,7 +32,7 @@ pub struct Contender {
     pub keeps: Keeps,
     /// Number of events in a message's body. If the number is higher than 1, the body is an array.
     pub per_message: usize,
-    /// This contender's batch size, if it differs from the benchmark's.
+    /// This contender's batch size, if it differs from the batch size of the benchmark.
     pub batch_events_max: Option<usize>,
 }
 
@@ -99,7 +99,7 @@ pub struct Running {
     name: &'static str,
     /// SIGTERM can end a role or a peer without a clean exit, but tallyd must exit cleanly.
     ends_in_order: bool,
-    /// True if the contender is expected to reject events.
+    /// True if the contender must reject events.
     refuses: bool,
     child: Child,
     lines: Lines<BufReader<ChildStderr>>,

@@ -43,7 +43,7 @@ impl Used {
     }
 }
 
-/// The processes that a measurement observes.
+/// The processes whose CPU time a measurement reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
     pub mysql: u32,

@@ -14,7 +14,7 @@ use tallyd_rabbitmq::Broker;
 pub struct Setup {
     pub partitions: u16,
     pub batch_events_max: usize,
-    /// Only for peers. Other consumers often use a longer linger time than tallyd.
+    /// Only for peers. Other consumers often use a longer linger time (the wait for a full batch) than tallyd.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
     /// Says who counts likes in Redis: the daemon or the API servers.
@@ -38,7 +38,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns the prefetch: at least the default and two batches, and at most the protocol's maximum.
+    /// Returns the prefetch. It is not less than the default or two batches, and not more than the protocol's maximum.
     fn prefetch(self) -> u16 {
         u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
     }

@@ -22,8 +22,8 @@ use tallyd_benches as common;
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
 /// The percentage of bad messages, and the quota of dead letters. Letters within the quota are stored. Further letters
-/// are only counted. Such a flood fills the default quota within seconds, so the case `at the bound` shows the
-/// permanent rate.
+/// are only counted. Such a flood fills the default quota within seconds. So the case `at the bound` shows the rate
+/// after these seconds.
 const FLOODS: [(&str, u64, u64); 4] =
     [("none", 0, ROOM), ("half", 50, ROOM), ("half, at the bound", 50, 1_000), ("nine of ten", 90, ROOM)];
 

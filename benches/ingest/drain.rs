@@ -39,7 +39,7 @@ pub struct Drained {
     pub published_us: f64,
     /// Number of cores that the consumer and the servers used together.
     pub cores: f64,
-    /// Number of cores that other processes used meanwhile. Other processes disturb the measurement.
+    /// Number of cores that other processes used during the run. Other processes disturb the measurement.
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,

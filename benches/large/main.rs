@@ -56,7 +56,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the bits with which a bucket has the same number of targets as by default.
+    /// Returns the `bucket_bits` for which a bucket has the same number of targets as by default.
     fn bucket_bits(self) -> u32 {
         BUCKET_BITS.saturating_sub((ROWS / self.rows).checked_ilog2().unwrap_or(0))
     }

@@ -108,7 +108,7 @@ impl Site {
         Ok(changed.rows_affected())
     }
 
-    /// Empties Redis while likes arrive, and reloads it. Returns the run, and the daemon's peak memory meanwhile.
+    /// Empties Redis while likes arrive, and reloads it. Returns the run, and the daemon's peak memory during the run.
     pub async fn reload_under_load(&self, rate: u32) -> Result<(Ran, f64)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}

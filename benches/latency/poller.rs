@@ -1,6 +1,6 @@
 //! Records when samples become visible to another connection. It reads them by primary key, as often as possible
-//! without disturbing the machine. The commit of a sample is between the start of the previous poll and the end of the
-//! poll that finds it. The recorded time is the end of that poll.
+//! without disturbing the machine. A sample's commit is after the start of the previous poll, and before the end of the
+//! poll that finds the sample. The recorded time is the end of that poll.
 
 use std::time::Duration;
 

@@ -71,7 +71,7 @@ struct Page {
     targets: usize,
     /// The counters of the targets.
     counters_ms: f64,
-    /// Finds the targets that a user likes: with likes that are in Redis, and with likes that are only in MySQL.
+    /// Finds the targets that a user likes. One measurement has the likes in Redis, the other has them only in MySQL.
     recent_ms: f64,
     rows_ms: f64,
     /// Finds the targets that a user likes, while filters show that the user likes none of them.
@@ -84,7 +84,7 @@ struct Page {
 struct Round {
     /// INCR and a confirmed publish.
     bare: Rate,
-    /// Counted without a check for duplicates, and published.
+    /// The like is counted without a check for duplicates, and published.
     blind: Rate,
     /// The user's first click on the target. The click needs a query to MySQL.
     first: Rate,
@@ -92,7 +92,7 @@ struct Round {
     filtered: Rate,
     /// A later click of the user. Redis has the previous click.
     again: Rate,
-    /// Only the script, 128 calls in a pipeline: without and with a check of recent clicks.
+    /// Calls only the script, 128 times in a pipeline: first without a check of recent clicks, then with this check.
     script_blind: Rate,
     script: Rate,
     pages: Vec<Page>,

@@ -54,9 +54,9 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Round {
-    /// No daemon runs. Each like waits for its confirm.
+    /// No daemon runs. The client waits for the confirm of each like.
     publish_only_per_s: f64,
-    /// Then a daemon drains the queue.
+    /// After the last like, a daemon drains the queue.
     redis_us_per_like: f64,
     drain_per_s: f64,
     /// A daemon runs while the likes are published.

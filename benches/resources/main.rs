@@ -50,7 +50,7 @@ struct Arguments {
     #[arg(long, default_value_t = 10)]
     away_minutes: u64,
 
-    /// Messages that arrive each second meanwhile.
+    /// Messages that arrive each second during this time.
     #[arg(long, default_value_t = 2_000)]
     rate: u64,
 

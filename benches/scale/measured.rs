@@ -83,8 +83,8 @@ impl Measured {
     /// predicts are never used for its costs.
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
-        // The time of a batch is a + b * events. This is calculated twice: for MySQL's CPU time, and for the time that
-        // the one connection takes.
+        // The time of a batch is a + b * events. The code calculates a and b twice: for MySQL's CPU time, and for the
+        // time that the one connection takes.
         let (far, near) = (large.events_per_batch(), small.events_per_batch());
         ensure!(
             far > near * 2.0,

@@ -50,7 +50,8 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
     let plans: Vec<Plan> = rates
         .iter()
         .map(|rate| {
-            // A queue or a connection is fully loaded when it can't deliver or write more events.
+            // A queue is fully loaded when it can't deliver more events. A connection is fully loaded when it can't
+            // write more events.
             let thread = noop.events_per_second.min(floor.events_per_second);
             let partitions = (rate / (thread * BUSY_MAX)).ceil().max(1.0) as usize;
             let partitions = partitions.next_power_of_two();

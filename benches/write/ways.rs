@@ -25,7 +25,8 @@ pub enum Way {
     Read,
     /// The upsert stores the old state in a column of the row. A second statement reads this column.
     Column,
-    /// A temporary table with the batch is joined with the rows. Then the upsert reads its rows from this table.
+    /// The method writes the batch to a temporary table, and joins this table with the rows. Then the upsert reads its
+    /// rows from this table.
     Staged,
 }
 

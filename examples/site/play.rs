@@ -138,7 +138,7 @@ impl<'a> Play<'a> {
             if left.is_zero() {
                 break;
             }
-            // Cause no faults during a reconcile. The reconcile is allowed to miss such faults, but a missed fault
+            // Cause no faults during a reconcile. The reconcile can miss such faults without being wrong, but this
             // would confuse the viewer.
             if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
                 next_faults = elapsed + self.faults_every;

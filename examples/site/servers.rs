@@ -19,7 +19,7 @@ use crate::traffic::{KIND, Site};
 const NAME: &str = "tallyd_demo";
 const QUEUES: &str = "tally";
 
-/// The timeout is long, because reading all of Redis in one pipeline takes long on a busy machine.
+/// The timeout is long, because one pipeline reads all of Redis, which takes long on a busy machine.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections to read the servers.

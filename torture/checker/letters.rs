@@ -15,7 +15,7 @@ const RETURNED: &str = "returned-by-broker";
 const AHEAD: &str = "at-in-future";
 
 /// The valid events that wait as dead letters, because a fault had set Redis's clock ahead. If the broker redelivered
-/// such an event too often before a daemon judged it, it has the broker's reason.
+/// such an event too often before a daemon judged the event, the dead letter has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
@@ -31,7 +31,7 @@ impl Aside {
         Self(open.filter_map(|letter| of_body(&letter.body)).filter(|event| sent.contains(event)).collect())
     }
 
-    /// Returns whether the call's event is among these events.
+    /// Returns whether these events include the call's event.
     pub fn has(&self, what: &What, at: Micros) -> bool {
         !self.0.is_empty() && self.0.contains(&of_call(what, at))
     }
@@ -102,7 +102,7 @@ pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Vi
         match number.and_then(|number| Some((number, sent.get(&number)?))) {
             Some((number, (reason, _))) => {
                 *kept.entry(number).or_default() += 1;
-                // Consumers that held this message ended too often, so no daemon judged it.
+                // The consumers of this message ended too often, so no daemon judged the message.
                 let is_returned = letter.reason == RETURNED && may_set_aside(history, RETURNED);
                 if *reason != letter.reason && !is_returned {
                     let says = format!("the dead letter {number} has the reason {}, not {reason}", letter.reason);

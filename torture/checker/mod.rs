@@ -24,7 +24,7 @@ use crate::history::{Call, History, Micros, What};
 /// The code of `like` in `[metrics]`.
 pub const LIKE: u8 = 1;
 
-/// The final contents of the stores. They contain only targets, users and members of the run.
+/// The final contents of the stores. These contents include only targets, users and members of the run.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Like records. The key is target and user. The value is `at`, and true if the user likes the target.
@@ -49,8 +49,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the part of the state that concerns this subject. For a count the part is empty, because a count that is
-    /// missing in the ledger is also missing in an empty ledger.
+    /// Returns the part of the state that concerns this subject. For a count this part is empty: if a count is missing
+    /// in the ledger, it is also missing in an empty ledger.
     pub fn of(&self, about: &About) -> Self {
         let mut part = Self::default();
         match about {
@@ -87,7 +87,7 @@ pub struct Letter {
     pub is_replayed: bool,
 }
 
-/// How a promise was broken.
+/// The way in which tallyd broke a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A confirmed event is missing.

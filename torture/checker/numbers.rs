@@ -19,7 +19,7 @@ pub struct Event {
     pub metric: u8,
     pub delta: i64,
     pub at: Micros,
-    /// True if the count must be in MySQL.
+    /// True if MySQL must contain the count.
     is_confirmed: bool,
     /// The time when the first call that sent the event began. `ended` is the time when the last call that sent it
     /// ended.

@@ -158,7 +158,7 @@ fn a_row_that_nobody_has_sent_is_invented() {
     let mut story = Story::new();
     story.state.rows.insert((3, 77), (story.now, false));
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 3, user: 77 })]);
-    // In this row, only `at` is wrong.
+    // Only the `at` of this row is wrong.
     let mut story = Story::new();
     story.state.rows.get_mut(&(1, 1)).unwrap().0 += 1;
     assert_eq!(story.verdict(), [(Class::Invented, About::Pair { target: 1, user: 1 })]);

@@ -9,7 +9,7 @@ use super::{Fault, Server, then_undo};
 use crate::dice::Dice;
 use crate::site::{Daemon, Site};
 
-/// Settings that a reload can change in only one daemon. The settings must not affect the final data.
+/// A reload changes these settings in only one daemon, so the settings must not affect the final data.
 const CHANGES: [(&str, &str); 5] = [
     ("changed_cron = \"5,15,25,35,45,55 * * * * *\"", "changed_cron = \"*/7 * * * * *\""),
     ("snapshot_every = \"5s\"", "snapshot_every = \"3s\""),
@@ -61,7 +61,7 @@ async fn killed(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
         let daemon = any(site, &mut dice);
-        // The signal comes at a random moment of the daemon's start or work.
+        // The daemon gets the signal at a random moment, during its start or later.
         sleep(Duration::from_millis(dice.below(2_500))).await;
         daemon.kill().await?;
     }

@@ -77,7 +77,8 @@ impl Fault {
         Self { hold: (least_s, most_s), ..self }
     }
 
-    /// Begins the fault, lets it last for about `hold`, and undoes it. This takes longer if a server restarts slowly.
+    /// Begins the fault, lets it last for about `hold`, and undoes it. The call takes longer if a server restarts
+    /// slowly.
     ///
     /// # Errors
     /// Fails if the fault could not be begun or undone. This is a failure of the run, not of tallyd.

@@ -26,7 +26,7 @@ const USER: u64 = 3_000_000;
 /// Number of targets that get likes only after the copy was taken.
 const COLD_TARGETS: u64 = 20;
 
-/// Time limit for the repair of Redis while no full reconcile is due.
+/// Without a full reconcile, the daemons must repair Redis within this time.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
 /// Within this time, the daemons must archive again the boards that MySQL lost. Archive runs are due every 15 seconds.
@@ -81,8 +81,8 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends likes of targets that get no other likes. Only a comparison of data older than the overlap can find that these
-/// likes are missing.
+/// Sends likes of targets that get no other likes. If Redis loses these likes later, a run finds the loss only if it
+/// also compares data from before the overlap.
 async fn like_cold(site: &Site) -> Result<()> {
     let client = client_of(&site.direct_config());
     // Each injection of this fault uses a different user.
@@ -100,7 +100,7 @@ async fn like_cold(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// Waits until Redis and MySQL have equal counts for these targets. Ignores targets that Redis does not have.
+/// Waits until Redis and MySQL have equal counts for these targets. Targets that are missing in Redis are ignored.
 async fn cold_is_right(site: &Site) -> Result<()> {
     let config = site.admin_config();
     let keys = Cache::new(&config.redis, &config.metrics)?.keys;
@@ -166,7 +166,7 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
 }
 
 /// Waits for an archive run after the restore. Until then, only Redis has boards that were archived after the copy was
-/// taken. If another fault emptied Redis before that, these boards would be lost permanently.
+/// taken. If another fault emptied Redis before the archive run, these boards would be lost permanently.
 async fn archived_again(site: &Site) -> Result<()> {
     const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
     const DONE: &str =
@@ -188,7 +188,7 @@ async fn archived_again(site: &Site) -> Result<()> {
 
 async fn take(data: &Path, copy: &Path) -> Result<()> {
     if copy.exists() {
-        // An earlier injection that failed left this copy.
+        // This copy is from an earlier injection that failed.
         std::fs::remove_dir_all(copy)?;
     }
     let copied = Command::new("cp").args(["-a", "--sparse=always"]).arg(data).arg(copy).output().await?;

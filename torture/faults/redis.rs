@@ -23,7 +23,7 @@ const REPLICA_PORT: u16 = 30;
 /// Time limit for a repair by a daemon. Several runs can be necessary, because each run waits for events in flight.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
-/// Time between two new drifts.
+/// Time from one new drift to the next.
 const DRIFT_EVERY: Duration = Duration::from_secs(10);
 
 /// Time limit until the replica has the master's data.
@@ -223,7 +223,7 @@ async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         Ok(())
     };
     let undo = async {
-        // Writes are blocked until the old master has all data of the new master.
+        // The fault blocks writes until the old master has all data of the new master.
         if let Ok(mut new) = redis_at(&url).await {
             let _: Result<(), _> =
                 redis::cmd("CLIENT").arg("PAUSE").arg(1_000).arg("WRITE").query_async(&mut new).await;

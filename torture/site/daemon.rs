@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
-/// This pause is shorter than the unit's `RestartSec=`, because a shorter pause can reveal more errors.
+/// This pause is shorter than `RestartSec=` in the systemd unit, because a shorter pause can reveal more errors.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// Time limit for a clean stop. It is longer than `drain_max_s`.
@@ -48,7 +48,7 @@ pub struct Daemon {
 
 #[derive(Default)]
 struct State {
-    /// True if a fault kills the daemon now, or has killed it.
+    /// True if a fault is about to kill the daemon, or has killed it.
     killed: bool,
     surprises: Vec<Surprise>,
 }

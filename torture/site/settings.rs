@@ -1,4 +1,5 @@
-//! The configuration of a run. All features of tallyd are on, with frequent schedules and short waits.
+//! The configuration of a run. The configuration enables all features of tallyd, with frequent schedules and short
+//! waits.
 
 use tallyd_core::rules::Writes;
 

@@ -25,7 +25,7 @@ impl Site {
     /// queues are empty, and Redis has all rows of the outbox.
     ///
     /// # Errors
-    /// Fails at the deadline. The error names the condition that was not true yet.
+    /// Fails at the deadline. The error names the condition that was still false.
     pub async fn settle(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         let mut calm_since = None;

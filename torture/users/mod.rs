@@ -21,7 +21,7 @@ use crate::dice::Dice;
 use crate::history::{Answer, Recorder, What, event_id};
 use seat::Seat;
 
-/// Number of targets, and of users who click on them.
+/// Number of targets, and number of users who click on these targets.
 const TARGETS: u64 = 60;
 const USERS: u64 = 400;
 

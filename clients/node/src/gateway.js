@@ -74,7 +74,7 @@ export class Gateway {
   // JSON.
   async #call(path, body, timeoutMs, traceparent) {
     const { status, text } = await this.#ask(path, body, timeoutMs, traceparent).catch((error) => {
-      // The gateway has closed the idle connection, so the gateway never got the request.
+      // The gateway had closed the idle connection, so the gateway never got the request.
       if (!error.reusedSocket) throw error;
       return this.#ask(path, body, timeoutMs, traceparent);
     });

@@ -36,8 +36,8 @@ pub enum Change {
     Reset,
 }
 
-/// A change of a number. If the daemon counts the number, Redis has the change after the daemon has processed the
-/// event.
+/// A change of a number. If the daemon counts the number, Redis contains the change only after the daemon has processed
+/// the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The target that the number belongs to.

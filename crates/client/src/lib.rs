@@ -84,8 +84,8 @@ pub struct Client {
     store: Store,
     /// The instant until which MySQL is not asked for the likes of users, after a failure.
     clicks_unasked: Unasked,
-    /// The instant until which MySQL is not asked for numbers, after a failure. This instant is separate, so a loss of
-    /// numbers in Redis does not stop the questions about likes.
+    /// The instant until which MySQL is not asked for numbers, after a failure. This instant is separate from the one
+    /// for likes, so a loss of numbers in Redis does not stop the questions about likes.
     reads_unasked: Unasked,
     /// Limits the calls that read numbers from MySQL at the same time.
     reads: Semaphore,
@@ -110,8 +110,8 @@ pub struct OnBoard<'a> {
 pub struct Counted {
     /// The event, with the `at` that Redis gave it.
     pub event: LikeEvent,
-    /// The target's count of likes after the click. `None` if Redis has lost the number, and in some layouts after
-    /// [`Client::count`].
+    /// The target's count of likes after the click. `None` if Redis has lost the number. Also `None` after
+    /// [`Client::count`] in some layouts.
     pub count: Option<i64>,
     /// How many of the requested boards failed. The log has the reasons (`board-failed`).
     pub boards_failed: usize,
@@ -120,7 +120,7 @@ pub struct Counted {
 /// The result of a click.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clicked {
-    /// The event of the click is published. The daemon counts the click if it changes what the user likes.
+    /// The event of the click is published. The daemon counts the click if the click changes what the user likes.
     Published(LikeEvent),
     /// The click changed what the user likes. It counts, and its event is published.
     Counted(Counted),

@@ -303,7 +303,7 @@ impl Cache {
         self.eval_each(action, calls).await?.into_iter().collect()
     }
 
-    /// Like [`Cache::eval`], but returns an error for each call that failed.
+    /// Does the same as [`Cache::eval`], but returns an error for each call that failed.
     ///
     /// # Errors
     /// Redis failed to answer. Any of the calls may have run.

@@ -19,8 +19,8 @@ pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
 /// While a link is used, the link asks sentinels for the current master at this interval.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
-/// If a link was not used for this time, the next call waits for the sentinels' answer, because the server may have
-/// been replaced.
+/// If a link was not used for this time, the next call waits for the sentinels' answer, because another server may be
+/// the master by now.
 const REST: Duration = Duration::from_secs(3);
 
 /// A connection to one server. It connects when first used.

@@ -1,4 +1,4 @@
-//! The login to the servers: the address of one server, the account, and the TLS settings.
+//! The login to a server: the server's address, the account, and the TLS settings.
 
 use std::error::Error;
 use std::io;

@@ -23,7 +23,7 @@ use crate::config::Redis;
 /// The longest time to wait for a sentinel's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// All callers within this time share one answer, because every call asks while the master is unreachable.
+/// While the master is unreachable, every call asks the sentinels. So all calls within this time share one answer.
 const ASKED_FOR: Duration = Duration::from_millis(50);
 
 /// The master's name for its own role.

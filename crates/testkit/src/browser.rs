@@ -17,7 +17,8 @@ use tokio::net::TcpStream;
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// The maximum number of times that chromedriver is started. It needs one port for IPv4 and IPv6, but only checks that
-/// the port is free for one of the two protocols. If the port is not free for the other protocol, chromedriver ends.
+/// the port is free for one of the two protocols. If another process uses the port for the other protocol, chromedriver
+/// ends.
 const STARTS_MAX: usize = 5;
 
 /// Starts the driver and returns it with its port. Returns `None` if the driver ended without opening a port.

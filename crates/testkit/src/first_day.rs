@@ -103,7 +103,8 @@ impl FirstDay {
         config
     }
 
-    /// Runs accounts.sh as an administrator of the given servers does. Then runs it again, which must change nothing.
+    /// Runs accounts.sh as an administrator of the given servers does. Then runs accounts.sh again, and the second run
+    /// must change nothing.
     pub fn accounts(&self, servers: &[&str], mysql_url: &str, more: &[&str]) {
         let url = url::Url::parse(mysql_url).unwrap();
         let (host, port) = (url.host_str().unwrap(), url.port().unwrap());

@@ -33,7 +33,7 @@ impl Private {
         redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
     }
 
-    /// Kills the server and starts it again, empty.
+    /// Kills the server, and starts it again without data.
     pub async fn restart(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

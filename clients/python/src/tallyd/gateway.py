@@ -111,7 +111,7 @@ class Gateway:
             connection.close()
             if not is_kept or isinstance(error, socket.timeout):
                 raise
-            # The gateway has closed the idle connection, so the gateway never got the request.
+            # The gateway had closed the idle connection, so the gateway never got the request.
             connection = self._connection()
             status, text = self._ask(connection, target, body, timeout_s, traceparent)
         self._keep(connection)
