@@ -1,4 +1,5 @@
-//! Rebuilds this crate when a migration is added. The library watches only the migrations of the last build.
+//! Rebuilds this crate when a migration is added. This is necessary because the library watches only the migrations
+//! that existed at the last build.
 
 fn main() {
     println!("cargo:rerun-if-changed=../../migrations");

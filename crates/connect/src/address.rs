@@ -10,13 +10,13 @@ use url::Url;
 
 use crate::secret::Secret;
 
-/// A server's address. It prints without user and password. The configuration check validates it.
+/// A server's address. Its printed form omits the user and the password. The configuration check validates the address.
 #[derive(Clone, Deserialize)]
 #[serde(transparent)]
 pub struct ServerUrl(SecretString);
 
 impl ServerUrl {
-    /// The whole address with user and password, for the library that connects.
+    /// Returns the whole address with user and password, because the client library needs it to connect.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }
@@ -36,7 +36,7 @@ impl ServerUrl {
     pub fn at(&self, server: &str) -> Result<Self, String> {
         let wrong = || "is not HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
-        // The library silently takes the text before these characters as the host.
+        // The library would silently use only the text before these characters as the host.
         if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
             return Err(wrong());
         }
@@ -56,7 +56,7 @@ impl ServerUrl {
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A Redis user always has a password. So this text is a password in the place of the user.
+            // A Redis user always has a password. This address has none, so the text in the user's place is a password.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();

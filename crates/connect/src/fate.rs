@@ -1,7 +1,7 @@
 //! How to continue the work after an error from a server.
 
-/// The way to continue after an error. The crate of the server (for example `tallyd-mysql`) chooses the fate, and
-/// callers match on it.
+/// Says how the caller continues after an error. Each server's crate (for example `tallyd-mysql`) chooses the fate of
+/// its errors, and callers match on the fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The cause is the server, the network or a competing writer: the same work can succeed later.

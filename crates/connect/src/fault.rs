@@ -34,7 +34,7 @@ pub fn point(name: &str) {
 #[cfg(feature = "fault-points")]
 fn stop_here() {
     // The signal goes to this thread, but it stops the whole process. If the signal went to the process, another thread
-    // could receive the signal. Then this thread would continue for a moment.
+    // could receive it, and this thread would run for another moment.
     let thread = std::fs::read_link("/proc/thread-self").ok();
     let number = thread.as_ref().and_then(|link| link.file_name()).unwrap_or_default();
     if let Err(error) = std::process::Command::new("kill").arg("-STOP").arg(number).status() {

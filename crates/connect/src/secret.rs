@@ -15,7 +15,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The password, for the one call that needs it.
+    /// Returns the password. Only the call that needs the password should use this function.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }

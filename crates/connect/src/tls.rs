@@ -1,4 +1,4 @@
-//! The authorities that TLS connections trust, and the error messages of failed TLS connections. A message says which
+//! Collects the authorities that TLS connections trust, and explains why a TLS connection failed. A message says which
 //! server failed, why, and what to do. The client libraries wrap the TLS error in their own errors.
 
 use std::error::Error;
@@ -103,7 +103,7 @@ impl TlsFault {
         Some(Self { said, is_nameless: is_nameless(error) })
     }
 
-    /// Whether the certificate is trusted but names no server. MySQL generates such certificates.
+    /// Returns true if the certificate is trusted but names no server. MySQL generates such certificates.
     pub fn is_nameless(&self) -> bool {
         self.is_nameless
     }
@@ -125,7 +125,7 @@ fn is_nameless(error: &rustls::Error) -> bool {
     )
 }
 
-/// Completes the sentence "shows a certificate ...".
+/// Returns the end of the sentence "shows a certificate ...".
 fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Server<'_>) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match wrong {
@@ -171,7 +171,7 @@ fn date(time: UnixTime) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Whether the server rejects our certificate, or requires a certificate that we did not send.
+/// Returns true if the server rejects our certificate, or requires a certificate that we did not send.
 fn is_about_ours(alert: AlertDescription) -> bool {
     matches!(
         alert,

@@ -20,14 +20,14 @@ const ITERATIONS_MAX: u32 = 64;
 pub struct Shape {
     /// The size in bits.
     pub size: u64,
-    /// The number of bits that one user sets. Some of these can be the same bit.
+    /// The number of bits that one user sets. Two of these positions can be the same bit.
     pub iterations: u32,
 }
 
 impl Shape {
-    /// Returns the shape for `expected` users. `false_positive` is the share of other users for whom the filter wrongly
-    /// answers yes. If the largest filter cannot hold `expected` users at this rate, returns the shape of the largest
-    /// filter.
+    /// Returns the shape for `expected` users. `false_positive` is the share of users outside the filter for whom the
+    /// filter wrongly answers yes. If the largest filter cannot hold `expected` users at this rate, returns the shape
+    /// of the largest filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
@@ -37,7 +37,7 @@ impl Shape {
         Self { size, iterations: iterations as u32 }
     }
 
-    /// Returns the shape, or `None` if a filter of tallyd cannot have this size or this number of bits per user.
+    /// Returns the shape, or `None` if tallyd's filters cannot have this size or this number of bits per user.
     pub fn checked(size: i64, iterations: i64) -> Option<Self> {
         let size = u64::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size))?;
         let iterations = u32::try_from(iterations).ok().filter(|count| (1..=ITERATIONS_MAX).contains(count))?;
@@ -72,12 +72,12 @@ fn hash(user: UserId) -> [u64; 2] {
     HighwayHasher::new(KEY).hash128(user.to_string().as_bytes())
 }
 
-/// Hashes a text with the same hash function.
+/// Hashes a text with the filter's hash function.
 pub fn number_of(text: &str) -> u64 {
     HighwayHasher::new(KEY).hash64(text.as_bytes())
 }
 
-/// A part of a filter's bit string.
+/// One part of a filter's bit string.
 pub struct Window {
     /// The position of the first bit, a multiple of eight.
     from: u64,
@@ -106,7 +106,7 @@ impl Window {
     }
 }
 
-/// Formats a probability as Java prints a `double`. Redisson uses this format.
+/// Formats a probability as Java prints a `double`. Redisson writes probabilities in this format.
 pub fn java_double(number: f64) -> String {
     if (1e-3..1e7).contains(&number) {
         return format!("{number:?}");

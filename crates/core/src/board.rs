@@ -55,7 +55,7 @@ impl Board {
     /// The board's calendar, with the time zone from `zones`.
     ///
     /// # Errors
-    /// Fails if the zone is unknown. A checked configuration has no unknown zone.
+    /// Fails if the zone is unknown. This never happens after the configuration check.
     pub fn calendar(&self, zones: &TimeZoneDatabase) -> Result<Calendar, jiff::Error> {
         Ok(Calendar::new(zones.get(&self.time_zone)?, self.week_starts))
     }

@@ -1,4 +1,4 @@
-//! Reduces a batch of events to the newest state per row and each counter's difference. Pure: no I/O, no clock.
+//! Reduces a batch of events to the newest state of each row and the change of each counter. Pure: no I/O, no clock.
 //!
 //! Keeps invariants 2 and 3. Invariant 2: the newest `at` wins per (target, user), in any order of arrival and with any
 //! number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows.
@@ -25,7 +25,7 @@ pub struct State {
 pub enum Before {
     /// No row existed.
     Absent,
-    /// An older row existed. Contains whether the user liked the target then.
+    /// An older row existed. The value says whether the user liked the target in that row.
     Older(bool),
     /// A newer or equal row existed. It stays.
     NotOlder,
@@ -46,8 +46,8 @@ impl Entry {
     }
 }
 
-/// Returns the newest event per (target, user), sorted by key. At equal `at` an unlike wins, so the order of arrival
-/// does not matter.
+/// Returns the newest event per (target, user), sorted by key. If a like and an unlike have the same `at`, the unlike
+/// wins. So the order of arrival does not matter.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
     let states =
         events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
@@ -57,7 +57,7 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// Returns the former state of each winner's row. `old` contains the existing rows only.
+/// Returns the former state of each winner's row. `old` contains no entry for a row that does not exist.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The maximum duration of an order. Without a maximum, an order that the operator forgot would never end.
+/// The maximum duration of an order. Without a maximum, an order would never end if the operator forgot it.
 pub const LASTS_MAX: Duration = Duration::from_secs(7 * 86_400);
 
 /// The maximum length of a reason, in characters.
@@ -75,7 +75,7 @@ impl Command {
 pub struct Order {
     pub task: Task,
     pub command: Command,
-    /// The time of the order, by MySQL's clock.
+    /// The time when the order was given, by MySQL's clock.
     pub since: Micros,
     /// The time when the order ends, by MySQL's clock.
     pub until: Micros,

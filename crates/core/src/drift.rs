@@ -1,8 +1,8 @@
 //! Distinguishes drift from events in flight. Pure.
 //!
-//! Redis is ahead of MySQL by the events in flight. So both values must be compared as of the same moment, the *cut*.
-//! The first value is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after every event
-//! up to the cut is committed. Drift is the difference of these two values.
+//! Redis is ahead of MySQL by the events in flight. So a run compares the values of both as of the same moment, the
+//! *cut*. The first value is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after
+//! every event up to the cut is committed. Drift is the difference of these two values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,12 +16,13 @@ use crate::outbox::OutboxOffsets;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub value: i64,
-    /// The time when the sample was read, by Redis' clock. Every like in the sample has an earlier `at`.
+    /// The time when the sample was read, by Redis' clock. The `at` of every like in the sample is earlier than this
+    /// time.
     pub cut: Micros,
     /// The state of the target's bucket at the cut.
     pub loaded: Loaded,
-    /// Maps each partition to an outbox row's number. Up to this row, the bucket contained the partition's outbox at
-    /// the cut.
+    /// Maps each partition to a row number of its outbox. At the cut, the bucket contained all outbox rows up to this
+    /// number.
     pub offsets: OutboxOffsets,
 }
 
@@ -32,17 +33,17 @@ pub struct Truth {
     pub counted: i64,
     /// `COUNT(*) WHERE is_del = 0` over `like_record`. Set only if the caller asked to count the rows.
     pub rows: Option<i64>,
-    /// The newest `at` that was applied, or `None` if the target has no counter. Each event that changes a row changes
-    /// its target's counter in the same transaction.
+    /// The newest `at` that was applied, or `None` if the target has no counter. An event that changes a row also
+    /// changes the target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
 
-/// A logged event of a watched target and a user. Or the state that the target's and user's row had before an event.
+/// A logged event of a user and a watched target, or the state of their row before an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
     /// The event, or the row's state before an event.
     pub event: LikeEvent,
-    /// Whether this is the state before an event.
+    /// True if this is the row's state before an event.
     pub is_former: bool,
 }
 
@@ -68,15 +69,15 @@ pub struct Watched {
 /// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Redis minus MySQL, both as of the cut. Zero means no drift.
+    /// Redis' value minus MySQL's value, both as of the cut. Zero means no drift.
     Drift(i64),
     /// MySQL's value already contains events after the cut. The caller must watch the target instead.
     Busy,
 }
 
-/// Compares a sample with MySQL's value, read after the fence. A target is quiet if no event newer than the cut was
-/// applied to it. Then its current value is its value as of the cut. The clock of the events differs from Redis' clock
-/// by at most `skew`.
+/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if MySQL has applied no
+/// event to it that is newer than the cut. The current value of a quiet target is also its value as of the cut. The
+/// clock of the events differs from Redis' clock by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
@@ -85,12 +86,12 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Compares a sample of a counter that the daemon writes to Redis. `lacks` is the amount that the bucket did not
-/// contain yet, or `None` if it is unknown.
+/// Compares a sample of a counter that the daemon writes to Redis. `lacks` is the amount that was missing from the
+/// bucket at the time of the sample, or `None` if this amount is unknown.
 ///
-/// The sample is compared with the table `counter` and not with the rows. If `counter` and the rows differ, a full run
-/// adds the difference to `counter` and to the outbox. The daemon then adds this difference to Redis, as it does with
-/// every outbox row.
+/// The sample is compared with the table `counter` and not with the rows of `like_record`. If `counter` and the rows
+/// differ, a full run adds the difference to `counter` and to the outbox. The daemon then adds this difference to
+/// Redis, as it does with every outbox row.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
@@ -128,8 +129,8 @@ pub fn value_at<'a>(
 /// The log must begin before the cut.
 ///
 /// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. A set event before the cut is harmless. It makes only changes void that
-/// were also before the cut.
+/// if an event is within `skew` of the cut. A set event before the cut causes no problem, because it makes only changes
+/// void that were also before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -260,8 +261,8 @@ mod tests {
     }
 
     proptest! {
-        /// Rows exist before the watch. Then batches arrive in any order. For any cut after the watch began, the
-        /// computed value must equal the value that the events up to the cut give.
+        /// Some rows exist before the watch begins. Then batches arrive in any order. For any cut after the watch
+        /// began, the computed value must be the result of the events up to the cut.
         #[test]
         fn the_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec(event(), 0..20),
@@ -291,8 +292,8 @@ mod tests {
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
         }
 
-        /// Tests a counter with count and set events. The computed value must be exact, or unknown if the counter was
-        /// set after the cut.
+        /// Tests a counter with count and set events. The computed value must be exact. It can be unknown only if the
+        /// counter was set after the cut.
         #[test]
         fn a_counted_value_as_of_a_cut_is_exact(
             before in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..20),

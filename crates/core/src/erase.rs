@@ -1,11 +1,11 @@
-//! Rules for erasing a user or a target, also from texts that contain other data. Pure.
+//! Rules for erasing a user or a target, even from texts that also contain other data. Pure.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::model::{Target, UserId};
 
-/// Event types that never contain a user.
+/// The event types that have no user.
 const WITHOUT_USER: [&str; 4] = ["count", "set", "reset", "fence"];
 
 /// The user or target to erase.
@@ -16,24 +16,24 @@ pub enum Subject {
     /// A target, with all its counters.
     Target {
         target: Target,
-        /// The name of its kind.
+        /// The name of the target's kind.
         kind: String,
     },
 }
 
-/// A message's body without the subject's events.
+/// The result of removing the subject's events from a message's body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
     /// The number of events that contained the subject.
     pub removed: usize,
     /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
-    /// Whether the remaining body contains the subject's id in an unexpected place. A person must then decide what the
-    /// id means there.
+    /// True if the remaining body contains the subject's id in an unexpected place. Then a person must decide what the
+    /// id means in this place.
     pub unclear: bool,
 }
 
-/// Whether an event contains the subject.
+/// Whether an event is about the subject.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Yes,
@@ -50,7 +50,7 @@ impl Subject {
         }
     }
 
-    /// The subject's id in decimal. On boards this text is the subject's member name.
+    /// The subject's id in decimal. On boards this text is also the subject's member name.
     pub fn member(&self) -> String {
         self.id().to_string()
     }

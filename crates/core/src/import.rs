@@ -1,5 +1,5 @@
-//! Rules for importing a site's like table. They define the versions of imported rows, how to recognise imported rows,
-//! and how to compare the two sides. Pure.
+//! Rules for importing a site's like table. They define which version an imported row gets, how to recognise imported
+//! rows, and how to compare the site's table with tallyd's. Pure.
 //!
 //! If a site's table does not keep deleted rows, it cannot show later that a row was deleted. So a second pass removes
 //! imported rows that the site's table no longer contains. The pass recognises the import's rows by their `update_at`,
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::ID_MAX;
 use crate::model::{Micros, TargetId, UserId};
 
-/// A row's key. Both sides are sorted by this key.
+/// A row's key. The site's rows and tallyd's rows are sorted by this key.
 pub type Key = (TargetId, UserId);
 
 /// A key that is lower than the key of every row.
@@ -45,21 +45,22 @@ pub struct SiteLike {
     pub at: Option<Micros>,
 }
 
-/// The count and checksum of the likes in a range of rows, on one side. Equal sums mean equal likes.
+/// The count and checksum of the likes in a range of rows, on one side. If the sums of both sides are equal, their
+/// likes are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub count: u64,
     pub checksum: u64,
 }
 
-/// The time when an import began. A repeated run of the import keeps this time.
+/// The time when an import began. If the import runs again, it keeps this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start(Micros);
 
 impl Start {
     /// Returns the start time of an import that begins now.
     pub fn at(now: Micros) -> Self {
-        // Many clocks give only whole milliseconds.
+        // Many clocks give only whole milliseconds, and the start must differ from their times.
         Self(if now.0 % 1_000 == 0 { Micros(now.0 + 1) } else { now })
     }
 
@@ -75,7 +76,7 @@ impl Start {
         }
     }
 
-    /// Whether this import wrote the row with this version, and no event has changed the row since.
+    /// Returns true if this import wrote the row with this version, and no event has changed the row since.
     pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
         if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
     }
@@ -85,7 +86,7 @@ impl Start {
     }
 }
 
-/// The side with a row that the other side lacks.
+/// The one side that contains a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.
@@ -94,8 +95,8 @@ pub enum Side {
     Here,
 }
 
-/// If at most this number of rows is between two differences, both differences are in one range. Otherwise each
-/// difference gets its own range.
+/// Two differences are in one range if at most this number of rows is between them. Otherwise each difference gets its
+/// own range.
 const TOGETHER: usize = 100;
 
 /// A range of rows in which the sides differ.
@@ -115,7 +116,7 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // The number of rows that are before this difference on the two sides together.
+        // Both sides together have this number of rows before the difference.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {

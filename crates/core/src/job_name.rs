@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A job. Each job has one lock. All daemons, commands and modes share this lock. So a job has at most one run at a
-/// time.
+/// A job. Each job has one lock. All daemons, commands and modes of the job share this lock. So a job has at most one
+/// run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.
@@ -62,7 +62,7 @@ pub struct JobMode {
     pub job: JobName,
     /// The name in `job_run`.
     pub mode: String,
-    /// The cron pattern of the schedule. Empty if the mode never starts automatically.
+    /// The cron pattern of the schedule. The pattern is empty if the mode never starts automatically.
     pub pattern: String,
     /// The pattern's time zone.
     pub time_zone: String,

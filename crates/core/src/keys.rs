@@ -30,14 +30,14 @@ pub struct Keys {
     metrics: BTreeMap<u8, String>,
 }
 
-/// The place of a target's counter, in the form that the Lua scripts expect.
+/// Where a target's counter is in Redis, in the form that the Lua scripts expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
-    /// The part of the key that holds the counter: the place in a bucket's field, `entity:` and a field's name, or
+    /// Which part of the key holds the counter: the place in a bucket's field, `entity:` and a field's name, or
     /// `string`.
     pub part: String,
-    /// The key of the target's bucket, if the counter is not in the bucket.
+    /// The key of the target's bucket. It is set only if the counter is not in the bucket.
     pub bucket: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl Keys {
         format!("{kind}:{}", self.layout.bucket_name(bucket))
     }
 
-    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout packed this hash holds the counters.
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind. In the layout `packed` this hash contains the counters.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
         format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
@@ -119,7 +119,7 @@ impl Keys {
         self.metrics.get(&metric.0).map_or("", String::as_str)
     }
 
-    /// Returns a MATCH pattern for the keys of the kind's targets, if each target or counter has its own key.
+    /// Returns a MATCH pattern for the keys of the kind's targets, or `None` if buckets hold the counters.
     pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
         let template = self.layout.template.as_ref()?;
         Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
@@ -140,8 +140,8 @@ impl Keys {
     }
 
     /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. These keys hold a target's Bloom
-    /// filter, the filter's shape, and new likers. New likers are users who like the target but are not in the filter's
-    /// bits yet. They are in the bucket's slot.
+    /// filter, the filter's shape, and new likers. New likers are users who like the target but have not been added to
+    /// the filter's bits. All these keys are in the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -160,17 +160,18 @@ impl Keys {
         format!("{}filter:*", escaped(&self.prefix))
     }
 
-    /// `filter:epoch`: says which filters are trusted.
+    /// `filter:epoch`: decides which filters readers can trust.
     pub fn filter_epoch(&self) -> String {
         format!("{}filter:epoch", self.prefix)
     }
 
-    /// `limit:{7}`: the number of the user's recent clicks.
+    /// `limit:{7}`: counts the recent clicks of the user 7.
     pub fn limit(&self, user: UserId) -> String {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
-    /// `gw:{7}`: the user's likes that gateways published within the last minute, with fields such as `video:42`.
+    /// `gw:{7}`: the likes that gateways published for the user 7 within the last minute. A field is, for example,
+    /// `video:42`.
     pub fn published(&self, user: UserId) -> String {
         format!("{}gw:{{{}}}", self.prefix, user.0)
     }
@@ -185,8 +186,8 @@ impl Keys {
         format!("{}c:writers", self.prefix)
     }
 
-    /// `c:compared:{7}:packed:13`: the time up to which the layout's counters were compared. In a Cluster such keys
-    /// with different numbers are in different slots.
+    /// `c:compared:{7}:packed:13`: the time up to which the layout's counters were compared. In a Cluster, keys with
+    /// different numbers (here 7) are in different slots.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -196,7 +197,7 @@ impl Keys {
         format!("{}board:{{{board}}}:{period}", self.prefix)
     }
 
-    /// `board:{likes}:added`: for each partition, the number of the last outbox row that was added to the board.
+    /// `board:{likes}:added`: maps each partition to the number of the last outbox row that was added to the board.
     pub fn board_added(&self, board: &str) -> String {
         self.board(board, "added")
     }
@@ -206,8 +207,8 @@ impl Keys {
         format!("{}:frozen", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. The number is
-    /// deleted with the zset.
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. When the zset is
+    /// deleted, this key is deleted, too.
     pub fn board_mark(&self, board: &str, period: &str) -> String {
         format!("{}:snapshot", self.board(board, period))
     }
@@ -223,14 +224,14 @@ impl Keys {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: maps each frozen period to the run that restored the period. The field `-` holds the
-    /// data's generation.
+    /// `board:{likes}:freezes`: maps each frozen period to the run that restored the period. The field `-` contains the
+    /// generation of Redis' data.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }
 
-    /// `board:{likes}:2026-W46:raised`: the number of the archive's pages that were added to a live zset. This zset is
-    /// older than the archive.
+    /// `board:{likes}:2026-W46:raised`: how many pages of the archive were added to a live zset that is older than the
+    /// archive.
     pub fn raised_board(&self, board: &str, period: &str) -> String {
         format!("{}:raised", self.board(board, period))
     }
@@ -319,7 +320,7 @@ mod tests {
         }
         let unique: std::collections::BTreeSet<&String> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
-        // Names from `counter_key` have digits and no braces. Other names without braces have no digits.
+        // A name that `counter_key` creates has digits and no braces. All other names without braces have no digits.
         let of_template = |name: &&String| !name.contains('{') && name.contains(|it: char| it.is_ascii_digit());
         assert_eq!(names.iter().find(of_template), None);
     }

@@ -67,13 +67,13 @@ impl Metrics {
         name.unwrap_or_else(|| metric.0.to_string())
     }
 
-    /// The metric `like`. The configuration check ensures that it exists.
+    /// The metric `like`. The configuration check ensures that this metric exists.
     pub fn like(&self) -> Metric {
         Metric(self.0.get(LIKE).copied().unwrap_or(1))
     }
 }
 
-/// Completes the schema of a table of names with codes.
+/// Adds the limits of names and codes to the schema of such a table.
 fn codes(schema: &mut schemars::Schema) {
     if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
         code.insert("minimum".to_owned(), json!(1));

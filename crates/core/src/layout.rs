@@ -1,14 +1,14 @@
 //! The places of a target's counters in Redis. Rust code, script arguments and documents all use this description.
 //! Pure.
 //!
-//! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. A bucket is so small
-//!   that Redis keeps it as a listpack. A field's name is the target's id in decimal. A field's value is a text with
-//!   all counters in the order of the metrics' codes, `12,3,0,4`, without trailing zeros.
+//! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. Each bucket is small,
+//!   so Redis stores it compactly as a listpack. A field's name is the target's id in decimal. A field's value is a
+//!   text with all counters in the order of the metrics' codes, `12,3,0,4`, without trailing zeros.
 //! * *entity*: a hash for each target, a field for each metric.
 //! * *string*: a key for each counter.
 //!
-//! In the layouts entity and string, a bucket does not hold counters. Such a bucket only shows whether Redis has lost
-//! the counters of the bucket's targets.
+//! In the layouts entity and string, a bucket does not contain counters. There a bucket only shows whether Redis has
+//! lost the counters of the bucket's targets.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::model::{Metric, TargetId};
 /// The largest `bucket_bits`. 2^28 buckets of about 122 targets each are more than enough for all targets.
 pub const BUCKET_BITS_MAX: u8 = 28;
 
-/// The largest absolute value of a counter. If a value is larger, a person wrote it by hand. tallyd ignores this value.
+/// The largest absolute value of a counter. tallyd ignores a larger value, because only a person can have written it.
 /// The difference of two valid values fits into 64 bits.
 const NUMBER_MAX: i64 = 1 << 62;
 
@@ -29,7 +29,7 @@ pub struct Layout {
     pub form: Form,
     /// Each kind has 2^`bucket_bits` buckets.
     pub bucket_bits: u8,
-    /// The pattern of key names, if each target or counter has its own key.
+    /// The pattern of key names, for the layouts in which each target or counter has its own key.
     pub template: Option<Template>,
 }
 
@@ -57,10 +57,10 @@ impl Form {
 }
 
 impl Layout {
-    /// Creates a layout. An empty `template` means the default names.
+    /// Creates a layout. If `template` is empty, the layout uses the default names.
     ///
     /// # Errors
-    /// Returns the reason why the names cannot be used, as the end of a sentence.
+    /// Fails if the names cannot be used. The error is the end of a sentence that says why.
     pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
         let template = match (form, template) {
             (Form::Packed, "") => None,
@@ -75,7 +75,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the name is invalid, returns a sentence that says which names are allowed.
+    /// Fails if the name is invalid. The error says which names are allowed.
     pub fn named(name: &str, template: &str) -> Result<Self, String> {
         let wrong =
             || format!("{name} is not a layout: write packed:BITS, entity:BITS or string:BITS, for example packed:13");
@@ -107,7 +107,7 @@ impl Layout {
         (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
     }
 
-    /// Returns the layout's letter. The letter is not a hex digit. `packed` has no letter.
+    /// Returns the layout's letter. The letter is never a hex digit. The layout `packed` has no letter.
     fn letter(&self) -> &'static str {
         match self.form {
             Form::Packed => "",
@@ -116,12 +116,12 @@ impl Layout {
         }
     }
 
-    /// Returns the layout's name with its key pattern. Different layouts have different full names.
+    /// Returns the layout's name with its key pattern. Two different layouts never have the same full name.
     pub fn full_name(&self) -> String {
         self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
     }
 
-    /// Returns the key names of one target, for each kind and metric. All names must differ, within one layout and
+    /// Returns the key names of one target, for each kind and metric. Each name must be unique within a layout and
     /// between layouts. In the layout `entity` all metrics are in one hash.
     pub fn key_names(&self, kinds: &[&str], metrics: &[&str]) -> Vec<String> {
         let Some(template) = &self.template else { return Vec::new() };
@@ -196,7 +196,7 @@ pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The value of a bucket's field `_`: the run that loaded the bucket, and the bucket's last repair.
+/// The value of a bucket's field `_`. It contains the run that loaded the bucket, and the bucket's last repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loaded {
     /// Missing targets are unknown: Redis was flushed, or no run has loaded the bucket.
@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn snowflake_ids_spread_evenly() {
-        // 41 bits of milliseconds, 10 bits of machine, 12 bits of sequence that is nearly always 0.
+        // An id has 41 bits of milliseconds, 10 bits of machine number, and a 12-bit sequence number that is nearly
+        // always 0.
         let mut filled = vec![0_u32; 1 << 10];
         for step in 0..122_880_u64 {
             filled[bucket(TargetId((1_700_000_000_000 + step * 7) << 22 | 5 << 12), 10) as usize] += 1;

@@ -71,7 +71,7 @@ pub struct Difference {
     pub target: Target,
     pub metric: Metric,
     pub delta: i64,
-    /// The newest `at` that was applied.
+    /// The newest `at` of the applied events.
     pub at: Micros,
 }
 
@@ -105,11 +105,11 @@ pub struct BoardMember {
 /// The freeze of a board's period in Redis. The greater of two freezes is newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The number of the first run that claimed the board in this data set. After each loss of all data this number is
-    /// higher.
+    /// The number of the first run that claimed the board in this data set of Redis. After each loss of all data, the
+    /// number is higher than before.
     pub generation: u64,
-    /// The number of the run that restored the frozen zset, or 0 if no run restored it. `None` if the period was never
-    /// frozen.
+    /// The number of the run that restored the frozen zset, or 0 if the zset was never restored. `None` if the period
+    /// was never frozen.
     pub note: Option<u64>,
 }
 

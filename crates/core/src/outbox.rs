@@ -1,8 +1,9 @@
-//! Outboxes: their rows, up to which row each outbox is applied, and which rows a sample from Redis lacks. Pure.
+//! Outboxes: their rows, how far each outbox is applied, and which rows are missing from a sample of Redis. Pure.
 //!
 //! For a counter with `writer = "daemon"`, Redis contains the value of the table `counter` minus the outbox rows that
-//! were not added to the bucket yet. A sample contains the bucket's offsets. These offsets show which rows were added.
-//! So a reconcile does not have to wait. It compares a busy counter as exactly as a quiet counter.
+//! have not been added to the bucket. A sample also contains the bucket's offsets, which show the rows that have been
+//! added. So a reconcile does not have to wait for the other rows. It compares a busy counter as exactly as a quiet
+//! counter.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -19,8 +20,8 @@ pub const CORRECTIONS: u16 = u16::MAX;
 /// has locked.
 pub const IMPORTS: u16 = u16::MAX - 1;
 
-/// Maps a partition to its offset: the number of a row in the partition's outbox. Zero means no row. The text form is
-/// `0:17,3:12`. Cheap to clone.
+/// Maps a partition to its offset: the number of a row in the partition's outbox. The offset zero means that no row is
+/// applied. The text form is `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
@@ -91,7 +92,7 @@ pub struct OutboxRow {
     pub number: u64,
     /// The time of the write, by MySQL's clock.
     pub written_at: Micros,
-    /// Whether the row is older than the caller's limit.
+    /// Whether the row is older than the age limit that the caller gave.
     pub is_old: bool,
     /// The amounts to add.
     pub additions: Vec<Addition>,
@@ -104,20 +105,21 @@ pub struct OutboxRow {
 pub struct Since {
     /// The rows, sorted by partition and number.
     pub rows: Vec<OutboxRow>,
-    /// `rows` does not contain rows up to these offsets, because these rows were deleted or are too many to read.
+    /// Rows up to these offsets are missing from `rows`, because they were deleted or are too many to read.
     pub pruned: OutboxOffsets,
 }
 
-/// The outbox rows that a sample of a page can lack. Some samples already contain some of these rows.
+/// The outbox rows that can be missing from the samples of a page. A sample can already contain some of these rows.
 #[derive(Debug, Default)]
 pub struct OutboxLag {
-    /// The rows that change each counter: a row's partition, its number in the outbox, and the added amount.
+    /// Maps each counter to the rows that change it. A row is given by its partition, its number in the outbox, and the
+    /// added amount.
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these offsets are deleted.
     pruned: OutboxOffsets,
     /// Rows up to these offsets were in Redis before the sample, even if the bucket's offsets are lower. A bucket has
-    /// offsets only for rows that changed the bucket. A bucket that was reset to an older state has also lost newer
-    /// offsets.
+    /// offsets only for rows that changed the bucket. If a bucket was reset to an older state, it has also lost its
+    /// newer offsets.
     applied: OutboxOffsets,
 }
 
@@ -133,8 +135,8 @@ impl OutboxLag {
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// Returns the amount that a sample of the counter lacks. `offsets` are the offsets of the counter's bucket in the
-    /// sample. Returns `None` if needed rows are deleted.
+    /// Returns the amount that is missing from a sample of the counter. `offsets` are the offsets of the counter's
+    /// bucket in the sample. Returns `None` if needed rows are deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
@@ -192,8 +194,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two partitions commit batches. Each batch is added to the two buckets some time later, or not yet. At any
-        /// time, the sampled buckets plus the lacking rows must give the counters.
+        /// Two partitions commit batches. Each batch is added to the two buckets some time later, or has not been added
+        /// at the end. At any time, the sampled buckets plus the missing rows must give the counters.
         #[test]
         fn what_a_bucket_holds_and_what_waits_make_the_counter(
             batches in prop::collection::vec((0..2_u16, 1..5_u64, -9..9_i64), 0..40),
@@ -214,7 +216,7 @@ mod tests {
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
                 rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() });
             }
-            // These rows are known to be in both buckets.
+            // The caller knows that both buckets contain these rows.
             let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Target, UserId};
 
-/// The maximum number of events per second for one partition in the busiest hour. At this rate the partition still has
-/// room to catch up. See docs/scaling.md, "Bottlenecks by rate".
+/// The maximum number of events per second for one partition in the busiest hour. At this rate the partition can still
+/// catch up after a backlog. See docs/scaling.md, "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
 /// Returns the suitable number of partitions for a rate of events.

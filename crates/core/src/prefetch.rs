@@ -2,25 +2,25 @@
 //!
 //! The broker counts messages and not bytes, but a list of events has a thousand times the bytes of one event.
 //!
-//! A quorum queue counts each message's returns, and dead-letters it after twenty. If one message crashes the daemon,
-//! the queue returns all messages that the daemon holds, again and again. So after many redeliveries the prefetch
-//! becomes small, and at the end it is one message. Then the daemon applies the other messages, and only the message
-//! that crashes it is returned.
+//! A quorum queue counts how often each message is returned, and dead-letters a message after twenty returns. If one
+//! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So after many
+//! redeliveries the daemon reduces its prefetch, finally to one message. Then it applies the other messages, and only
+//! the message that crashes the daemon returns to the queue.
 
 /// The prefetch before the size of messages is known.
 const FIRST_PREFETCH: u16 = 200;
 
-/// The smallest prefetch, for messages of any size. With two, the next message can arrive while the daemon writes a
-/// message.
+/// The smallest prefetch, for messages of any size. With a prefetch of two, the next message can arrive while the
+/// daemon writes the first one.
 pub const PREFETCH_MIN: u16 = 2;
 
 /// A session that fails before it acknowledges a message divides the next session's prefetch by sixteen. The session
 /// perhaps failed at a message that the library cannot read. The return count of such a message is unknown. Four failed
-/// sessions reduce the largest prefetch to one message. If four daemons get the queue in turn, they return the other
-/// messages sixteen times. The queue's limit is twenty.
+/// sessions reduce the largest prefetch to one message. If four daemons receive from the queue in turn, the other
+/// messages are returned sixteen times. The queue's limit is twenty.
 const FAILED_LEAVES: u16 = 16;
 
-/// The size of a partition's messages.
+/// Measures the size of a partition's messages.
 #[derive(Debug, Default)]
 pub struct MessageSizes {
     /// The moving mean of the messages' sizes, in bytes. It is 0 before the first message.
@@ -33,8 +33,8 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Replaces the mean after an inbox has grown too large. Each message's weight is its size, so a few large messages
-    /// raise the mean.
+    /// Sets a new mean after an inbox has grown too large. The new mean weights each message by its size, so a few
+    /// large messages raise it.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -43,8 +43,8 @@ impl MessageSizes {
         }
     }
 
-    /// Returns how many messages can be in flight: at most `configured`, and by the mean size at most `bytes_max`
-    /// bytes.
+    /// Returns how many messages can be in flight: at most `configured`, and only as many as fit into `bytes_max` bytes
+    /// by the mean size.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),
@@ -55,7 +55,7 @@ impl MessageSizes {
     }
 }
 
-/// A limit on the prefetch after redeliveries. By default there is no limit.
+/// A limit that redeliveries set on the prefetch. By default there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchLimit(u16);
 
@@ -66,12 +66,12 @@ impl Default for PrefetchLimit {
 }
 
 impl PrefetchLimit {
-    /// Returns the prefetch under this limit.
+    /// Returns `prefetch`, or the limit if `prefetch` is above the limit.
     pub fn of(self, prefetch: u16) -> u16 {
         self.0.min(prefetch)
     }
 
-    /// Records how often a message was returned. Each message with few returns raises the limit by one.
+    /// Records how often a message was returned. Each message with at most five returns raises the limit by one.
     pub fn note(&mut self, returns: i64) {
         self.0 = match returns {
             // Crashes of hosts and normal stops can cause up to five returns.

@@ -1,27 +1,27 @@
 //! Detects a writer that raises counters without events. A run lowers such counters, and the next run finds them too
 //! high again. The repairs would never end, and would remove the writer's likes each time. Pure.
 //!
-//! A counter is *raised again* if it is now higher than the last run left it. The last run must have found the counter
-//! too high. If that run lowered the counter, it left zero drift. A run stops its repairs of a metric if it finds at
-//! least [`RAISED_MIN`] of the metric's counters raised again, and the previous run did, too. A run that stops its
-//! repairs leaves the drifts. If these drifts grow, the next run also stops its repairs. Otherwise the next run repairs
-//! the drifts.
+//! A counter is *raised again* if the last run found it too high, and its drift is now larger than the drift that the
+//! last run left. If the last run lowered the counter, it left zero drift. A run stops its repairs of a metric if both
+//! this run and the previous run found at least [`RAISED_MIN`] of the metric's counters raised again. If a run stops
+//! its repairs, the drifts stay. If these drifts grow, the next run also stops its repairs. Otherwise the next run
+//! repairs the drifts.
 //!
-//! Chance does not raise so many counters again. Likes are sometimes lost or counted twice, but not for the same
+//! So many counters are not raised again by chance. Likes are sometimes lost or counted twice, but not for the same
 //! hundred targets in three runs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// If fewer counters of a metric are raised again, a run repairs these counters. A few hot targets can drift in each
-/// run.
+/// If fewer than this number of a metric's counters are raised again, a run repairs them. The reason is that a few hot
+/// targets can drift in each run.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooHigh {
-    /// The drift, without its sign.
+    /// The drift as a positive number.
     pub by: u64,
     /// The drift after the run: zero if the run lowered the counter, `by` if the run stopped its repairs.
     pub left: u64,
@@ -30,7 +30,7 @@ pub struct TooHigh {
 /// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// Counts the counters that this run and the previous run found raised again.
+/// Counts the counters that this run found raised again, and those that the previous run found raised again.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,

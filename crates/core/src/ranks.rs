@@ -28,20 +28,20 @@ pub struct Placed {
     pub score: f64,
 }
 
-/// The numbers of members and scores before a page.
+/// Describes the members that are before a page of a board.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// The number of members before the page's first one.
+    /// The number of members before the page's first member.
     pub members: u64,
-    /// The number of members with a higher score than the page's first one.
+    /// The number of members whose score is higher than the score of the page's first member.
     pub higher: u64,
     /// The number of different scores that are higher than the score of the page's first member. Only used by
     /// [`Ranking::Dense`].
     pub distinct: u64,
 }
 
-/// The order of a board, as in Redis' ZRANGE REV: the higher score first. Among equal scores the greater member is
-/// first, byte by byte.
+/// Compares two members in the order of a board, as Redis' ZRANGE REV does. The higher score is first. If the scores
+/// are equal, the greater member is first, byte by byte.
 pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
     b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
 }

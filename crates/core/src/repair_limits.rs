@@ -24,7 +24,8 @@ pub struct RepairLimits<'a> {
 pub struct LimitExceeded(pub String);
 
 impl RepairLimits<'_> {
-    /// Checks whether `drifted` of `checked` targets can be repaired. `largest` is the largest drift without its sign.
+    /// Checks whether a run that found `drifted` of `checked` targets drifted is allowed to repair them. `largest` is
+    /// the largest drift without its sign.
     ///
     /// # Errors
     /// Returns [`LimitExceeded`] with the reason.
@@ -54,9 +55,9 @@ impl RepairLimits<'_> {
     }
 }
 
-/// Returns the amount to add to a counter, from its drifts at two instants. If both drifts have the same direction, the
-/// amount reverts the smaller drift. Otherwise it is zero. An event in flight looks like drift at one instant, but not
-/// at both.
+/// Returns the amount to add to a counter, from its drifts at two instants. If both drifts have the same sign, the
+/// amount corrects the smaller drift. Otherwise the amount is zero. An event in flight can appear as drift at one of
+/// the instants, but not at both.
 pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),

@@ -1,17 +1,18 @@
 //! Counters with set events. Decides which events of a batch are valid, and computes the changes of the table
 //! `counter`. Pure: no I/O, no clock.
 //!
-//! A counter's value is the value of its newest set event, plus all counts with a later `at` than this set. Counts with
-//! an earlier or equal `at` are void, even if they arrive later. So the order of arrival does not matter. A count that
-//! arrives after a newer set adds nothing. A set that arrives after newer counts keeps these counts (table
-//! `recent_delta`).
+//! A counter's value is the value of its newest set event, plus all counts whose `at` is later than the `at` of this
+//! set. Counts with an earlier or equal `at` are void, even if they arrive later. So the order of arrival does not
+//! matter. A count that arrives after a newer set adds nothing. A set that arrives after newer counts keeps these
+//! counts (table `recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
 use crate::model::{CounterKey, Difference, Micros};
 
-/// The last set of a counter. The newer set is greater. At the same `at` the set with the larger value is greater.
+/// The last set of a counter. The newer set is greater. If two sets have the same `at`, the set with the larger value
+/// is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LastSet {
     /// The event's `at`, or 0 if no event has set the counter.
@@ -24,7 +25,7 @@ pub struct LastSet {
 pub struct Standing {
     /// `SUM(value)` over the slots of `counter`. It can be larger than one slot's maximum.
     pub counted: i128,
-    /// The sum of the changes after the set event's `at`.
+    /// The sum of the changes with an `at` after the set event's `at`.
     pub since: i128,
     /// The newest `at` that was applied.
     pub update_at: Option<Micros>,
@@ -39,8 +40,8 @@ pub struct Resolved {
     pub live: Vec<CountEvent>,
 }
 
-/// Returns the newest set of each counter. At the same `at` the larger value wins, so the order of arrival does not
-/// matter.
+/// Returns the newest set of each counter. If two sets have the same `at`, the larger value wins. So the order of
+/// arrival does not matter.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
     for SetEvent { target, metric, value, at } in sets {
@@ -68,8 +69,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Returns the change of each row of `counter`, sorted by key. `standing` maps each counter that is set to its
-    /// former state. Returns `None` if a difference does not fit into 64 bits.
+    /// Returns the change of each row of `counter`, sorted by key. `standing` contains the former state of each counter
+    /// that an event sets. Returns `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {
@@ -98,7 +99,7 @@ mod tests {
     use crate::event::{EventId, Message};
     use crate::model::{Kind, Metric, Target, TargetId};
 
-    /// The tables, written by the consumer's rules.
+    /// Tables that the test writes by the consumer's rules.
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,
@@ -182,7 +183,7 @@ mod tests {
             cuts in proptest::collection::vec(1..7_usize, 1..20),
         ) {
             let events: Vec<Message> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
-            // Each event arrives at least once, and some more often, in any place.
+            // Each event arrives at least once. Some events arrive again, at any later or earlier place.
             let mut arrived = events.clone();
             for (place, index) in order.iter().enumerate() {
                 match place % 2 {

@@ -74,7 +74,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Builds the rules from the blocks. Skips blocks with unknown names.
+    /// Builds the rules from the `[[rule]]` blocks. Skips blocks with unknown names.
     pub fn new(kinds: &Kinds, metrics: &Metrics, blocks: &[Rule]) -> Self {
         let mut rules = Self::default();
         for Rule { metric, kind, writer, below_zero, settable, board } in blocks {

@@ -52,7 +52,8 @@ impl Rule {
         }
     }
 
-    /// Returns a score's two columns, or `None` if scores are plain numbers or if this score is not valid for the rule.
+    /// Returns a score's two columns. Returns `None` if scores are plain numbers, or if this score is not valid for the
+    /// rule.
     pub fn columns(self, score: f64) -> Option<Columns> {
         if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
     }
@@ -75,7 +76,7 @@ pub struct Packing {
 pub struct Columns {
     /// The number that ranks members.
     pub primary: u64,
-    /// The number that orders equal members: the higher one is ahead.
+    /// The number that orders members with equal primary numbers. The member with the higher number is ahead.
     pub low: u64,
 }
 
@@ -93,7 +94,7 @@ pub struct Overflow {
 pub enum Column {
     /// The number that ranks members.
     Primary,
-    /// The number that orders equal members.
+    /// The number that orders members with equal primary numbers.
     Low,
 }
 
@@ -107,7 +108,7 @@ impl fmt::Display for Column {
 }
 
 impl Packing {
-    /// A packing with this many bits for the lower column, at most [`LOW_BITS_MAX`].
+    /// Returns a packing with `low_bits` bits for the lower column, or with [`LOW_BITS_MAX`] if `low_bits` is larger.
     pub const fn new(low_bits: u32) -> Self {
         Self { low_bits: if low_bits > LOW_BITS_MAX { LOW_BITS_MAX } else { low_bits } }
     }

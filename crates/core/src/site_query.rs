@@ -1,8 +1,8 @@
 //! Finds the placeholders in a site's own SQL: the query of a `[[recount]]` or an `[[import]]`, or the statement of an
 //! `[[export]]`. Pure.
 //!
-//! The parser distinguishes only quotes, comments, and the words outside of quotes and comments. MySQL checks
-//! everything else.
+//! The parser recognises only quotes, comments, and the words outside of quotes and comments. MySQL checks everything
+//! else.
 
 /// The placeholders of a `[[recount]]`: the last id of the previous page, and the number of rows.
 pub const OF_RECOUNT: &[&str] = &["after", "limit"];
@@ -16,7 +16,7 @@ pub const OF_NUMBERS: &[&str] = &["after_target", "rows"];
 /// The placeholders of an `[[export]]`.
 pub const OF_EXPORT: &[&str] = &["target", "user", "at", "deleted"];
 
-/// A query with known placeholders.
+/// A query that contains no unknown placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The text and the placeholders, in order.
@@ -41,7 +41,7 @@ enum Token<'a> {
 }
 
 impl Query {
-    /// Finds the placeholders. All of them are required.
+    /// Finds the placeholders. The query must contain all of them.
     ///
     /// # Errors
     /// Returns a sentence that says why the query cannot be used.
@@ -87,7 +87,7 @@ impl Query {
     }
 }
 
-/// Finds the placeholders of one statement, and its words outside of quotes in lower case.
+/// Finds the placeholders of one statement. Also returns the statement's words outside of quotes, in lower case.
 fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), String> {
     let (mut parts, mut words) = (Vec::new(), Vec::new());
     let mut ended = false;
@@ -120,7 +120,7 @@ fn read(text: &str, placeholders: &[&str]) -> Result<(Query, Vec<String>), Strin
     Ok((Query { parts }, words))
 }
 
-/// Formats the list as in `:after and :limit`.
+/// Formats the list for messages, for example as `:after and :limit`.
 fn listed(placeholders: &[&str]) -> String {
     let names: Vec<String> = placeholders.iter().map(|name| format!(":{name}")).collect();
     match names.split_last() {

@@ -20,7 +20,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Counts a drift of this size, without its sign.
+    /// Counts one drift. `drift` has no sign.
     pub fn note(&mut self, drift: u64) {
         *match drift {
             0..=1 => &mut self.one,

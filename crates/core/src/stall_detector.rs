@@ -2,13 +2,13 @@
 //!
 //! RabbitMQ can stop delivering without an error. For example, a queue that was deleted and recreated within moments
 //! keeps the consumers of the former queue (seen with 3.10). Messages to consumers that have already received a message
-//! are then lost in flight. So a session checks the queue's depth if it has received messages, holds none, and receives
-//! nothing for 5 s. If two checks in a row find messages in the queue, the session ends. A consumer that waits for its
-//! turn has received nothing, so it does not check.
+//! are then lost in flight. So a session checks the queue's depth if it has received messages, holds no unacknowledged
+//! message, and receives nothing for 5 s. If two checks in a row find messages in the queue, the session ends. A
+//! consumer that waits for its turn has received nothing, so it does not check.
 
 use std::time::{Duration, Instant};
 
-/// If no message arrives for this duration, the queue's depth is checked. The check is repeated after the same
+/// If no message arrives for this duration, the session checks the queue's depth. It repeats the check after the same
 /// duration.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 

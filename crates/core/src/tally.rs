@@ -24,8 +24,8 @@ impl Tally {
     }
 }
 
-/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, lowest byte first. It is easy to compute
-/// in any language.
+/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, lowest byte first. This checksum is easy
+/// to compute in any language.
 fn digest(member: &BoardMember) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

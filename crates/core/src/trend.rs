@@ -10,7 +10,8 @@ const TOLERATED_MIN: u64 = 10;
 /// An increase up to the former value divided by this number is also treated as chance.
 const TOLERATED_PART: u64 = 20;
 
-/// Returns a short name for a set of compared counters. Runs with the same name are comparable.
+/// Returns a short name for a set of compared counters. The results of two runs can be compared if their names are
+/// equal.
 pub fn series(number: &str, of: &str, text: &str) -> String {
     format!("{number} {of} {:08x}", crc32fast::hash(text.as_bytes()))
 }
@@ -27,8 +28,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Describes a value whose increase since `before` is too large for chance. Returns `None` if there is no such
-    /// value.
+    /// Describes a value that has increased since `before` by more than chance explains. Returns `None` if there is no
+    /// such value.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |before: &str, after: &str, now: u64, then: u64| {
             let tolerated = TOLERATED_MIN.max(then / TOLERATED_PART);

@@ -36,7 +36,7 @@ impl Unit {
 
     /// Returns the last microsecond of the unit that begins at `from`.
     pub(crate) fn end(self, from: Micros) -> Micros {
-        // The end of the last unit can be later than the largest allowed time.
+        // The last unit can end after the largest allowed time.
         Micros(from.0.saturating_add(self.micros() - 1).min(Micros::MAX.0))
     }
 }

@@ -23,7 +23,7 @@ struct Announced {
 }
 
 impl Writers {
-    /// Finds the writer of each kind and metric by the rules.
+    /// Finds out from the rules who writes each counter in Redis.
     pub fn new(kinds: &Kinds, metrics: &Metrics, rules: &Rules) -> Self {
         let numbers = pairs(kinds, metrics).map(|(_, number)| number);
         Self { by_api: numbers.filter(|(kind, metric)| rules.of(*kind, *metric).writer == Writes::Api).collect() }
@@ -40,14 +40,15 @@ impl Writers {
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// Adds the counters that API servers write in `other`.
+    /// Adds the counters that API servers write according to `other`.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.by_api.extend(&other.by_api);
         self
     }
 
-    /// Returns the text that daemons announce. `since` is the time of this decision. The newest decision is valid.
+    /// Returns the text that daemons announce. `since` is the time when the daemon decided this. If announcements
+    /// differ, the newest decision is valid.
     pub fn encode(&self, kinds: &Kinds, metrics: &Metrics, since: Micros) -> String {
         let by_api = pairs(kinds, metrics).filter(|(_, number)| self.by_api.contains(number));
         let announced = Announced { api: by_api.map(|(name, _)| name).collect(), since: since.0 };

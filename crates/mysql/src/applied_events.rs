@@ -1,9 +1,9 @@
 //! The ledger of applied `count` events. With this ledger, each event is applied once, even if the broker delivers the
 //! event several times.
 //!
-//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So entries of similar times are
-//! together. The table has 32 partitions, each for one day. An empty partition is used again for a later day. An
-//! expired partition is emptied in one step (TRUNCATE PARTITION), and not row by row.
+//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So the table stores entries with
+//! similar times side by side. The table has 32 partitions, each for one day. An empty partition is used again for a
+//! later day. An expired partition is emptied in one step (TRUNCATE PARTITION), and not row by row.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -27,11 +27,11 @@ pub(super) const DAYS: i64 = 32;
 
 const DAY_S: i64 = 86_400;
 
-/// Records that these events, sorted by key, were applied.
+/// Records that these events were applied. The events must be sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if an event was applied before. Then roll the transaction back. The next transaction
-/// must check the ledger first.
+/// Fails with MySQL's error 1062 if one of the events was already applied. Then roll the transaction back. The next
+/// transaction must check the ledger first.
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
@@ -53,7 +53,7 @@ pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Res
         let rows = sqlx::raw_sql(AssertSqlSafe(sql.join("; "))).fetch_all(&mut *connection).await.context(ACTION)?;
         for row in rows {
             let (second, id): (u32, Vec<u8>) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
-            // The column has 16 bytes.
+            // The column always contains 16 bytes.
             if let Ok(id) = id.try_into() {
                 applied.insert(Entry { second: second.into(), id: EventId(id) });
             }
@@ -79,10 +79,11 @@ impl Store {
     ///
     /// First raises the ledger's floor. From then on every batch refuses events of the expired days, even if the
     /// batch's daemon has another configuration. A batch that still uses the former floor has locked its partition's
-    /// row. This call waits for such a batch, but only for seconds. The next call deletes the rest.
+    /// row. This call waits for such a batch, but only for a few seconds. If the time is not enough, the next call
+    /// deletes the rest.
     ///
     /// # Errors
-    /// Fails if MySQL fails, for example because the account has no right to ALTER and DROP the tables.
+    /// Fails if MySQL returns an error, for example because the account has no right to ALTER and DROP the tables.
     pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
         const ACTION: &str = "delete old entries of the ledger";
         let mut conn = self.acquire().await?;
@@ -101,8 +102,8 @@ impl Store {
                 if held.is_none() {
                     continue;
                 }
-                // The statement waits for transactions that use the table. Later statements wait behind this statement.
-                // If it fails, the connection is closed, so the session's setting does not matter.
+                // This ALTER waits for transactions that use the table, and later statements wait for the ALTER. If it
+                // fails, the connection is closed, so the session's setting does not matter.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -116,8 +117,8 @@ impl Store {
     }
 }
 
-/// Returns the partitions whose days are all expired. The first day that is not expired is one day before the first
-/// kept day, because clocks differ. The last such day is the day after tomorrow.
+/// Returns the partitions whose days are all expired. Because clocks differ, the day before the first kept day and the
+/// two days after today are not expired either.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()

@@ -10,7 +10,7 @@ use tallyd_core::ranks::{Before, Placed, Ranking, place};
 use super::boards::{PeriodRow, PeriodState, begin};
 use super::{Context, Result, Store};
 
-/// The maximum number of rows that one statement deletes. The limit keeps the transaction short.
+/// The maximum number of rows that one statement deletes. This limit keeps the transaction short.
 const TRIM_ROWS_MAX: u64 = 1_000;
 
 /// The number of rows that one statement writes.
@@ -27,10 +27,10 @@ impl Places {
     }
 }
 
-/// The state of a period in MySQL, for readers.
+/// The state of a closed period in MySQL, as clients read it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
-    /// The archive is verified. Contains a page of the archive.
+    /// The archive is verified. This value contains a page of the archive.
     Page {
         /// The number of members of the whole board.
         members: u64,
@@ -45,8 +45,8 @@ pub enum Archived {
 }
 
 impl Store {
-    /// Skips the first `after` members of an archived period, and reads the next `count` members. The verified copy is
-    /// complete, even while a run copies late writes to another copy.
+    /// Reads `count` members of an archived period, after the first `after` members. The verified copy is complete,
+    /// even while a run copies late writes to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let (copy, members) = match self.board_period(at).await? {
             None => return Ok(Archived::Absent),
@@ -98,8 +98,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the places after `after` up to `last`, but only a limited number per call. Returns the last place of the
-    /// deleted range.
+    /// Deletes the places after `after` up to `last`. One call deletes only a limited number of places. Returns the
+    /// last place of the deleted range.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -126,7 +126,8 @@ impl Store {
         .await
     }
 
-    /// Counts the places up to `after` whose score is above `score`. Also counts the different scores of these places.
+    /// Counts the places up to `after` whose score is above `score`. The second number counts the different scores of
+    /// these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
@@ -172,7 +173,7 @@ impl Store {
             .await
             .context(ACTION)?;
             let read = |row: &MySqlRow| {
-                // Unchecked reads are faster. This can read a million rows.
+                // Reads without type checks, because such reads are faster and there can be a million rows.
                 let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
                 Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
             };
@@ -182,8 +183,8 @@ impl Store {
     }
 }
 
-/// Returns one statement as text. The server does not prepare this statement. Strings are hexadecimal, so nothing needs
-/// quoting. A score has the fewest digits that represent it exactly.
+/// Returns one statement as text. The server does not prepare this statement. The statement contains strings in
+/// hexadecimal, so no text needs quoting. A score has the fewest digits that represent it exactly.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();

@@ -16,13 +16,13 @@ pub const JOB: &str = "archive";
 /// The state of a closed period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeriodState {
-    /// The zset is frozen. Rows can be missing, or belong to an earlier copy.
+    /// The zset is frozen. In MySQL, rows can be missing or can belong to an earlier copy.
     Frozen,
-    /// The rows contain the whole board, and are verified.
+    /// The archive contains the whole board, and its rows are verified.
     Done,
     /// The board is archived and verified, and was deleted from Redis.
     Ended,
-    /// The rows are deleted or are being deleted, because their time in MySQL is over.
+    /// The rows were deleted or are being deleted, because MySQL has kept them for the configured time.
     Pruned,
 }
 
@@ -30,7 +30,8 @@ pub enum PeriodState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodRow {
     pub state: PeriodState,
-    /// The last verified tally of the rows. All its numbers are zero before the first verification.
+    /// The tally (number and checksum) of the rows at the last verification. Before the first verification, all its
+    /// numbers are zero.
     pub tally: Tally,
     /// The number of the board's members that are not archived.
     pub left_out: u64,
@@ -40,7 +41,7 @@ pub struct PeriodRow {
     pub restored_at: Option<Micros>,
     /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
-    /// The freeze that Redis contained when the rows were verified.
+    /// The freeze that was in Redis when the rows were verified.
     pub frozen: Freeze,
     /// The number of late members that Redis had moved into the frozen zset when the rows were verified.
     pub late_members: u64,
@@ -49,12 +50,12 @@ pub struct PeriodRow {
 /// The result of a verification: a part of [`PeriodRow`].
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// The tally of the rows.
+    /// The tally (number and checksum) of the rows.
     pub tally: Tally,
     /// The number of members that are not archived.
     pub left_out: u64,
     pub copy: u8,
-    /// The freeze that Redis contains.
+    /// The freeze that is in Redis.
     pub frozen: Freeze,
     /// The number of late members that Redis has moved into the frozen zset.
     pub late_members: u64,
@@ -79,8 +80,8 @@ impl PeriodState {
 }
 
 impl Store {
-    /// Lists the closed periods whose archiving has begun and has not ended. The boards' `expire_after` limits their
-    /// number.
+    /// Lists the closed periods whose archiving has begun and has not ended. Their number is limited, because boards
+    /// leave Redis after `expire_after`.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
         let mut conn = self.acquire().await?;
@@ -157,7 +158,7 @@ impl Store {
         .await
     }
 
-    /// Checks that the run still holds the job.
+    /// Checks that the run still holds the job's lock.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -197,7 +198,7 @@ impl Store {
         .await
     }
 
-    /// Records that the rows of a copy are verified. From now on they are the archive.
+    /// Records that the rows of a copy are verified. From now on these rows are the archive.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -230,7 +231,7 @@ impl Store {
         self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that the board's rows are no longer reliable, because they will be deleted.
+    /// Records that clients must no longer read the board's rows, because the rows will be deleted.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -240,8 +241,9 @@ impl Store {
         self.note("record that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Returns the board's periods that can be pruned and whose names match the pattern `like`. They were deleted from
-    /// Redis and archived before `until`, or are already being pruned. Oldest first, at most `limit`.
+    /// Returns the board's periods that can be pruned and whose names match the pattern `like`. These periods were
+    /// deleted from Redis and archived before `until`, or their pruning has already begun. Returns at most `limit`
+    /// periods, oldest first.
     pub async fn prunable_periods(
         &self,
         board: &str,
@@ -271,7 +273,7 @@ impl Store {
         .await
     }
 
-    /// Runs `query` in a transaction of `run`. This function binds the board and the period, as the query's last
+    /// Runs `query` in a transaction of `run`. The function binds the board and the period as the query's last
     /// parameters.
     pub(super) async fn note(
         &self,
@@ -290,7 +292,7 @@ impl Store {
     }
 }
 
-/// Begins a transaction that locks the job's row until its end. So another run cannot take the job over before the
+/// Begins a transaction that locks the job's row until its end. So no other run can take the job over before the
 /// commit.
 pub(super) async fn begin<'c>(
     connection: &'c mut MySqlConnection,

@@ -1,5 +1,5 @@
-//! Selects the counters that the next `changed` reconcile compares. The first counters are hints: counters with a drift
-//! that was found, or with late events. After the hints come the counters that changed recently.
+//! Selects the counters that the next `changed` reconcile compares. It first selects hints, and then the counters that
+//! changed recently. A hint is a counter in which a run found drift, or a counter with late events.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
@@ -13,7 +13,7 @@ const HINTS_MAX: usize = 10_000;
 
 const KEEP: &str = "record hints of drifts";
 
-/// A position in the list of changed counters. The next page begins after it.
+/// A position in the list of changed counters. The next page begins after this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedBefore {
     pub span: Span,
@@ -28,8 +28,9 @@ impl ChangedBefore {
     };
 }
 
-/// The number of a five-minute span since the epoch: the column `update_span`. The index of recent changes uses this
-/// column. An index on `update_at` would find the same rows, but would move an entry with every change of a counter.
+/// The number of a five-minute span since the epoch, as in the column `update_span`. The index of recent changes uses
+/// this column. An index on `update_at` would find the same rows, but then every change of a counter would move an
+/// index entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub u64);
 
@@ -62,8 +63,8 @@ impl Store {
     /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots can
     /// appear twice. A page with fewer than `limit` rows is the last page.
     ///
-    /// The order is newest first, because a row that changes meanwhile then moves to a page that was already read. So
-    /// the list ends even if many rows change. It begins with the counters that change constantly.
+    /// The newest rows come first. If a row changes meanwhile, it moves to a page that was already read, so the list
+    /// ends even if many rows change. The list begins with the counters that change constantly.
     pub async fn changed_numbers(
         &self,
         since: Micros,
@@ -73,7 +74,7 @@ impl Store {
         const ACTION: &str = "list changed counters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Each branch contains the span, so the server continues in the index where the last page ended.
+            // Each part of the OR contains the span, so the server continues in the index where the last page ended.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
                  WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \
@@ -96,8 +97,8 @@ impl Store {
         .await
     }
 
-    /// Records hints up to the maximum number. A hint contains the drift of Redis if this drift is known. Returns how
-    /// many hints were not recorded.
+    /// Records hints up to the maximum number. A hint contains Redis' drift, if the drift is known. Returns how many
+    /// hints were not recorded.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
@@ -154,10 +155,11 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
     Ok(began.map(micros))
 }
 
-/// Records hints, sorted by key, in the caller's transaction. Returns how many hints did not fit.
+/// Records hints, sorted by key, in the caller's transaction. Returns how many hints were not recorded because the
+/// table is full.
 pub async fn keep_hints(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
-    // Existing hints need no space. They get a new time, so a run that has just checked these hints does not delete
-    // them.
+    // Hints that are already in the table need no space. They get a new time, so a run that has just checked them does
+    // not delete them.
     for piece in in_shapes(seen) {
         let sql = format!(
             "UPDATE drift_seen SET seen_at = NOW(6) WHERE (kind, target_id, metric) IN ({})",

@@ -1,4 +1,4 @@
-//! Records the names of kinds' and metrics' codes, and checks whether a code is in use.
+//! Records the codes of kinds and metrics with their names, and checks whether a code is in use.
 
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ pub struct Registered {
 pub enum Noted {
     /// The code is new.
     New,
-    /// The code was removed. Contains its former name. The code is now in use again, with any name.
+    /// The code was removed before, and is now in use again with the same name or another one. This value contains the
+    /// code's former name.
     Was(String),
     /// The code is removed. Contains its name.
     Removed,
@@ -75,8 +76,8 @@ impl Store {
         .await
     }
 
-    /// Records a change of a code. Returns false if another process has changed the code first. Then check the code
-    /// again.
+    /// Records a change of a code. Returns `false` if another process changed the code first. In this case the caller
+    /// must check the code again.
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
         const ACTION: &str = "record the name of a code";
         let (table, column) = of.table();
@@ -103,7 +104,8 @@ impl Store {
                 Noted::Was(former) => query.bind(former),
                 Noted::Removed => query.bind(name),
             };
-            // The server counts matching rows, changed or not, because the library requests that.
+            // The library requests the number of matching rows, so rows count even if the statement did not change
+            // them.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected() > 0)
         });
         match done.await {
@@ -112,7 +114,8 @@ impl Store {
         }
     }
 
-    /// Renames a code without a change of its meaning. Returns `false` if its name is no longer `from`.
+    /// Gives a code a new name, while the code's meaning stays the same. Returns `false` if its name is no longer
+    /// `from`.
     pub async fn rename_code(&self, of: Of, code: u8, from: &str, to: &str) -> Result<bool> {
         const ACTION: &str = "rename a code";
         let (table, column) = of.table();

@@ -1,5 +1,5 @@
-//! A connection from the pool. If the connection's work has not ended, or if its server is perhaps no longer the
-//! primary, the connection is closed instead of released.
+//! A connection from the pool. A connection is closed instead of released if its work has not ended, or if its server
+//! is perhaps no longer the primary.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,17 +11,18 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// After a server's last "not the primary" error, the address may lead to the former primary for this duration.
+/// For this duration after a server's last "not the primary" error, MySQL's address can still lead to the former
+/// primary.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
-/// If other transactions block a transaction, it is tried at most this number of times.
+/// The maximum number of attempts for a transaction that other transactions block.
 pub(crate) const TRIES: u32 = 10;
 
 /// A connection from the pool.
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
-    /// Whether work has begun and has not ended, so a statement can still be running.
+    /// True while work has begun but not ended. A statement can then still be running.
     pub(super) broken: bool,
 }
 
@@ -97,9 +98,9 @@ fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
-/// The time of a server's last error "not the primary". Every pool closes connections that are older than this time.
-/// Otherwise read-only clients would stay connected to the former primary. They would read old data as long as the
-/// former primary accepts reads.
+/// The time of the last "not the primary" error of a server. Every pool closes the connections that were opened before
+/// this time. Otherwise read-only clients would stay connected to the former primary. They would read old data as long
+/// as the former primary accepts reads.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {
@@ -116,7 +117,8 @@ pub(super) fn note_no_primary() {
 
 pub(super) fn is_from_before_a_failover(age: Duration) -> bool {
     let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
-    // The address may start to lead to the new primary a little later than the error. So connections that were opened
-    // within this time are closed, too. The time limit prevents that new connections are closed again and again.
+    // After the error, the address can still lead to the former primary for a short time. So connections that were
+    // opened within this time are closed, too. Because this time is limited, new connections are not closed again and
+    // again.
     age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }

@@ -9,8 +9,8 @@ use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
 
-/// A connection is in use if a statement used it within this number of seconds. A running daemon reads its orders once
-/// a second.
+/// A connection is in use if it ran a statement within this number of seconds. A running daemon reads its orders once a
+/// second.
 const USED_WITHIN_S: u32 = 3;
 
 /// The number of checks for other connections. The checks take five seconds in total, which is longer than
@@ -41,7 +41,7 @@ impl Store {
         .await
     }
 
-    /// Gives an order that begins now. It replaces an order with the same command for the same task.
+    /// Gives an order that begins now. The new order replaces an order with the same command for the same task.
     pub async fn give_order(
         &self,
         task: Task,
@@ -96,8 +96,8 @@ impl Store {
 }
 
 impl Store {
-    /// Whether this process is the only one that uses this database with this account. The check may miss a daemon
-    /// behind a proxy, or on another node of a cluster.
+    /// Returns true if no other process uses this database with this account. The check does not always find a daemon
+    /// that is connected through a proxy or to another node of a cluster.
     pub async fn is_used_alone(&self) -> Result<bool> {
         const ACTION: &str = "check for connections of daemons";
         // This statement excludes itself by its text, because a proxy changes connection ids.
@@ -106,8 +106,8 @@ impl Store {
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
         for _ in 0..LOOKS {
-            // Closes this process' idle connections, because the query would count these connections, too. An error
-            // means that a connection is already closed.
+            // Closes this process' idle connections, because otherwise the query would count them. An error only means
+            // that the connection is already closed.
             while let Some(idle) = self.pool.try_acquire() {
                 let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
             }

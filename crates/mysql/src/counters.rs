@@ -33,8 +33,8 @@ impl Store {
         const ACTION: &str = "estimate the number of targets";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // The key's first two columns identify a target, and all columns identify a row. So the cardinality of two
-            // columns is the number of targets, and the largest cardinality is the number of rows.
+            // The key's first two columns identify a target, and all columns identify a row. So the cardinality of the
+            // first two columns is the number of targets, and the largest cardinality is the number of rows.
             let sql = "SELECT CAST(MIN(IF(SEQ_IN_INDEX = 2, CARDINALITY, NULL)) AS UNSIGNED), \
                        CAST(MAX(CARDINALITY) AS UNSIGNED) FROM information_schema.STATISTICS \
                        WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counter' AND INDEX_NAME = 'PRIMARY'";
@@ -56,7 +56,7 @@ impl Store {
     }
 
     /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. Also counts
-    /// like records for the metric `recounted`, and reads the outbox rows after `applied`.
+    /// the like records if a counter has the metric `recounted`, and reads the outbox rows after `applied`.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
@@ -95,9 +95,9 @@ impl Store {
     }
 }
 
-/// Fails on a server that is not the primary. A replica with lag could contain the fence but an older state.
+/// Fails on a server that is not the primary. A replica that lags could return the fence together with an older state.
 async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
-    // Some versions of MariaDB return a word. All other servers return a number.
+    // Some versions of MariaDB return the setting as a word, and all other servers return it as a number.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
     let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.context(action)?;
     if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }

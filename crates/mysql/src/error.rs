@@ -20,8 +20,8 @@ pub enum StoreError {
         #[source]
         source: Whole<sqlx::Error>,
     },
-    /// The action took longer than `[mysql] transaction_timeout_ms`. The connection was closed, and the outcome is
-    /// unknown.
+    /// The action took longer than `[mysql] transaction_timeout_ms`. The connection was closed, so it is unknown
+    /// whether the action succeeded.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
     Timeout {
         /// The action that timed out.
@@ -29,7 +29,7 @@ pub enum StoreError {
         /// The time limit.
         limit: Duration,
     },
-    /// The server does not support the faster statement. A slower statement works.
+    /// The server does not support the faster one of two statements. A slower statement works.
     #[error("the server does not support the required {0}")]
     Unsupported(&'static str),
     /// An event would change a counter to a value that does not fit into 64 bits.
@@ -41,13 +41,14 @@ pub enum StoreError {
     /// The difference between this machine's clock and MySQL's, in seconds. Positive if this machine's clock is ahead.
     #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
     ClocksApart(i64),
-    /// An event is older than the ledger. Contains the time at which the ledger begins.
+    /// An event is older than the ledger of applied events. This value contains the time at which the ledger begins.
     #[error("an event is older than the ledger of applied events")]
     Forgotten(Micros),
     /// Another daemon has taken over the partition, or another run has taken over the job. The write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
-    /// The server is read-only, so it can be a replica behind a proxy. Its data is not valid for a comparison.
+    /// The server is read-only, so it is perhaps a replica behind a proxy. A replica's data cannot be used for a
+    /// comparison.
     #[error("{0}: the server is read-only: set [mysql] url to an address that leads only to the primary")]
     ReadOnly(&'static str),
 }
@@ -58,7 +59,7 @@ impl StoreError {
         move |source| Self::Sql { action, source: Whole(source) }
     }
 
-    /// How to continue the work after this error.
+    /// Says how to continue after this error.
     pub fn fate(&self) -> Fate {
         match self {
             Self::TlsFault(_) => Fate::Untrusted,
@@ -76,15 +77,15 @@ impl StoreError {
         }
     }
 
-    /// Whether another transaction was faster. There was a deadlock, or the other transaction has just inserted the
-    /// row. Retry the same transaction immediately.
+    /// Returns true if another transaction was faster: there was a deadlock, or the other transaction has just inserted
+    /// the row. The caller can retry the same transaction immediately.
     pub fn is_contention(&self) -> bool {
-        // 3101 is from MySQL's group replication. Galera reports 1213, at the COMMIT or at another statement.
+        // MySQL's group replication reports 3101. Galera reports 1213, at the COMMIT or at another statement.
         self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
     }
 
-    /// Whether the server accepts no writes. After a failover another server is the primary, or this server has lost
-    /// the connection to its cluster.
+    /// Returns true if the server accepts no writes. The reason can be that another server is the primary after a
+    /// failover, or that this server has lost the connection to its cluster.
     pub fn is_of_no_primary(&self) -> bool {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
@@ -93,27 +94,27 @@ impl StoreError {
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
-    /// Whether another transaction has locked a row for longer than the timeout. Retry the same transaction after the
-    /// other transaction has ended.
+    /// Returns true if another transaction has locked a row for longer than the timeout. The caller can retry the same
+    /// transaction after the other transaction has ended.
     pub fn is_lock_timeout(&self) -> bool {
         self.number() == Some(1205)
     }
 
-    /// Whether the request was perhaps too large for the server or the network. It may have needed too much time or
-    /// memory, too large a packet, or too many locks. This excludes errors of the connection, of competing transactions
-    /// and of a server that is not the primary.
+    /// Returns true if the request was perhaps too large for the server or the network. Such a request needs too much
+    /// time or memory, too large a packet, or too many locks. Returns false for errors of the connection, of competing
+    /// transactions and of a server that is not the primary.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
     }
 
-    /// Whether the server ended a statement that exceeded its time limit.
+    /// Returns true if the server ended a statement because the statement exceeded its time limit.
     pub fn is_out_of_time(&self) -> bool {
         // MariaDB's number and MySQL's number.
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
     }
 
-    /// Returns the type of the failure, in one word for metrics.
+    /// Returns the type of the failure as one word, for metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -125,7 +126,7 @@ impl StoreError {
         }
     }
 
-    /// MySQL's error number, if MySQL reported the error.
+    /// Returns MySQL's error number, or `None` if MySQL did not report the error.
     pub fn number(&self) -> Option<u16> {
         match self {
             Self::Sql { source: Whole(sqlx::Error::Database(error)), .. } => {
@@ -136,8 +137,8 @@ impl StoreError {
     }
 }
 
-/// Decides by MySQL's error number. A missing table is a temporary error. It can be created while the daemon waits, so
-/// its events must not be dead-lettered.
+/// Decides by MySQL's error number. A missing table is a temporary error. A person can create the table while the
+/// daemon waits, so the daemon must not dead-letter the events.
 fn fate_of(number: u16) -> Fate {
     match number {
         1048 // a column is null

@@ -1,8 +1,8 @@
 //! The lock of each job, and its runs: which run holds the lock, since when, and how earlier runs ended. A job has at
 //! most one run at a time, in all daemons and commands together.
 //!
-//! The lease alone does not protect writes, because a frozen holder can resume after its lease has ended. A fence
-//! protects the writes: each transaction checks that `job_lock` still contains the transaction's run.
+//! The lease alone does not protect writes, because the holder's process can freeze and resume after its lease has
+//! ended. A fence protects the writes: each transaction checks that `job_lock` still contains the transaction's run.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -17,16 +17,16 @@ use super::{Context, Result, Store, StoreError, datetime, micros};
 /// A lease ends after this duration unless the run renews it.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// A lease that has more than this time left is void, because the clock was set back. The limit is longer than a lease
-/// because the clocks of servers differ.
+/// A lease with more than this remaining time is void. Only a clock that was set back can cause such a lease. The limit
+/// is longer than a lease because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. After a failover that lost commits, two processes may have the same run number.
-/// This token distinguishes the two processes.
+/// A random number of this process. If a failover loses commits, two processes can have the same run number. This token
+/// then distinguishes them.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n. So numbers grow from run to
-/// run, and each number contains its run.
+/// run, and the run can be computed from each number.
 const NUMBERS_BITS: u32 = 24;
 
 /// Returns the `n`th number of a run.
@@ -34,7 +34,7 @@ pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
-/// Returns the run of a number.
+/// Returns the run that a number belongs to.
 pub fn run_of(number: u64) -> u64 {
     number >> NUMBERS_BITS
 }
@@ -42,13 +42,13 @@ pub fn run_of(number: u64) -> u64 {
 /// The answer to a request for the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// The lock is acquired. Contains the number of the run.
+    /// This run has acquired the lock. The value is the number of the run.
     Taken(u64),
     /// Another run holds the lock.
     Held {
         /// The holder: host and process.
         owner: String,
-        /// The remaining seconds of the holder's lease, unless it is renewed.
+        /// The number of seconds after which the holder's lease ends, unless the holder renews the lease.
         lease_s: i64,
     },
 }
@@ -58,7 +58,7 @@ pub enum Lock {
 pub enum Outcome {
     /// The run completed its work.
     Done,
-    /// The run failed and stays due.
+    /// The run failed. The job stays due.
     Failed,
     /// The run's changes would have exceeded a safety limit. The job is not due before its next scheduled time.
     LimitExceeded,
@@ -66,7 +66,7 @@ pub enum Outcome {
     Refused,
     /// The run was stopped or reached its time limit. It stays due.
     Stopped,
-    /// The run changed nothing. Due runs stay due.
+    /// The run was a dry run and changed nothing. A job that was due stays due.
     DryRun,
 }
 
@@ -108,7 +108,8 @@ impl Store {
         .await
     }
 
-    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared.
+    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared the
+    /// counters.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -155,14 +156,16 @@ impl Store {
         .await
     }
 
-    /// Returns when the run was last recorded as alive, by this server's data. A replica can have an older time.
+    /// Returns the time, in this server's data, at which the run was last recorded as alive. A replica can have an
+    /// older time.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
     /// Returns the instant, by Redis' clock, up to which a run of the job has compared everything in this layout.
-    /// Returns `None` if no run has compared everything. An instant after `now` is void, because the clock was ahead.
+    /// Returns `None` if no run has compared everything. Ignores an instant after `now`, because such an instant comes
+    /// from a clock that was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -176,7 +179,7 @@ impl Store {
     }
 
     /// Returns when the last run of this mode began. Considers only completed runs and runs that must not be retried
-    /// before the next scheduled time. Ignores a run with a start in the future, because the clock was ahead.
+    /// before the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
@@ -201,7 +204,7 @@ impl Store {
         .await
     }
 
-    /// Deletes runs of one mode that ended longer than `keep` ago, at most a thousand. The last run of each outcome
+    /// Deletes at most a thousand runs of one mode that ended longer than `keep` ago. The last run of each outcome
     /// stays, because it says when the job is due and where to continue.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
@@ -217,9 +220,9 @@ impl Store {
     }
 }
 
-/// Locks the job's row until the transaction ends, if it still names `run`, and renews the lease from now. Every
-/// transaction of a job whose writes must not happen twice begins with this. It locks the row by writing to it, for the
-/// reason that the header of `partitions` explains.
+/// Locks the job's row until the transaction ends, if it still names `run`, and renews the lease from now. A job must
+/// call this first in every transaction whose writes must not happen twice. This function locks the row by writing to
+/// the row. The header of `partitions` explains why.
 ///
 /// # Errors
 /// Returns [`StoreError::TakenOver`] if another run has begun.
@@ -294,8 +297,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     Ok(Lock::Taken(run))
 }
 
-/// Closes the run that held the lock before, if it never recorded its outcome. The run's process crashed or hangs. If
-/// it resumes, its writes are void.
+/// Records the end of the run that held the lock before, if that run never recorded its outcome. The former run's
+/// process has crashed or hangs. If the process resumes, its writes are void.
 async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     sqlx::query(
         "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \

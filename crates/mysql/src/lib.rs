@@ -4,7 +4,7 @@
 //! says whether a retry can succeed ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or whether one row is the
 //! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB
 //! 10.11 and later, so they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, and MySQL
-//! deprecates user variables. `likes::old_states` is the alternative.
+//! deprecates user variables. `likes::old_states` is the alternative without user variables.
 
 #![warn(unreachable_pub)]
 
@@ -68,12 +68,12 @@ const PORT: u16 = 3_306;
 /// The time limit for closing the connections.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// The time limit for asking the server why there was no connection.
+/// The time limit for finding out from the server why no connection was available.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
 /// The maximum age of a connection. The pool closes an older connection when it is idle. During a failover, connections
-/// may stay open. Then read-only clients such as API servers notice the failover only when the pool closes a
-/// connection.
+/// to the former primary can stay open. Then read-only clients such as API servers notice the failover only when the
+/// pool closes a connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -83,7 +83,8 @@ pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A pool of connections. The pool connects at the first use, so a daemon can start while MySQL is unreachable.
+/// A pool of connections. The pool does not connect before its first use, so a daemon can start while MySQL is
+/// unreachable.
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
@@ -103,8 +104,8 @@ impl Store {
         Self::with_session(config, connections_max, "")
     }
 
-    /// Creates a store with at most `connections_max` connections. The server ends each read after `read_max`, so a
-    /// read does not continue after its caller has stopped waiting.
+    /// Creates a store with at most `connections_max` connections. The server ends each read after `read_max`, so that
+    /// no read continues after its caller has stopped waiting.
     ///
     /// # Errors
     /// Fails if the address has an option that the library does not know.
@@ -123,7 +124,7 @@ impl Store {
             // The pool closes idle connections before the server does (`wait_timeout` in `set_session`).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
-            // The address can lead to another server now, while connections to the former server are still open.
+            // The address can now lead to another server, although connections to the former server are still open.
             .max_lifetime(CONNECTION_LIFE_MAX)
             .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
@@ -147,7 +148,7 @@ impl Store {
         })
     }
 
-    /// The stores of MySQL's replicas, each with its name `HOST:PORT` and one connection.
+    /// Creates a store for each of MySQL's replicas, with one connection. Returns each store with its name `HOST:PORT`.
     pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
         let replica = |server: &String| {
             let url = config.url.at(server)?;
@@ -157,8 +158,8 @@ impl Store {
         servers.iter().map(replica).collect()
     }
 
-    /// Acquires a connection. Dropping a [`Conn`] releases the connection. If its work has not ended, dropping closes
-    /// the connection.
+    /// Acquires a connection. When the [`Conn`] is dropped, the connection is released, or closed if its work has not
+    /// ended.
     ///
     /// # Errors
     /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
@@ -171,8 +172,8 @@ impl Store {
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Finds out why there was no connection. If the server refuses connections, the pool only retries until the
-    /// timeout and does not report the reason.
+    /// Finds out why no connection was available. If the server refuses connections, the pool does not report the
+    /// reason. It only retries until the timeout.
     async fn refusal(&self) -> sqlx::Error {
         match tokio::time::timeout(REFUSAL_MAX, self.pool.connect_options().connect()).await {
             Ok(Err(error)) => error,
@@ -198,7 +199,7 @@ impl Store {
         const ACTION: &str = "read MySQL's clock";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            // Some versions of MariaDB return a word. All other servers return a number.
+            // Some versions of MariaDB return the setting as a word, and all other servers return it as a number.
             let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
             let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
             let is_writable = row.try_get::<i64, _>(1).context(ACTION)? != 0;
@@ -210,7 +211,7 @@ impl Store {
         .await
     }
 
-    /// The number of threads that MySQL runs now: its load.
+    /// Returns the number of threads that MySQL is running now, as a measure of its load.
     pub async fn threads_running(&self) -> Result<u64> {
         const ACTION: &str = "read MySQL's load";
         let mut conn = self.acquire().await?;
@@ -233,9 +234,9 @@ impl Store {
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
     // Strict mode: without it MySQL would silently truncate values, and the library does not set strict mode.
-    // `wait_timeout`: a daemon that freezes within a transaction locks its partition's row, and by default the server
-    // would wait eight hours. `autocommit`: a server may have autocommit off. Then writes outside of a transaction
-    // would be rolled back.
+    // `wait_timeout`: if a daemon freezes within a transaction, its partition's row stays locked. By default the server
+    // would wait eight hours for this daemon. `autocommit`: a server may have autocommit off. Then writes outside of a
+    // transaction would be rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -260,9 +261,9 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let mode = match said {
         true => options.get_ssl_mode(),
         // Uses TLS if the server supports it, without checking the server's identity. Without TLS, MySQL accepts the
-        // password only if the password is in the server's cache.
+        // password only if the server has cached it.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
-        // The library's default verifies nothing and falls back to plain text.
+        // The library's default mode would not verify the server, and could fall back to plain text.
         false => MySqlSslMode::VerifyIdentity,
     };
     let authorities = match (mode, &tls.authorities) {

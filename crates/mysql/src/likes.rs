@@ -2,9 +2,9 @@
 //!
 //! There are two ways of writing rows. Both are exact even if two writers write the same (target, user) pair.
 //! [`upsert`] gets each row's old state from the statement that writes the row, under the row's lock. [`upsert`] is 1.5
-//! times as fast as the other way. But it needs user variables, and MySQL deprecates user variables. The other way
-//! begins with [`old_states`]. This function reads and locks the existing rows. Then missing rows are inserted without
-//! an "or update". So the second of two writers fails (1062) and runs again.
+//! times as fast as the second way, but it needs user variables, which MySQL deprecates. The second way begins with
+//! [`old_states`], which reads and locks the existing rows. Then missing rows are inserted without an "or update". So
+//! if two writers insert the same row, the later one fails (1062) and runs again.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,8 @@ use tallyd_core::model::{Difference, Kind, Micros, Target, TargetId, UserId};
 use super::text::Text;
 use super::{Context, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
 
-/// Reads and locks the states of `pairs`, which must be sorted by key. Pairs without a row are missing in the result.
+/// Reads and locks the states of `pairs`, which must be sorted by key. The result contains no entry for a pair without
+/// a row.
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
     const ACTION: &str = "read the old states";
     let mut states = HashMap::with_capacity(pairs.len());
@@ -45,10 +46,11 @@ fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State),
     Ok(((target, UserId(row.try_get(2)?)), state))
 }
 
-/// Inserts rows that [`old_states`] did not find, sorted by key.
+/// Inserts rows that [`old_states`] did not find. The rows must be sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if another writer was faster. Then run the whole transaction again.
+/// Fails with MySQL's error 1062 if another writer was faster. In this case the caller must run the whole transaction
+/// again.
 pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(connection, piece, "").await?;
@@ -56,7 +58,7 @@ pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
     Ok(())
 }
 
-/// Writes rows that [`old_states`] has locked, sorted by key.
+/// Writes rows that [`old_states`] has locked. The rows must be sorted by key.
 pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(
@@ -69,7 +71,8 @@ pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
     Ok(())
 }
 
-/// The condition that the new row is newer. At equal `at` an unlike wins, as in `tallyd_core::coalesce`.
+/// The condition that the new row is newer than the existing one. If both have the same `at`, an unlike wins, as in
+/// `tallyd_core::coalesce`.
 macro_rules! newer {
     () => {
         "(VALUES(update_at) > update_at OR (VALUES(update_at) = update_at AND VALUES(is_del) > is_del))"
@@ -83,9 +86,9 @@ const STATEMENT_ROWS: usize = 4_000;
 /// copies the whole text.
 const NOTED_ROWS: usize = 500;
 
-/// Appends each existing row to `@former` as `kind:target:user:was_del`, with 2 instead of `was_del` if the row stays.
-/// After the append, the row gets the newer of the two states. MySQL assigns columns from left to right, so the version
-/// is assigned last.
+/// Appends each existing row to `@former` as `kind:target:user:was_del`. If the row stays unchanged, the text contains
+/// 2 instead of `was_del`. After that, the row gets the newer of the old and the new state. MySQL assigns columns from
+/// left to right, so the version is assigned last.
 const UPSERT: &str = concat!(
     "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
     newer!(),
@@ -94,8 +97,8 @@ const UPSERT: &str = concat!(
     ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
 );
 
-/// Writes those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows` must
-/// be sorted by key. Returns `None` if the server's user variables do not work as needed. Then roll back.
+/// Writes only those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows`
+/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. Then roll back.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
@@ -121,11 +124,12 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     Ok(Some(before))
 }
 
-/// Tests whether [`upsert`] is exact on this server, with a row of kind 0 that is never committed. A server with
-/// another order of assignments would silently keep the old state with the new version.
+/// Tests whether [`upsert`] is exact on this server, with a row of kind 0 that is never committed. If a server assigned
+/// columns in another order, a row would silently keep its old state with the new version.
 ///
 /// # Errors
-/// Fails if MySQL fails. Returns `false` if the server does not support the statement, or if a trigger refuses it.
+/// Returns `Ok(false)` if the server does not support the statement, or if a trigger refuses it. Fails on every other
+/// error of MySQL.
 pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
     const ACTION: &str = "test the upsert of rows";
     let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
@@ -165,7 +169,7 @@ fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
             next = notes.next();
         }
     }
-    // An entry is left that belongs to no row of the piece.
+    // If an entry is left here, it belongs to no row of the piece.
     if next.is_some() { None } else { Some(before) }
 }
 
@@ -180,7 +184,7 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
     if parts.next().is_none() { Some(note) } else { None }
 }
 
-/// Writes a piece of rows. The number of rows is one of the shapes.
+/// Writes a piece of rows. The length of the piece is one of the shapes.
 async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
@@ -203,8 +207,8 @@ pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
             let id = target.id.0.cast_signed();
             text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
         }
-        // MySQL assigns columns from left to right. The version is last, so other assignments can compare with the old
-        // version.
+        // MySQL assigns columns from left to right. The version is assigned last, so the other assignments can compare
+        // with the old version.
         text.push(
             "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );

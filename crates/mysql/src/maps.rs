@@ -13,7 +13,7 @@ pub struct NotedMap {
     pub number: u8,
     pub name: String,
     pub queue: String,
-    /// All exchanges and keys with which the queue was ever bound.
+    /// All pairs of exchange and key with which the queue was ever bound.
     pub bindings: BTreeSet<(String, String)>,
     /// The daemon that recorded the map: host and process.
     pub noted_by: String,
@@ -25,7 +25,7 @@ impl NotedMap {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Returns a sentence if this map conflicts with a map in use, or `None`.
+    /// If this map conflicts with a map in use, returns a sentence about the conflict.
     pub fn conflict(&self, in_use: &[Self]) -> Option<String> {
         let Self { number, name, queue, .. } = self;
         let other = in_use.iter().find(|it| {
@@ -55,7 +55,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.context(ACTION)?;
-            // IGNORE, because another daemon can have recorded the map already.
+            // The statement uses IGNORE because another daemon has perhaps recorded the map already.
             let insert = "INSERT IGNORE INTO map_in_use (number, name, queue, bindings, noted_at, noted_by) \
                           VALUES (?, ?, ?, '[]', NOW(6), ?)";
             let insert = sqlx::query(insert).bind(map.number).bind(&map.name).bind(&map.queue).bind(&map.noted_by);
@@ -77,7 +77,7 @@ impl Store {
         .await
     }
 
-    /// Records that the map `name` is no longer in use. Returns `false` if it was not in use.
+    /// Records that the map `name` is no longer in use. Returns `false` if the map was not in use.
     pub async fn forget_map(&self, name: &str) -> Result<bool> {
         const ACTION: &str = "record that a map is no longer in use";
         let mut conn = self.acquire().await?;
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// Returns the maps in use, as of the connection's transaction.
+/// Returns the maps in use, as the connection's transaction reads them.
 pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
     const ACTION: &str = "read which maps are in use";
     let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");

@@ -1,8 +1,9 @@
-//! Creates the schema in steps, while daemons write.
+//! Creates or upgrades the schema in steps, while daemons can write.
 //!
-//! A statement that changes a table waits for every transaction that has read the table. Later statements wait behind
-//! it. So a step waits only for seconds, lets the waiting statements run, and tries again. Each step can run again as a
-//! whole. MySQL never rolls DDL back, so an interrupted step stays partly done, and the next run repeats it.
+//! A statement that changes a table waits for every transaction that has read the table. Later statements on the table
+//! wait until that statement has run. So a step waits only for a few seconds, then lets the waiting statements run, and
+//! tries again. Each step can run again as a whole. MySQL never rolls DDL back, so an interrupted step stays partly
+//! done, and the next run repeats it.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ use super::{Context, Result, Store, StoreError};
 /// The maximum number of seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
 
-/// A step can wait for a table, and block other statements from this table, for at most this number of seconds.
+/// A step waits for a table at most this number of seconds. Meanwhile it blocks other statements on this table.
 const TABLE_WAIT_S: u64 = 2;
 
-/// The pause before a step is retried. Statements that waited behind the step run in this time.
+/// The pause before a step is retried. During this pause, statements that waited for the step can run.
 const TABLE_REST: Duration = Duration::from_secs(3);
 
 /// The maximum number of attempts for a step. All attempts together take five minutes.
@@ -66,20 +67,20 @@ pub enum MigrateError {
 }
 
 impl Store {
-    /// Upgrades the schema to this version, under tallyd's own lock, because sqlx's lock does nothing on MariaDB.
-    /// Returns how many steps it made. If this version works with a newer schema, the schema stays unchanged.
+    /// Upgrades the schema to this version, and returns how many steps it ran. Uses tallyd's own lock, because sqlx's
+    /// lock does nothing on MariaDB. If this version works with a newer schema, the schema stays unchanged.
     ///
     /// # Errors
-    /// Fails if the lock is held, a newer version has created the schema, MySQL is unreachable, or a step failed.
-    /// Completed steps stay, and the next run continues.
+    /// Fails if the lock is held, a newer version has created the schema, MySQL is unreachable, or a step failed. The
+    /// completed steps stay, and the next run continues after them.
     pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
         match self.schema().await? {
             Schema::Newer(_) => return Ok(0),
             Schema::TooNew => return Err(MigrateError::TooNew),
             Schema::Current | Schema::Behind(_) => {}
         }
-        // There is no time limit, because a step on a large table takes long. The session is not released to the pool,
-        // because its settings differ.
+        // There is no time limit, because a step on a large table takes long. The connection is not released to the
+        // pool, because its session has other settings.
         let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();
         lock(connection).await?;
         let before = applied(connection).await?.len();
@@ -145,7 +146,7 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     Ok(())
 }
 
-/// Returns MySQL's number of the error that stopped a step.
+/// Returns MySQL's error number for the error that stopped a step.
 fn number(error: &Sqlx) -> Option<u16> {
     let (Sqlx::Execute(error) | Sqlx::ExecuteMigration(error, _)) = error else { return None };
     Some(error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?.number())

@@ -3,8 +3,9 @@
 //!
 //! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader that finds a row
 //! can also read all earlier rows of the row's partition. The number is the last number plus one, and at least MySQL's
-//! clock in microseconds. So numbers do not repeat if MySQL loses commits (after a restore or a failover). The numbers
-//! of new rows are always above Redis' offsets. A row has up to a thousand items, so a batch needs only a few rows.
+//! clock in microseconds. So MySQL does not assign a number twice, even if it loses commits (after a restore or a
+//! failover). The numbers of new rows are always above Redis' offsets. A row contains up to a thousand items, so a
+//! batch needs only a few rows.
 //!
 //! A row's body contains additions as `kind:target:metric:delta`. After the additions it contains the new likes as
 //! `kind:target:user`, for Bloom filters.
@@ -24,17 +25,17 @@ use super::{Context, Result, Store, micros};
 /// The maximum number of items in one row. Such a row has about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// The maximum number of additions that a reconcile reads from the outboxes for a page. Reading them takes seconds and
-/// some dozen megabytes.
+/// The maximum number of additions that a reconcile reads from the outboxes for a page. Reading this number of
+/// additions takes seconds and a few dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
-/// The maximum number of rows in one read. They can have some megabytes.
+/// The maximum number of rows in one read. This number of rows can have a few megabytes.
 const READ_ROWS: u64 = 100;
 
 /// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
-/// The end of a partition's outbox.
+/// Where a partition's outbox ends, and who writes the outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub partition: u16,
@@ -66,8 +67,8 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     text.run(connection, ACTION).await.map(drop)
 }
 
-/// Adds statements that append to a partition's outbox, after its row `after`. The transaction must have locked the
-/// partition's row.
+/// Adds statements that append rows to a partition's outbox. The new rows come after the row `after`. The transaction
+/// must have locked the partition's row.
 pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition], likers: &[Pair]) {
     let last = push_rows(text, partition, after, &encode(additions, likers));
     if last > after {
@@ -87,7 +88,7 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     number
 }
 
-/// Encodes the additions and likes as the bodies of as few rows as possible.
+/// Encodes the additions and likes into as few rows as possible, and returns the bodies of these rows.
 fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     let mut bodies: Vec<String> = Vec::new();
     let mut items = 0;
@@ -108,7 +109,7 @@ fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
     bodies
 }
 
-/// Parses a row's body. Returns `None` if it is invalid.
+/// Parses a row's body. Returns `None` if the body is invalid.
 fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     let (mut additions, mut likers) = (Vec::new(), Vec::new());
     for item in std::str::from_utf8(body).ok()?.split(' ') {
@@ -127,16 +128,16 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// Returns the rows after these offsets, and the offsets up to which older rows were deleted. The transaction must be a
-/// consistent snapshot.
+/// Returns the rows after the offsets `since`. Also returns the offsets up to which rows were deleted. The transaction
+/// must be a consistent snapshot.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for a long time. Treats the remaining rows as deleted, so the amounts that
-                // Redis lacks are unknown.
+                // Redis has been behind for a long time. The remaining rows are treated as deleted, so it is unknown
+                // which amounts are missing in Redis.
                 unread.raise(partition, last);
                 break;
             }
@@ -192,7 +193,7 @@ async fn read_rows(
 }
 
 impl Store {
-    /// Returns the end of each outbox that has ever had a row, even if its partition is no longer configured.
+    /// Returns the end of each outbox that has ever contained a row, even if its partition is no longer configured.
     pub async fn outbox_ends(&self) -> Result<Vec<End>> {
         const ACTION: &str = "read the outbox's progress";
         let mut conn = self.acquire().await?;
@@ -213,15 +214,16 @@ impl Store {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, ENDS)).await
     }
 
-    /// Returns the row up to which each outbox is in Redis. Later rows can be in Redis, too.
+    /// Returns the number of a row for each outbox. Redis contains all rows up to this number, and possibly later rows.
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, APPLIED)).await
     }
 
-    /// Counts the rows that are not in Redis yet.
+    /// Counts the rows that have not been added to Redis.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
-        // Reads the applied offsets first, so these offsets are never larger than the numbers of the last rows.
+        // Reads the applied offsets before the numbers of the last rows, so an offset is never larger than such a
+        // number.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -243,8 +245,8 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// Returns a partition's outbox rows after the number `after`, in order, at most `limit`. Each row says whether it
-    /// is older than `old`.
+    /// Returns a partition's outbox rows after the number `after`, in order, at most `limit`. Each row contains a flag
+    /// that says whether the row is older than `old`.
     ///
     /// # Errors
     /// Fails if MySQL fails, or if a row was changed by hand.
@@ -273,8 +275,8 @@ impl Store {
         .await
     }
 
-    /// Deletes some of a partition's outbox rows, up to the number `until`. Keeps rows that are not in Redis. Returns
-    /// whether more rows to delete can remain.
+    /// Deletes some of a partition's outbox rows, up to the number `until`. Keeps the rows that are not in Redis.
+    /// Returns true if there are possibly more rows to delete.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;

@@ -1,9 +1,10 @@
 //! Stores each partition's owner, fences and last outbox number. Also stores the events that a reconcile watches.
 //!
-//! Each batch first writes its partition's row. A daemon that was paused and resumes after a takeover finds another
-//! epoch there and writes nothing. On one server a lock would be enough. In clusters with several writable servers
-//! (Galera, group replication), servers do not see each other's locks. There, if two transactions write one row, the
-//! second commit fails. If one of the transactions only locks the row, no commit fails.
+//! Each batch first writes its partition's row. If a daemon's process freezes and resumes after a takeover, it finds
+//! another epoch (number of takeovers) in this row and writes nothing. On one server a lock would be enough. In
+//! clusters with several writable servers (Galera, group replication), servers do not see each other's locks. In such a
+//! cluster, if two transactions write the same row, the second commit fails. But if one of them only locks the row, no
+//! commit fails.
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -18,18 +19,18 @@ use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 /// The number of the partition's next outbox row, minus one.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// The contents of a partition's row. A batch reads this row after it has written to the row.
+/// The contents of a partition's row. A batch first writes to this row, and then reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
-    /// The number of the watch, if a reconcile currently watches some targets.
+    /// The number of the watch, if a reconcile is now watching some targets.
     pub watch: Option<u64>,
     /// The number of the partition's next outbox row, minus one.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
-    /// The ledger's floor. Entries older than the floor may already be deleted.
+    /// The ledger's floor. Entries older than the floor are possibly deleted already.
     pub ledger_floor: Micros,
 }
 
@@ -52,7 +53,7 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     rows.first().map(read).transpose().context("read the partition's row")
 }
 
-/// Creates the partition's row if it is missing, and locks it.
+/// Creates the partition's row if the row is missing, and locks the row.
 pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at, ledger_floor) \
@@ -66,7 +67,7 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     Ok(())
 }
 
-/// Makes `owner` the partition's holder. This makes the epochs of earlier holders void.
+/// Makes `owner` the partition's holder, with a new epoch. The epochs of earlier holders become void.
 pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
@@ -81,7 +82,7 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
     Ok(())
 }
 
-/// Records that the holder of `epoch` has written all its events and released the partition.
+/// Records that the holder with this `epoch` has written all its events and has released the partition.
 pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
     sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
         .bind(partition)
@@ -92,8 +93,8 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Records, for the fence's job, that this transaction commits every event before the fence. Ignores the fence unless a
-/// current run has sent it.
+/// Records that this transaction commits every event before the fence (a job's marker in the queue). Ignores the fence
+/// unless the job's newest run has sent it.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
@@ -169,7 +170,7 @@ pub struct Noted {
 }
 
 impl super::Store {
-    /// Returns the owner of each partition, sorted by number. Partitions that no daemon has written are missing.
+    /// Returns the owner of each partition, sorted by number. The result lacks partitions that no daemon has written.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read the partitions' owners";
         let mut conn = self.acquire().await?;
@@ -194,7 +195,7 @@ impl super::Store {
         conn.limit("read how many partitions are in use", read_noted).await
     }
 
-    /// Records that this number of partitions is in use, unless more partitions are already in use. Returns the number
+    /// Records that `partitions` partitions are in use, unless more partitions are already in use. Returns the number
     /// of partitions in use. Call this before an event can reach a new partition.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "record how many partitions are in use";
@@ -223,7 +224,8 @@ impl super::Store {
 }
 
 impl super::Store {
-    /// Records that `to` partitions are in use instead of `from`. Returns `false` if another number is recorded.
+    /// Changes the recorded number of partitions from `from` to `to`. Returns `false` if another number than `from` is
+    /// recorded.
     pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
         const ACTION: &str = "record that fewer partitions are in use";
         let mut conn = self.acquire().await?;

@@ -52,9 +52,9 @@ impl Store {
     }
 
     /// Returns the rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each right is
-    /// tested with a statement that matches no row. If a statement waits behind a change of its table, it does not lock
-    /// other tables. The rights to change partitions are read from the grants. If the account has roles, missing rights
-    /// to change partitions are not reported.
+    /// tested with a statement that matches no row. Each statement uses one table. So a statement that waits for a
+    /// change of its table does not lock other tables. The rights to change partitions are read from the grants. If the
+    /// account has roles, missing rights to change partitions are not reported.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
         conn.limit("test the account's rights", |connection| async move {
@@ -108,7 +108,7 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("test the account's rights");
         match tried.as_ref().map_err(StoreError::number) {
             Err(Some(1142 | 1143)) => missing.push(format!("{right} on {table}")),
-            // Servers check the rights before everything else.
+            // The servers check the rights before they check anything else.
             Ok(_) | Err(Some(_)) => {}
             Err(None) => return tried.map(|_| missing),
         }

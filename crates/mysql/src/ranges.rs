@@ -1,8 +1,8 @@
 //! Reads counters in the order of their keys, page by page. Also reads the values of a page's targets as of one
 //! instant.
 //!
-//! A page is limited by the rows that the server reads, and not by the rows that match. So a metric that is rare for a
-//! kind costs no more than other metrics.
+//! The size of a page is limited by the rows that the server reads, and not by the rows that match. So a page of a rare
+//! metric costs no more than a page of other metrics.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -35,7 +35,7 @@ pub struct Range {
     pub after: TargetId,
     /// The range ends with this id.
     pub until: TargetId,
-    /// The counters when the range was listed, sorted by key.
+    /// The counters as they were when the range was listed, sorted by key.
     pub counters: Vec<Counted>,
 }
 
@@ -46,23 +46,24 @@ pub struct Recount {
     pub counters: Vec<Counted>,
     /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// The outbox rows that were not applied before the samples. Empty unless the caller asked for them.
+    /// The outbox rows that had not been applied before the samples. This list is empty unless the caller asked for the
+    /// rows.
     pub since: Since,
 }
 
-/// The maximum number of targets with like records but without a counter in a range.
+/// A range can contain at most this number of targets that have like records but no counter.
 const UNCOUNTED_MAX: usize = 10_000;
 
 /// The highest possible id.
 pub const LAST: TargetId = TargetId(i64::MAX as u64);
 
 impl Range {
-    /// Returns the number of rows of these counters.
+    /// Returns how many rows of the table `counter` these counters have.
     pub fn rows(&self) -> u64 {
         self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
     }
 
-    /// Ends the range before the target that brings the number of likes above `max`, but keeps at least the first
+    /// Ends the range before the target that raises the number of likes above `max`. The range always keeps its first
     /// target. Each like is a row to recount.
     pub fn limit_likes(&mut self, like: Metric, max: i64) {
         let mut likes = 0_i64;
@@ -73,7 +74,7 @@ impl Range {
         let beyond = beyond.and_then(|place| self.counters.get(place)).map(|counted| counted.number.0);
         let Some(beyond) = beyond else { return };
         let first = self.counters.first().map(|counted| counted.number.0);
-        // A first target with more likes than `max` is recounted alone.
+        // If the first target has more likes than `max`, it becomes the range's only target.
         let keep = self.counters.partition_point(|counted| {
             if first == Some(beyond) { counted.number.0 <= beyond } else { counted.number.0 < beyond }
         });
@@ -85,14 +86,14 @@ impl Range {
 }
 
 impl Store {
-    /// Returns the counters of the kind's next targets after the id `after`, from about `limit` rows. A range that ends
-    /// with [`LAST`] is the last range, and can contain like records without a counter.
+    /// Reads about `limit` rows, and returns the counters of the kind's next targets after the id `after`. A range that
+    /// ends with [`LAST`] is the last range. It can contain like records of targets without a counter.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// Does the same as [`Store::list_range`], and returns the outbox rows after `offsets` as of the same instant.
+    /// Does the same as [`Store::list_range`]. Also returns the outbox rows after `offsets`, as of the same instant.
     pub async fn list_range_since(
         &self,
         kind: Kind,
@@ -162,7 +163,7 @@ impl Store {
     }
 }
 
-/// Returns the counters of the next targets of `kind` in a range of ids, from about `limit` rows.
+/// Reads about `limit` rows, and returns the counters of the next targets of `kind` in a range of ids.
 pub(super) async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -175,8 +176,8 @@ pub(super) async fn list_range(
     if let Some((first, last)) = ids
         && counters.iter().map(|counted| counted.rows as usize).sum::<usize>() > limit
     {
-        // The last target can be incomplete, so the next page reads it again as a whole. A target with more rows than a
-        // page is read as a whole.
+        // The last target's rows can be incomplete, so the next page reads this target again as a whole. If one target
+        // has more rows than a page, all its rows are read now.
         if first == last {
             counters = read_counters(connection, kind, (TargetId(last.0 - 1), last), usize::MAX >> 1).await?;
         } else {
@@ -188,7 +189,7 @@ pub(super) async fn list_range(
     Ok(range)
 }
 
-/// Reads the counters above the first id and up to the second id, from at most `limit` rows.
+/// Reads at most `limit` rows, and returns the counters of targets above the first id and up to the second id.
 async fn read_counters(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -229,7 +230,7 @@ async fn read_likes(
     limit: usize,
 ) -> Result<Option<Vec<(TargetId, i64)>>> {
     const ACTION: &str = "recount like records";
-    // COUNT is the fastest way: a sum of decimals or a comparison would each cost a tenth of the whole scan.
+    // COUNT is the fastest way. A sum of decimals would cost a tenth of the whole scan, and so would a comparison.
     let mut rows = sqlx::query(
         "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
          WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",

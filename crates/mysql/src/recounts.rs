@@ -54,9 +54,9 @@ impl Store {
         told.await?.map_err(QueryError::Query)
     }
 
-    /// Runs the query and reads the counters of the same page. If the answer is full, the page ends with the answer's
-    /// last id. Otherwise the page ends with `until`. If there are more counters than the page's limit, the page ends
-    /// with the last counter within the limit.
+    /// Runs the query and reads the counters of the same page. If the answer has the maximum number of rows, the page
+    /// ends with the answer's last id. Otherwise the page ends with `until`. If there are more counters than the page's
+    /// limit, the page ends with the last counter within the limit.
     pub async fn ask_recount(
         &self,
         (kind, metric): (Kind, Metric),
@@ -84,7 +84,7 @@ async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told
             "the query's first column, {name}, is {kind}: it must be the target's id, an integer"
         )));
     }
-    // SUM of integers is a DECIMAL.
+    // In MySQL, a SUM of integers is a DECIMAL.
     if !value.is_integer() && value.kind != "DECIMAL" {
         let Column { name, kind } = value;
         return Err(wrong(format!(
@@ -155,8 +155,8 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     ))
 }
 
-/// Returns the metric's counters up to the id `until`, at most `limit`, and the id up to which they were read. This id
-/// is lower than `until` if the kind's other metrics have many rows.
+/// Returns the metric's counters up to the id `until`, at most `limit`, and the id up to which they were read. If the
+/// kind's other metrics have many rows, this id is lower than `until`.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

@@ -19,14 +19,14 @@ pub struct Intent {
     pub added: i64,
 }
 
-/// How a correction of `counter` reaches Redis.
+/// Says how Redis gets a correction that a run makes in the table `counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedisFollows {
-    /// The daemon adds the correction from the outbox of corrections.
+    /// The daemon adds the correction to Redis from the outbox of corrections.
     Outbox,
-    /// The next `changed` reconcile measures these counters first.
+    /// The next `changed` reconcile compares these counters with Redis first.
     NextReconcile,
-    /// The correcting run also compares Redis.
+    /// The run that makes the correction also compares Redis with MySQL.
     SameRun,
 }
 
@@ -34,18 +34,19 @@ pub enum RedisFollows {
 /// locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
-/// The outcome of a repair that a run recorded but did not make, because a writer changes counters without events.
+/// The outcome of a repair that a run recorded but did not make. The reason is that a writer changes counters without
+/// events.
 pub const HELD: &str = "held";
 
-/// At most this number of a run's counters is compared with the counters of the next run. They need some MiB. The rule
-/// itself needs only a hundred counters.
+/// At most this number of a run's counters is compared with the counters of the next run. This number of counters needs
+/// a few MiB. The rule for raised counters needs only a hundred counters.
 const TOO_HIGH_MAX: u64 = 100_000;
 
 /// The maximum number of rows that one statement deletes.
 const PRUNE_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Records planned changes in Redis as the repair `pass` of `run`, if `run` still holds the job.
+    /// Records in MySQL which changes `run` plans in Redis, as the repair `pass`. `run` must still hold the job.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -87,7 +88,7 @@ impl Store {
         .await
     }
 
-    /// Returns the counters in Redis that the last two reconciles before `run` found too high. Considers only completed
+    /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only completed
     /// runs that compared all counters or all changed counters.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read which counters the last runs lowered";
@@ -114,8 +115,8 @@ impl Store {
 
     /// Corrects counters, and records each correction as the repair `pass`. Also ensures that Redis gets the same
     /// corrections. All this happens in one transaction. `run` must still hold the job. The intents must be sorted by
-    /// key. There are at most [`CORRECTIONS_MAX`]. Returns how many counters the next reconcile will not check first,
-    /// because there are too many hints.
+    /// key. One call takes at most [`CORRECTIONS_MAX`] intents. Returns how many counters the next reconcile will not
+    /// check first, because the table of hints is full.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -126,8 +127,8 @@ impl Store {
         intents: &[Intent],
     ) -> Result<u64> {
         const ACTION: &str = "correct counters";
-        // `tried` does not work here. The schedule's jobs can move to another thread, but the future of `tried` is not
-        // `Send` for every lifetime.
+        // `tried` cannot be used here, because its future is not `Send` for every lifetime, and the schedule's jobs can
+        // move to another thread.
         let mut tries = 1;
         loop {
             let mut conn = self.acquire().await?;
@@ -200,8 +201,8 @@ async fn correct(
     let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
-        // The statement adds to the value and does not set it, so concurrent additions by consumers stay. A new row
-        // gets a time that is earlier than the time of every event.
+        // The statement adds to the value instead of setting it. So it does not overwrite concurrent additions by
+        // consumers. A new row gets a time that is earlier than the time of every event.
         let sql = format!(
             "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
@@ -219,8 +220,8 @@ async fn correct(
     Ok(untold)
 }
 
-/// Ensures that Redis gets the corrections. Runs in the transaction that corrects `counter`. Returns how many counters
-/// the next reconcile will not check first.
+/// Ensures that Redis gets the corrections. This function runs in the transaction that corrects `counter`. Returns how
+/// many counters the next reconcile will not check first.
 async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
     match follows {
         RedisFollows::Outbox => {

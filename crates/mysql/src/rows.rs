@@ -9,7 +9,7 @@ pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Erro
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
-/// Converts to `DATETIME(6)` in UTC. The decoder ensures that every `at` fits.
+/// Converts to `DATETIME(6)` in UTC. Every `at` fits, because the decoder of events checks it.
 pub(super) fn datetime(at: Micros) -> NaiveDateTime {
     DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
 }
@@ -19,7 +19,7 @@ pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
 }
 
 /// The allowed numbers of rows per statement, the largest first. So there are only a few different statements, and the
-/// server's prepared-statement cache can contain all of them.
+/// cache of prepared statements can contain all of them.
 const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
 /// The allowed numbers of values in an IN list of (kind, target, user), the largest first. MariaDB rewrites a list of
@@ -31,7 +31,7 @@ pub(super) fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
     in_shapes_of(SHAPES, rows)
 }
 
-/// Cuts `rows` into pieces whose lengths are all in `shapes`. The last shape is 1.
+/// Cuts `rows` into pieces whose lengths are all in `shapes`. The last shape must be 1.
 pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;

@@ -14,13 +14,13 @@ use super::{Context, Result, Store, datetime, micros};
 /// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest checkpoint, of a run with any outcome.
+    /// The newest checkpoint. The outcome of its run does not matter.
     pub newest: Option<String>,
-    /// The time since the run of this checkpoint was last recorded as alive.
+    /// The time since the checkpoint's run was last recorded as alive.
     pub newest_age: Duration,
     /// The checkpoint of the last completed run.
     pub done: Option<String>,
-    /// The time since the run of this checkpoint was last recorded as alive.
+    /// The time since the checkpoint's run was last recorded as alive.
     pub done_age: Option<Duration>,
 }
 
@@ -39,7 +39,7 @@ pub struct RunRow {
     pub report: String,
 }
 
-/// A run that holds its job's lock now.
+/// A run that now holds its job's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
     /// The run's number, which is the fencing token.
@@ -52,7 +52,7 @@ pub struct RunningRow {
 }
 
 impl Store {
-    /// Returns the last `limit` runs of one mode that ended at `since` or later, newest first, without dry runs.
+    /// Returns at most `limit` runs of one mode that ended at `since` or later, newest first. Skips dry runs.
     pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
         const ACTION: &str = "read how the last runs ended";
         let mut conn = self.acquire().await?;
@@ -113,7 +113,7 @@ impl Store {
         .await
     }
 
-    /// Counts the reconciles in the last hour that loaded buckets, by their reports.
+    /// Counts how many reconciles of the last hour loaded buckets, according to their reports.
     pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
         const ACTION: &str = "count how often Redis was loaded";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
@@ -132,8 +132,8 @@ impl Store {
         self.note_of_run("record the run's progress", sql.bind(run)).await
     }
 
-    /// Returns the checkpoint of the last run of this mode. With `unless_done`, considers only runs after the last
-    /// completed run.
+    /// Returns the checkpoint of the last run of this mode. If `unless_done` is true, considers only runs after the
+    /// last completed run.
     pub async fn last_checkpoint(
         &self,
         job: &str,
@@ -203,8 +203,8 @@ impl Store {
         self.note_of_run("delete the runs' checkpoints", sql).await
     }
 
-    /// Returns the layouts in which API servers counted, from the job's last run before `run` that recorded them.
-    /// Returns `None` if no run has recorded them.
+    /// Returns the layouts in which API servers counted, as the job's last run before `run` recorded them. Returns
+    /// `None` if no earlier run has recorded layouts.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;
@@ -222,7 +222,7 @@ impl Store {
         .await
     }
 
-    /// Records the layouts of a starting daemon.
+    /// Records the layouts of a daemon when it starts.
     pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query(
             "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
@@ -232,7 +232,7 @@ impl Store {
         self.note_of_run("record the daemon's layouts", sql).await
     }
 
-    /// Returns the layouts of the daemon that started last. Empty if no daemon has started.
+    /// Returns the layouts of the daemon that started last. The list is empty if no daemon has ever started.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
         let mut conn = self.acquire().await?;

@@ -1,5 +1,5 @@
-//! The schema. `tallyd migrate` (migrate.rs) creates it, and every other start of tallyd checks it. The daemon's own
-//! account needs no DDL rights.
+//! The schema. `tallyd migrate` (migrate.rs) creates the schema, and tallyd checks the schema at every other start. The
+//! daemon's own account needs no rights to change tables.
 
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
@@ -16,7 +16,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 pub enum Schema {
     /// The schema is as this version needs it.
     Current,
-    /// This number of steps is missing. `tallyd migrate` runs the missing steps.
+    /// The schema lacks this number of steps. `tallyd migrate` runs the missing steps.
     Behind(usize),
     /// A newer version has made this number of additional steps, and this version works with them.
     Newer(usize),
@@ -79,7 +79,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
     if floor.is_some_and(|floor| !known.contains(&floor)) {
-        // This is also the result while the step that raises the floor is running, and after that step was interrupted.
+        // The result is the same while the step that raises the floor is running, and after this step was interrupted.
         return Schema::TooNew;
     }
     match (missing, newer) {
@@ -138,10 +138,10 @@ mod tests {
             (&[1, 2, 3], None, Schema::TooNew),
             // The step that needs a newer version was interrupted.
             (&[1, 2], Some(3), Schema::TooNew),
-            // The list of steps is lost.
+            // The table of completed steps is lost.
             (&[], Some(2), Schema::Behind(2)),
             (&[], Some(3), Schema::TooNew),
-            // Two versions with different steps.
+            // The two versions have different steps.
             (&[1, 3], Some(1), Schema::TooNew),
         ] {
             assert_eq!(judge(&[1, 2], applied, floor), judged, "{applied:?}, {floor:?}");

@@ -1,8 +1,8 @@
 //! Counters with set events: the newest set of each counter, and the recent additions to the counter.
 //!
-//! First, the counters' rows in `number_set` are locked, in the order of the keys. Other data of these counters is read
-//! and written only after that. These reads take no locks and return only committed data (READ COMMITTED). Because of
-//! the first lock, the data does not change until the commit.
+//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. Only after that does it read
+//! and write other data of these counters. These reads take no locks and return only committed data (READ COMMITTED).
+//! Because of the first lock, no other transaction changes this data until the commit.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -33,9 +33,8 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // The statement locks an existing row by writing to it, for the reason that the header of `partitions`
-        // explains. INSERT IGNORE would only take a read lock. Two writers could take a read lock at the same time, and
-        // would then deadlock.
+        // The statement locks an existing row by writing to it. The header of `partitions` explains why. INSERT IGNORE
+        // would take only a read lock. Two writers can hold a read lock at the same time, and would then deadlock.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE writes = writes + 1"
@@ -56,7 +55,7 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
     Ok(known)
 }
 
-/// Returns the current state of counters that [`lock`] has locked, for the new sets `sets`.
+/// Returns the current state of the counters that the new sets `sets` change. [`lock`] must have locked these counters.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -77,7 +76,8 @@ pub async fn standing(
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
-    // The recent additions are only needed if an event newer than the set was applied. Most events arrive in time.
+    // The recent additions are needed only if an event that is newer than the set was already applied. This is rare,
+    // because most events arrive in time.
     let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
@@ -93,8 +93,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Returns the query for the additions to each counter after the `at` of its set. All these additions are in the
-/// partitions from the day of that `at` to the day of the last applied event.
+/// Returns the query for the additions to each counter after the `at` of its set. These additions are in the partitions
+/// of certain days: from the earliest `at` to the newest applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
@@ -117,7 +117,7 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
     )
 }
 
-/// Records the new sets, and the additions to settable counters. Both must be sorted by key.
+/// Records the new sets, and the additions to settable counters. Both lists must be sorted by key.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -140,7 +140,7 @@ pub async fn note(
             let id = u128::from_be_bytes(id.0);
             let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
         });
-        // If the ledger was emptied by hand, an event may be added to `counter` twice. Then this statement also adds
+        // If a person has emptied the ledger, an event can be added to `counter` twice. Then this statement also adds
         // the event twice.
         let sql = format!(
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \

@@ -1,5 +1,5 @@
-//! Snapshots of boards that are not archived yet: their rows and their state. Only changed rows are written. Every
-//! write is fenced like the writes of the archive.
+//! Snapshots of boards that have not been archived: their rows and their state. A run writes only the rows that have
+//! changed. Every write is fenced, as for the archive: its transaction checks the job's lock.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub number: u64,
     /// The generation of the data in Redis, as in [`tallyd_core::model::Freeze`].
     pub generation: u64,
-    /// The number of rows when the snapshot was last complete.
+    /// The number of rows at the time when the snapshot was last complete.
     pub members: u64,
     /// The time when the last snapshot began.
     pub began_at: Micros,
@@ -32,8 +32,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether the mark in Redis shows that the board is as new as this snapshot, or newer. A run writes the mark to
-    /// Redis before it writes the number to MySQL.
+    /// Returns true if the mark in Redis shows that the board in Redis is at least as new as this snapshot. A run
+    /// writes the mark to Redis before it writes the number to MySQL.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
@@ -47,16 +47,17 @@ impl Snapshot {
 /// A member in a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// The member with the zset's score.
+    /// The member, with its score in the zset.
     pub member: BoardMember,
     /// The number that ranks members.
     pub primary: f64,
-    /// The number that orders equal members. Zero if the score does not contain it.
+    /// The number that orders members with equal primary numbers. It is zero if the score does not contain such a
+    /// number.
     pub second: u64,
 }
 
 impl Store {
-    /// Returns all snapshots. Their boards are open or not archived yet.
+    /// Returns all snapshots. A snapshot's board is either open, or closed but not archived.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -96,7 +97,7 @@ impl Store {
         .await
     }
 
-    /// Records that `run` begins a snapshot of a board. The board must already have the mark of `run`.
+    /// Records that `run` begins a snapshot of a board. Redis must already contain the mark of `run` for this board.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -107,7 +108,7 @@ impl Store {
         self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
-    /// Writes members as they are in Redis. Unchanged rows cause no write.
+    /// Writes members as they are in Redis. MySQL does not write rows that are unchanged.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -170,7 +171,7 @@ impl Store {
         .await
     }
 
-    /// Deletes members that the board no longer has.
+    /// Deletes members that the board no longer contains.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -193,7 +194,7 @@ impl Store {
         .await
     }
 
-    /// Records that a run tried a snapshot at `now` but did not begin it.
+    /// Records that a run tried to begin a snapshot at `now`, but did not begin it.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -202,7 +203,7 @@ impl Store {
         self.note("record that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that Redis' data of this generation contains the board again.
+    /// Records that Redis contains the board again. `generation` is the generation of Redis' data.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -231,7 +232,7 @@ impl Store {
         .await
     }
 
-    /// Records that a snapshot is complete. `run` began it at `now`.
+    /// Records that a snapshot is complete. `now` is the time when `run` began the snapshot.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -269,8 +270,8 @@ impl Store {
         self.note("make a snapshot void", run, at, sqlx::query(SQL)).await
     }
 
-    /// Deletes some rows of a snapshot after `after`, in the order of their members. Returns the last deleted member.
-    /// If no rows are left, deletes the snapshot's own row and returns `None`.
+    /// Deletes the next rows of a snapshot, after the member `after`, in the order of the members. Returns the last
+    /// deleted member. If no rows are left, deletes the snapshot's own row and returns `None`.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

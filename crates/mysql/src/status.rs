@@ -8,7 +8,7 @@ use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::{Context, Result, Store};
 
-/// A user's last click on a target, from `like_record`.
+/// A user's last like or unlike of a target, from `like_record`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastClick {
     pub at: Micros,
@@ -24,8 +24,8 @@ impl fmt::Display for LastClick {
 }
 
 impl Store {
-    /// Returns the user's last click on each of `targets`, if there is one. Reads by primary key, with one query per
-    /// kind.
+    /// Returns the user's last click on each of `targets`. Omits targets without a click. Reads by primary key, with
+    /// one query per kind.
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read a user's likes";
         let kinds = by_kind(targets);
@@ -74,7 +74,7 @@ impl Store {
         .await
     }
 
-    /// Returns the users who like the target, in the order of their ids, at most `limit` after `after`.
+    /// Returns at most `limit` users who like the target, in the order of their ids, starting after the id `after`.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read the users who like a target";
         let mut conn = self.acquire().await?;

@@ -1,6 +1,7 @@
-//! Statements as text. A batch writes only integers and times, so nothing needs quoting. As text, any number of rows
-//! fits into one statement, and several statements fit into one packet. So a large batch needs as few round trips as a
-//! small batch, and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
+//! Statements as text. A batch writes only integers and times, so nothing needs quoting. So statements are sent as
+//! text: any number of rows fits into one statement, and several statements fit into one packet. So a large batch needs
+//! as few round trips as a small batch, and the server prepares nothing. For large batches, prepared statements would
+//! be equally fast (`dev/bench write`).
 
 use std::fmt::Write;
 
@@ -10,8 +11,8 @@ use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
 
-/// When a packet has this size, the next statement begins a new packet. A statement has at most about this size, too.
-/// So a packet is far below any `max_allowed_packet`.
+/// When a packet has this size, the next statement begins a new packet. A single statement is also not much larger than
+/// this. So a packet is far below any `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;
 
 /// Statements for MySQL, in as few packets as possible.
@@ -19,14 +20,14 @@ const PACKET_BYTES: usize = 320 * 1024;
 pub struct Text {
     full: Vec<String>,
     sql: String,
-    /// The second of the last written time. Many rows of a batch have the same second, so the second's text is kept in
-    /// `written`.
+    /// The time of the last written row, in whole seconds. Many rows of a batch have the same second, so the second's
+    /// text is kept in `written`.
     second: Option<i64>,
     written: String,
 }
 
 impl Text {
-    /// Adds a part of a statement. Removes the comma after the rows before it.
+    /// Adds a part of a statement. Removes the comma that follows the previous row.
     pub(super) fn push(&mut self, sql: &str) {
         if self.sql.ends_with(',') {
             self.sql.pop();
@@ -58,7 +59,7 @@ impl Text {
         let _ = write!(self.sql, "'{}.{:06}'),", self.written, at.0.rem_euclid(1_000_000));
     }
 
-    /// Runs the statements until one fails. Returns the rows of all statements.
+    /// Runs the statements in order, and stops if one fails. Returns the rows of all statements.
     pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
         let mut rows = Vec::new();
         self.full.push(self.sql);

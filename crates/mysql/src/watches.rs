@@ -1,4 +1,5 @@
-//! A reconcile's watch on targets that are never quiet: its start, its end, and the events that consumers have logged.
+//! A reconcile's watch on targets that are never quiet. This module starts and ends the watch, and reads the events
+//! that consumers have logged for it.
 
 use std::collections::HashMap;
 
@@ -28,8 +29,8 @@ pub struct Logged {
 const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
-    /// Returns the watch's log so far and the counters `numbers`, all as of one instant. Returns `None` if one of
-    /// `partitions` was not watched all the time, or if a partition was added meanwhile.
+    /// Returns everything that the watch has logged, and the counters `numbers`, as of one instant. Returns `None` if
+    /// one of `partitions` was not watched without a gap, or if a partition was added after the start of the watch.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
@@ -52,8 +53,8 @@ impl Store {
     }
 
     /// Starts to log every event of the counters `numbers` in every partition, until [`Store::unwatch`] or for
-    /// `seconds`. `watch` must be a new number. Every batch that begins after this call logs its events. The watch of a
-    /// later run stays.
+    /// `seconds`. `watch` must be a new number. Every batch that begins after this call logs its events. If a later run
+    /// has already started a watch, that watch stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -71,9 +72,9 @@ impl Store {
                 query.execute(&mut *tx).await.context(ACTION)?;
             }
             tx.commit().await.context(ACTION)?;
-            // There is one statement per partition, because each waits for the open batch that has locked the
-            // partition's row. So a batch does not wait for the batches of other partitions. The statement creates the
-            // row of a partition that no daemon ever held.
+            // Each partition needs its own statement, because the statement waits for the open batch that has locked
+            // the partition's row. With a single statement, a batch would have to wait for the batches of other
+            // partitions. If no daemon ever held a partition, the statement creates the partition's row.
             for partition in partitions.numbers() {
                 sqlx::query(
                     "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
@@ -97,7 +98,8 @@ impl Store {
     /// Ends the watches of `run` and of earlier runs, and deletes their logs in pieces.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
-        // Numbers grow from run to run, so a run that was taken over cannot end its successor's watch.
+        // Numbers grow from run to run. So if another run has taken over, the former run cannot end the new run's
+        // watch.
         let next = jobs::number_of(run + 1, 0);
         for sql in [
             "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",
@@ -138,7 +140,7 @@ pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[
     Ok(())
 }
 
-/// Whether each partition was watched all the time.
+/// Returns true if each partition was watched without a gap.
 async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &Partitions) -> Result<bool> {
     let watching: Vec<u16> =
         sqlx::query_scalar("SELECT `partition` FROM partition_owner WHERE watch = ? AND watch_until > NOW(6)")
@@ -146,7 +148,7 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: &P
             .fetch_all(&mut *connection)
             .await
             .context("check the watch")?;
-    // A partition that was added meanwhile has no log.
+    // A partition that was added after the start of the watch has no log.
     let numbered = 0..read_noted(connection).await?.map_or(0, |noted| noted.partitions);
     let maps = read_maps(connection).await?;
     let added = numbered.chain(maps.iter().map(NotedMap::partition)).any(|number| !partitions.has(number));

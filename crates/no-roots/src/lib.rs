@@ -1,8 +1,8 @@
-//! An empty list of authorities, which sqlx adds to the configured ones for each connection.
+//! An empty list of authorities. For each connection, sqlx adds this list to the configured authorities.
 //!
-//! sqlx cannot leave its own list out, and `ssl-mode=VERIFY_CA` ignores the server's name. With public authorities in
-//! the list, any certificate from them would pass. `[patch.crates-io]` puts this crate in place of the published one of
-//! the same name.
+//! sqlx always adds its own list, and `ssl-mode=VERIFY_CA` ignores the server's name. If the list contained public
+//! authorities, sqlx would accept any certificate from them. `[patch.crates-io]` replaces the published crate of the
+//! same name with this crate.
 
 use rustls::pki_types::TrustAnchor;
 

@@ -20,7 +20,7 @@ pub enum BrokerError {
         #[source]
         source: Whole<lapin::Error>,
     },
-    /// The broker accepted a call but did not answer within `[amqp] timeout_ms`.
+    /// The broker did not answer a call within `[amqp] timeout_ms`.
     #[error("{action}: no answer within {} ms", .limit.as_millis())]
     NoAnswer {
         /// The action that timed out.
@@ -37,19 +37,19 @@ pub enum BrokerError {
         /// The broker's text.
         reply: String,
     },
-    /// A queue is full, or is moving to another node.
+    /// The broker rejected the message, because a queue is full or is moving to another node.
     #[error("the broker rejected the message: a queue is full, or is moving to another node")]
     Nacked,
     /// Publisher confirms are off.
     #[error("publisher confirms are off for this channel")]
     Unconfirmed,
-    /// An address cannot be used.
+    /// An address in the configuration cannot be used.
     #[error("{0}")]
     Config(String),
-    /// Another error, with the queue or node that failed.
+    /// Wraps another error, and adds the name of the queue or node that failed.
     #[error("{what}")]
     About {
-        /// The name of a queue or node, or an instruction for the operator.
+        /// The text that was added: the name of a queue or node, or an instruction for the operator.
         what: String,
         #[source]
         source: Box<Self>,
@@ -57,7 +57,7 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// Adds the name of the queue or node, or an instruction for the operator.
+    /// Adds a text to the error: the name of the queue or node, or an instruction for the operator.
     pub(crate) fn about(self, what: impl Into<String>) -> Self {
         Self::About { what: what.into(), source: Box::new(self) }
     }
@@ -70,7 +70,7 @@ impl BrokerError {
         }
     }
 
-    /// How to continue the work after this error.
+    /// Says how to continue after this error.
     pub fn fate(&self) -> Fate {
         match (self.root(), self.code()) {
             (Self::TlsFault(_), _) => Fate::Untrusted,

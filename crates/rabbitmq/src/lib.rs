@@ -1,10 +1,10 @@
-//! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes. Under a
-//! memory alarm the broker stops reading from connections that publish. If a connection also consumed, the broker would
-//! not read this connection's acknowledgements either.
+//! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes. During a
+//! memory alarm, the broker stops reading from connections that publish. If such a connection also consumed messages,
+//! the broker would not read its acknowledgements either.
 //!
 //! This crate does not reconnect. The caller drops a [`Link`] after the first error and opens a new one. The library's
-//! own recovery is off, because after some errors a recovered consumer waits forever. The library's calls have no time
-//! limit, so this crate sets one for each call.
+//! own recovery is switched off, because after some errors a recovered consumer would wait forever. The library's calls
+//! have no time limit, so this crate sets one for each call.
 
 #![warn(unreachable_pub)]
 
@@ -61,7 +61,8 @@ pub struct Broker {
     tls: OwnedTLSConfig,
 }
 
-/// One connection with one channel. Dropping it closes both, and the broker requeues unacknowledged messages.
+/// One connection with one channel. When the link is dropped, both close, and the broker requeues unacknowledged
+/// messages.
 pub struct Link {
     pub channel: Channel,
     /// Dropping this field closes the connection.
@@ -75,7 +76,7 @@ pub struct Publisher(Link);
 /// A queue's length, as the broker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// Ready messages, without delivered and unacknowledged ones.
+    /// The number of ready messages. It does not include messages that are delivered but not acknowledged.
     pub messages: u32,
     pub consumers: u32,
 }
@@ -112,7 +113,7 @@ impl Broker {
     /// Connects to a node and opens a channel. `purpose` is the connection's name in the broker's tools.
     ///
     /// # Errors
-    /// Fails if no node answers within its time limit, or if all nodes refuse.
+    /// Fails if every node refuses the connection or does not answer within the time limit.
     pub async fn connect(&self, purpose: &str) -> Result<Link> {
         let mut failed = Vec::new();
         for node in self.nodes.in_turn() {
@@ -149,8 +150,8 @@ impl Broker {
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
         match TlsFault::of(source, server) {
             Some(fault) => fault.into(),
-            // The server reports the reason only after the handshake. By then the connection is often closed and the
-            // reason is lost.
+            // The server reports the reason only after the handshake. Often the connection is already closed at that
+            // time, and the reason is lost.
             None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(source) => error.about(format!(
                 "RabbitMQ at {} closes the connection immediately: see RabbitMQ's log. Perhaps RabbitMQ requires a client certificate from an authority that it trusts ([amqp] tls_cert_file)",
                 node.name
@@ -168,18 +169,18 @@ impl Broker {
 }
 
 impl Link {
-    /// Opens another channel, for a call whose error closes its channel.
+    /// Opens another channel. A call needs its own channel if an error of the call closes the channel.
     async fn another_channel(&self) -> Result<Channel> {
         limit(self.timeout, "open a channel", self.connection.create_channel()).await
     }
 
-    /// Waits for a call of the library, with a time limit.
+    /// Waits until a call of the library ends, with a time limit.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
         limit(self.timeout, action, call).await
     }
 
-    /// Reads a queue's length. The call is cheap for the broker. If the queue is missing, the broker closes this link's
-    /// channel.
+    /// Reads a queue's length. This call costs the broker little. If the queue is missing, the broker closes this
+    /// link's channel.
     ///
     /// # Errors
     /// Fails if the broker is unreachable or the queue is missing.
@@ -191,7 +192,7 @@ impl Link {
         Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
     }
 
-    /// Gets one message from a queue. Returns `None` if it is empty. Dropping the link requeues unacknowledged
+    /// Gets one message from a queue. Returns `None` if the queue is empty. Dropping the link requeues unacknowledged
     /// messages.
     ///
     /// # Errors
@@ -206,9 +207,9 @@ impl Publisher {
     /// Publishes a persistent message and waits for the broker's confirm.
     ///
     /// # Errors
-    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. Unless the broker
-    /// rejected or returned it, the message may have arrived. Publishing it again is harmless, because applying an
-    /// event twice changes nothing.
+    /// Fails if the broker is unreachable, rejects the message, or has no queue bound for it. After another error than
+    /// a rejected or returned message, it is unknown whether the message arrived. The caller can publish the message
+    /// again, because applying an event twice changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }
@@ -220,7 +221,7 @@ impl Publisher {
         self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
     }
 
-    /// The same as [`Publisher::publish`], with more properties.
+    /// Does the same as [`Publisher::publish`], with more properties.
     pub async fn publish_with(
         &self,
         exchange: &str,
@@ -232,7 +233,7 @@ impl Publisher {
         confirmed(published)
     }
 
-    /// The same as [`Publisher::publish`], with the header `traceparent` if there is one.
+    /// Does the same as [`Publisher::publish`], and adds the header `traceparent` if the caller passes one.
     pub async fn publish_traced(
         &self,
         exchange: &str,
@@ -243,8 +244,8 @@ impl Publisher {
         self.publish_with(exchange, routing_key, body, traced(traceparent)).await
     }
 
-    /// Publishes several messages of one trace, and waits once for all confirms. Returns the results in the order of
-    /// the messages.
+    /// Publishes several messages that belong to one trace, and waits for all their confirms together. Returns the
+    /// results in the order of the messages.
     pub async fn publish_all(
         &self,
         exchange: &str,
@@ -255,7 +256,7 @@ impl Publisher {
             let sent = self.send(exchange, routing_key, body, traced(traceparent));
             self.0.call("publish", sent).await.and_then(confirmed)
         };
-        // `join_all` first polls the calls in order, so the messages are sent in order.
+        // `join_all` polls the calls for the first time in their order, so the messages are sent in this order.
         join_all(messages.iter().map(send)).await
     }
 
@@ -272,7 +273,7 @@ impl Publisher {
         channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
     }
 
-    /// Makes a call that changes nothing, to check that the broker answers.
+    /// Checks that the broker answers, with a call that changes nothing.
     pub async fn answers(&self) -> Result<()> {
         let select = self.0.channel.confirm_select(ConfirmSelectOptions::default());
         self.0.call("check that RabbitMQ answers", select).await
@@ -286,7 +287,7 @@ impl Publisher {
         self.0.depth(queue).await
     }
 
-    /// Counts the messages in these partitions that no consumer has received.
+    /// Counts those messages in the partitions' queues that no consumer has received.
     pub async fn waiting(&self, partitions: &Partitions) -> Result<u64> {
         let mut waiting = 0;
         for (_, queue) in partitions.queues() {
@@ -314,7 +315,7 @@ fn confirmed(confirmation: Confirmation) -> Result<()> {
     }
 }
 
-/// Whether the server closed the connection.
+/// Returns true if the server closed the connection.
 fn was_ended(error: &lapin::Error) -> bool {
     let causes = std::iter::successors(error.source(), |cause| (**cause).source());
     causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {

@@ -1,4 +1,4 @@
-//! Reduces the number of partitions: removes their queues from the topology.
+//! Reduces the number of partitions: removes the queues of the highest partitions from the topology.
 
 use lapin::options::{ExchangeDeleteOptions, ExchangeUnbindOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
@@ -31,9 +31,9 @@ impl Broker {
         Ok(depths)
     }
 
-    /// Unbinds the queues of the partitions `to..from`, and deletes the queues that have no messages and no consumers.
-    /// Returns the queues that were not deleted. During the call each event still reaches a queue. Repeat an
-    /// interrupted call.
+    /// Unbinds the queues of the partitions `to..from`. Then deletes those of these queues that have no messages and no
+    /// consumers. Returns the queues that were not deleted. During the call, each new event still reaches a queue. If
+    /// the call is interrupted, the caller must repeat it.
     pub async fn lower_partitions(&self, link: &Link, from: u16, to: u16) -> Result<Vec<String>> {
         if to == 1 {
             self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await?;
@@ -41,7 +41,8 @@ impl Broker {
         }
         let spare: Partitions = (to..from).map(|partition| (partition, self.queue(partition))).collect();
         let there = |depths: Vec<(String, Option<Depth>)>| -> Vec<(String, bool)> {
-            // The count does not include unacknowledged messages, so a queue with a consumer is in use.
+            // The number of messages does not include unacknowledged messages. So a queue with a consumer is treated as
+            // in use.
             let is_used = |depth: Depth| depth.messages > 0 || depth.consumers > 0;
             depths.into_iter().filter_map(|(queue, depth)| Some((queue, is_used(depth?)))).collect()
         };

@@ -15,7 +15,7 @@ pub struct MapQueue {
     pub binding_keys: Vec<String>,
 }
 
-/// A binding key that no map uses. Unbinding it changes nothing.
+/// A binding key that no map uses. Unbinding this key changes nothing.
 const NO_KEY: &str = "tallyd-check";
 
 impl Broker {
@@ -33,7 +33,7 @@ impl Broker {
     pub async fn probe_map_exchange(&self, link: &Link, map: &MapQueue) -> Result<Found> {
         let channel = link.another_channel().await?;
         let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
-        // For an existing exchange the broker does not compare the type.
+        // If the exchange exists, the broker ignores the type in a passive declaration.
         let declare =
             channel.exchange_declare(map.exchange.as_str().into(), ExchangeKind::Topic, passive, FieldTable::default());
         let there = Found::of(link.call("check the site's exchange", declare).await)?;
@@ -72,7 +72,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Removes a binding of a map's queue. A missing binding is no error.
+    /// Removes a binding of a map's queue. If the binding is already missing, this is no error.
     pub async fn unbind_map(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
         let channel = link.another_channel().await?;
         let unbind = channel.queue_unbind(queue.into(), exchange.into(), key.into(), FieldTable::default());

@@ -1,5 +1,5 @@
-//! The nodes of a cluster. New connections use the nodes in turn, and one reachable node is enough. After a failure a
-//! node is tried last for a while.
+//! The nodes of a cluster. New connections use the nodes in turn, and one reachable node is enough. For some time after
+//! a failure, a node is tried after all other nodes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +12,8 @@ use tracing::{info, warn};
 use super::{BrokerError, Result};
 use crate::config::Amqp;
 
-/// After a failure, a node is tried last for this duration. If the node's machine is down, each attempt takes the whole
-/// time limit.
+/// For this duration after a failure, a node is tried after all other nodes. The reason is that each attempt takes the
+/// whole time limit if the node's machine is down.
 const LAST_FOR: Duration = Duration::from_secs(30);
 
 /// AMQP's default ports: without TLS, and with TLS.
@@ -36,7 +36,7 @@ pub(super) struct Node {
 struct State {
     /// The time of the last failure. `None` after a success.
     failed: Option<Instant>,
-    /// Whether a log message has reported the failure.
+    /// Whether the failure was already logged.
     is_told: bool,
 }
 
@@ -50,7 +50,7 @@ impl Nodes {
         }
         let mut nodes: Vec<Node> = Vec::new();
         for url in urls {
-            // The library's error would quote the address with the password.
+            // The library's error is dropped, because it would quote the address with the password.
             let unread = |_| BrokerError::Config("[amqp] url cannot be parsed".to_owned());
             let mut uri: AMQPUri = url.expose().parse().map_err(unread)?;
             uri.query.heartbeat = Some(config.heartbeat_s);
@@ -77,8 +77,8 @@ impl Nodes {
         turn
     }
 
-    /// Records the nodes that failed before `reached` answered. Returns their errors as one error, or `None` if no node
-    /// failed.
+    /// Records which nodes failed before `reached` answered. Returns the errors of these nodes as one error, or `None`
+    /// if no node failed.
     pub(crate) fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
@@ -100,8 +100,8 @@ impl Node {
         self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
     }
 
-    /// Records a failure, and logs it once if another node was reached. If no node was reached, the caller reports the
-    /// error.
+    /// Records a failure. If another node was reached, logs the failure once. If no node was reached, the caller
+    /// reports the error.
     fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());

@@ -1,8 +1,8 @@
-//! Checks the broker without changing it. Finds out which exchanges and queues exist, whether their arguments differ,
-//! and which rights the account has.
+//! Checks the broker without changing it. Finds out which exchanges and queues exist, whether their arguments differ
+//! from the expected ones, and which rights the account has.
 //!
-//! Each check begins with a passive declaration, because a normal one would create a missing exchange or queue. Each
-//! check uses its own channel, because an error closes the channel.
+//! Each check begins with a passive declaration, because a normal declaration would create a missing exchange or queue.
+//! Each check uses its own channel, because an error closes the channel.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -29,7 +29,7 @@ const PRECONDITION_FAILED: u16 = 406;
 /// AMQP's error code for an unknown type of exchange.
 const COMMAND_INVALID: u16 = 503;
 
-/// AMQP's error code for a missing vhost, or for an account without a right to it.
+/// AMQP's error code for a missing vhost, or for an account without a right to the vhost.
 pub(super) const NOT_ALLOWED: u16 = 530;
 
 /// AMQP's error code for a call that the broker does not support.
@@ -38,18 +38,18 @@ pub(super) const NOT_IMPLEMENTED: u16 = 540;
 /// The broker's answer about one exchange, queue or right.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The exchange or queue exists with the expected arguments, or the account has the right.
+    /// The check passed: the exchange or queue exists with the expected arguments, or the account has the right.
     Right,
     /// The exchange or queue is missing.
     Missing,
-    /// The exchange or queue exists with other arguments. Contains the broker's text.
+    /// The exchange or queue exists with other arguments. The value is the broker's text.
     Different(String),
-    /// The account lacks the right. Contains the broker's text.
+    /// The account lacks the right. The value is the broker's text.
     Refused(String),
 }
 
 impl Found {
-    /// Converts the broker's answer to a check.
+    /// Converts the broker's answer to the result of a check.
     pub(super) fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
         match error.code() {
@@ -76,8 +76,8 @@ fn greeting(uri: &AMQPUri, tls: OwnedTLSConfig, limit: Duration) -> io::Result<V
     Ok(payload)
 }
 
-/// Finds the text property `name` in an AMQP table. The table has the name's length, the name, `S`, the text's length
-/// and the text.
+/// Finds the text property `name` in an AMQP table. In the table, a property consists of the name's length, the name,
+/// `S`, the text's length and the text.
 fn property(table: &[u8], name: &str) -> Option<String> {
     let mark = [&[u8::try_from(name.len()).ok()?], name.as_bytes(), b"S"].concat();
     let from = table.windows(mark.len()).position(|window| window == mark)? + mark.len();
@@ -87,7 +87,7 @@ fn property(table: &[u8], name: &str) -> Option<String> {
 }
 
 impl Broker {
-    /// Connects to each node. Returns the node's `host:port` with the link or the error.
+    /// Connects to each node. Returns each node's `host:port` with its link or its error.
     pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
         let asked =
             self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "config check").await));
@@ -140,7 +140,8 @@ impl Broker {
     /// transaction back, so nothing is published.
     ///
     /// # Errors
-    /// Fails if the broker is unreachable, or if it has a memory or disk alarm and reads nothing from publishers.
+    /// Fails if the broker is unreachable. Also fails if the broker reads nothing from publishers because of a memory
+    /// or disk alarm.
     pub async fn probe_publish(&self, link: &Link, exchange: &str) -> Result<Found> {
         let channel: Channel = link.another_channel().await?;
         let publish = async {
@@ -159,8 +160,8 @@ impl Broker {
         }
     }
 
-    /// Returns the broker's product and version, for example `RabbitMQ 3.10.8`. A broker sends both before the login.
-    /// Returns `None` if the broker does not send them.
+    /// Returns the broker's product and version, for example `RabbitMQ 3.10.8`. A broker sends its product and version
+    /// before the login. Returns `None` if the broker does not send them.
     pub async fn version(&self) -> Option<String> {
         let (uri, tls, limit) = (self.nodes.all().first()?.uri.clone(), self.tls.clone(), self.config.timeout());
         let read = move || greeting(&uri, tls, limit).ok();
@@ -169,9 +170,10 @@ impl Broker {
     }
 
     /// Checks whether the broker has the exchange type that distributes events over partitions. The check declares an
-    /// exchange with a reserved name, so the broker never creates it. The broker checks the type before the name.
+    /// exchange with a reserved name, so the broker never creates the exchange. But the broker checks the type before
+    /// it refuses the name.
     pub async fn probe_plugin(&self) -> Result<bool> {
-        // An unknown type closes the connection.
+        // If the broker does not know the type, it closes the connection, so the check needs its own connection.
         let link = self.connect("config check").await?;
         let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };

@@ -11,11 +11,11 @@ use crate::config::QueueType;
 /// The broker dead-letters a message after this number of redeliveries.
 const RETURNS_MAX: i32 = 20;
 
-/// The size limit of the queue of returned messages, in bytes. When this queue is full, a dead-lettered message stays
-/// in the partition's queue.
+/// The size limit of the queue of returned messages, in bytes. When this queue is full, messages that should be
+/// dead-lettered stay in the partition's queue.
 const RETURNED_BYTES_MAX: i64 = 1 << 30;
 
-/// The exchange type that distributes by hash.
+/// The exchange type that distributes messages over queues by a hash.
 pub(super) const CONSISTENT_HASH: &str = "x-consistent-hash";
 
 impl Broker {
@@ -40,15 +40,15 @@ impl Broker {
     }
 
     /// The queue of returned messages. It contains messages that the broker dead-lettered after too many redeliveries.
-    /// It also contains dead letters above the quota.
+    /// It also contains dead letters that exceeded the quota of dead letters.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
     /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Several daemons can
-    /// call this while events are published, because it adds the new binding before it removes the old binding. In
-    /// between, an event may reach two queues. The second copy changes nothing. Without a binding the broker would
-    /// return the event to its publisher.
+    /// call this while events are published, because it adds the new binding before it removes the old one. While both
+    /// bindings exist, an event can reach two queues, but its second copy changes nothing. If no binding existed, the
+    /// broker would return the event to its publisher.
     ///
     /// # Errors
     /// Fails if an exchange or queue exists with other arguments, or if the account lacks a right.
@@ -79,8 +79,8 @@ impl Broker {
             FieldTable::default(),
         );
         link.call("bind the exchanges", bind).await?;
-        // Removes the binding for a single partition, if it exists. The old binding would deliver each event a second
-        // time.
+        // Removes the binding that was used with a single partition, if it exists. This old binding would deliver each
+        // event a second time.
         let unbind =
             link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
         link.call("unbind the queue", unbind).await
@@ -127,10 +127,12 @@ impl Broker {
         partition.insert("x-dead-letter-exchange".into(), text(""));
         partition.insert("x-dead-letter-routing-key".into(), text(&self.returned()));
         if is_quorum {
-            // The broker keeps a message until the queue of returned messages has stored it.
+            // With this strategy, the broker keeps a dead-lettered message until the queue of returned messages has
+            // stored it.
             partition.insert("x-dead-letter-strategy".into(), text("at-least-once"));
             partition.insert("x-overflow".into(), text("reject-publish"));
-            // RabbitMQ 3 has no default limit, so a message that crashes its receiver would block the partition.
+            // RabbitMQ 3 has no default limit. Without a limit, a message that crashes its receiver would block the
+            // partition.
             partition.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
         }
         partition

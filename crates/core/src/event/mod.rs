@@ -1,9 +1,9 @@
-//! Parses an event's JSON. No other code depends on this format. docs/events.md describes the format. Each event gives
-//! one result: a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
+//! Parses an event's JSON. No other code depends on this format. docs/events.md describes the format. The result of
+//! each event is a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
 //! argument.
 //!
-//! A field of the wrong type never fails the parse. The parser reads every field as a scalar. The checks come after the
-//! parse. So a refusal can say which field is wrong and which values are allowed.
+//! A field of the wrong type never fails the parse. The parser reads every field as a scalar, and checks its type and
+//! value later. So a refusal can say which field is wrong and which values are allowed.
 
 mod encode;
 pub(crate) mod raw;
@@ -51,18 +51,19 @@ pub const EVENT_ID_MAX: usize = 64;
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A user likes a target, or no longer likes it.
+    /// A user likes a target, or takes the like back.
     Like(LikeEvent),
     /// A target's counter changes by an amount.
     Count(CountEvent),
     /// A target's counter is set to a value.
     Set(SetEvent),
-    /// A job's marker, with its number. When the fence is committed, every event published before it is committed.
+    /// A job's marker in a queue, with the marker's number. When the fence is committed, every event that was published
+    /// before the fence is committed, too.
     Fence(u64),
 }
 
 impl Message {
-    /// Returns the message, unless only tallyd may send it.
+    /// Returns the message, or a refusal if only tallyd is allowed to send it.
     ///
     /// # Errors
     /// Fails if the message is a fence.
@@ -78,7 +79,8 @@ pub struct LikeEvent {
     pub target: Target,
     /// The user who likes it.
     pub user: UserId,
-    /// The time of the click by the sender's clock, or by Redis' clock with `writer = "api"`. The newer event wins.
+    /// The time of the click by Redis' clock if `writer = "api"`, otherwise by the sender's clock. The newer event
+    /// wins.
     pub at: Micros,
     /// The new state: true for `like`.
     pub liked: bool,
@@ -88,22 +90,22 @@ pub struct LikeEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountEvent {
     pub target: Target,
-    /// The metric. It is never `like`, because only `like` and `unlike` events change that metric.
+    /// The metric. The metric is never `like`, because only `like` and `unlike` events change that metric.
     pub metric: Metric,
     /// The amount to add: -2^31 to 2^31.
     pub delta: i64,
-    /// The producer's time. If a producer sends the event again, this time must be the same.
+    /// The producer's time. If a producer sends the event again, this time must not change.
     pub at: Micros,
     /// The event's id.
     pub id: EventId,
 }
 
-/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. `count` events with
-/// an earlier or equal `at` are void.
+/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. It makes `count`
+/// events with an earlier or equal `at` void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
     pub target: Target,
-    /// The metric. A rule makes the metric `settable`.
+    /// The metric. A rule must make this metric `settable`.
     pub metric: Metric,
     /// The new value: -2^53 to 2^53.
     pub value: i64,
@@ -135,14 +137,14 @@ pub struct Terms {
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
-    /// An `at` may be in the future by at most this duration. An event with a later `at` would win against every later
-    /// event of its row.
+    /// The maximum time by which an `at` can be in the future. Without this limit, an event with a wrong, far later
+    /// `at` would win against all correct events of its row.
     pub future_max: Duration,
     /// The maximum age of the `at` of a count or set. The ledger keeps applied events for this duration.
     pub applied_event_keep: Duration,
     /// The rules of the metrics, for example whether a metric can be set.
     pub rules: Rules,
-    /// How a like's partition is chosen when the like is sent again.
+    /// How to choose the partition of a like that tallyd sends again.
     pub partition_by: PartitionBy,
 }
 
@@ -162,7 +164,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body. So the event's place is the difference between their addresses.
+                // The event is a slice of the body. So its place is the event's address minus the body's address.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
             }
@@ -191,7 +193,7 @@ pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
 /// Checks one event.
 ///
 /// # Errors
-/// Returns a [`Refusal`] only if the event can never be applied, and never for a problem that a retry could solve.
+/// Returns a [`Refusal`] if the event can never be applied. A problem that a retry could solve is never a refusal.
 pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     if body.len() > BODY_BYTES_MAX {
         return Err(refuse(
@@ -343,7 +345,7 @@ fn id_of_user(value: &Scalar<'_>) -> Result<UserId, Refusal> {
     id(value, "user_id", Reason::UserIdOutOfRange).map(UserId)
 }
 
-/// Accepts digits only: no sign, space or leading zero, so each id has exactly one spelling.
+/// Accepts only digits, without a sign, a space or a leading zero. So each id has exactly one spelling.
 fn decimal(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     if digits && !text.starts_with('0') { text.parse().ok() } else { None }

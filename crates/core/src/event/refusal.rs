@@ -16,35 +16,36 @@ pub enum Reason {
     TooLarge,
     /// The body is not JSON, not UTF-8 or not an object, or it has a field twice.
     MalformedJson,
-    /// `type` is missing or not text.
+    /// `type` is missing or is not text.
     NoType,
     /// This version does not support the `type`.
     UnknownType,
-    /// `kind` is missing or not in `[kinds]`.
+    /// `kind` is missing or is not in `[kinds]`.
     UnknownKind,
-    /// `target_id` is missing or not 1 to 2^63-1.
+    /// `target_id` is missing or is not an id from 1 to 2^63-1.
     TargetIdOutOfRange,
-    /// `user_id` is missing or not 1 to 2^63-1.
+    /// `user_id` is missing or is not an id from 1 to 2^63-1.
     UserIdOutOfRange,
-    /// `metric` is missing, or not in `[metrics]`, or `like`.
+    /// `metric` is missing, is not in `[metrics]`, or is `like`.
     UnknownMetric,
     /// The event is a `set` or `reset`, but no rule makes its metric `settable`.
     NotSettable,
-    /// `delta` is missing or not -2^31 to 2^31.
+    /// `delta` is missing or is not from -2^31 to 2^31.
     DeltaOutOfRange,
-    /// `value` is missing or not -2^53 to 2^53.
+    /// `value` is missing or is not from -2^53 to 2^53.
     ValueOutOfRange,
-    /// `event_id` is missing or not text of 1 to 64 characters.
+    /// `event_id` is missing or is not a text of 1 to 64 characters.
     EventIdOutOfRange,
-    /// `at` is missing or not a time that `DATETIME(6)` can hold.
+    /// `at` is missing or is not a time that `DATETIME(6)` can hold.
     AtOutOfRange,
     /// `at` is further ahead of this machine's clock than `future_max`.
     AtInFuture,
-    /// A `count`, `set` or `reset` is older than the ledger's entries. So it is unknown whether the event was applied.
+    /// A `count`, `set` or `reset` is older than the ledger of applied events. So it is unknown whether the event was
+    /// applied.
     AtTooOld,
     /// The database rejects this event's row, but accepts the rest of the batch.
     RefusedByDatabase,
-    /// Not a refusal: the broker dead-lettered the message before a daemon wrote it.
+    /// This is not a refusal. The broker dead-lettered the message before a daemon could write it to MySQL.
     ReturnedByBroker,
 }
 
@@ -70,8 +71,8 @@ impl Reason {
         Self::ReturnedByBroker,
     ];
 
-    /// Whether an event with this code could be accepted later. The cause can be the configuration, a clock or an old
-    /// version, or the event was never checked. Returns true for codes of other versions.
+    /// Whether an event with this code could be accepted later. This is possible if the cause is the configuration, a
+    /// clock or an old version, or if the event was never checked. Returns true for codes that only other versions use.
     pub fn may_be_good(code: &str) -> bool {
         let never = [
             Self::TooLarge,
@@ -87,7 +88,7 @@ impl Reason {
         never.into_iter().all(|reason| reason.code() != code)
     }
 
-    /// The code in `dead_letter.reason`, in logs and metrics.
+    /// Returns the code for `dead_letter.reason`, logs and metrics.
     pub fn code(self) -> &'static str {
         match self {
             Self::TooLarge => "too-large",

@@ -1,11 +1,11 @@
-//! A field's JSON value of any type. It is checked later.
+//! A field's JSON value of any type. A later step checks the value.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// A field's JSON value. A text without escapes borrows from the body.
+/// A field's JSON value. A text without escapes is borrowed from the body.
 #[derive(Debug, Default)]
 pub(crate) enum Scalar<'a> {
     #[default]
@@ -37,7 +37,7 @@ impl fmt::Display for Scalar<'_> {
             Self::Missing => f.write_str("missing"),
             Self::Unsigned(number) => number.fmt(f),
             Self::Negative(number) => number.fmt(f),
-            // The beginning is enough to identify the text. `dead_letter` contains the whole body.
+            // The beginning of the text is enough here, because `dead_letter` contains the whole body.
             Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
             Self::Other(name) => f.write_str(name),
         }

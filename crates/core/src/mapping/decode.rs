@@ -1,6 +1,6 @@
-//! Converts a site's JSON to events. The converter finds each field by its JSON pointer, and renames the field as in
-//! tallyd's events. Then it checks the field by the same rules as in tallyd's events. A refusal contains the field's
-//! pointer.
+//! Converts a site's JSON to events. The converter finds each field by its JSON pointer, and gives it the field's name
+//! in tallyd's events. Then it checks the field by the same rules as for tallyd's events. A refusal contains the
+//! field's pointer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body. So the event's place is the difference between their addresses.
+                // The event is a slice of the body. So its place is the event's address minus the body's address.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, map, terms, now), from..from + event.len());
             }
@@ -135,8 +135,8 @@ fn mapped<'a>(
     let value = key.as_deref().and_then(|key| source.values.get(key));
     value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
         let is = match found.map_or(Scalar::Missing, scalar) {
-            // For a boolean or null, the message shows the value and not its type, because `values` can contain other
-            // booleans.
+            // For a boolean or null, the message shows the value and not its type. The reason is that `values` can
+            // contain the other boolean.
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
@@ -159,7 +159,7 @@ fn scalar(value: &Value) -> Scalar<'_> {
     }
 }
 
-/// Converts a number that is given as text.
+/// Converts text that contains a number to a number.
 fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar.text().and_then(|text| text.parse::<i64>().ok()) {
         Some(number) => u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Unsigned),
@@ -167,7 +167,7 @@ fn number(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Converts text that is given as a number.
+/// Converts a number to text.
 fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     match scalar {
         Scalar::Unsigned(number) => Scalar::Text(Cow::Owned(number.to_string())),
@@ -176,7 +176,7 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Returns the time in microseconds. A coarser time becomes the beginning of its unit.
+/// Returns the time in microseconds. If the unit is coarser, the time is the first microsecond of its unit.
 fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
     let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
     let micros = unit.micros().unsigned_abs();
@@ -191,7 +191,7 @@ fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>,
     }
 }
 
-/// Returns the name of a field for messages.
+/// Returns a field's name as error messages show it.
 fn said(name: &str, source: Option<&Source>) -> String {
     match source.map(|source| source.pointer.as_deref()) {
         Some(Some(pointer)) => format!("{name} from {pointer}"),
@@ -200,7 +200,7 @@ fn said(name: &str, source: Option<&Source>) -> String {
     }
 }
 
-/// Adds the field's pointer to the refusal. If an id is a UUID, adds advice.
+/// Adds the field's pointer to the refusal. If an id is a UUID, also adds advice to the refusal.
 fn with_pointer(Refusal { reason, error }: Refusal, map: &Map, raw: &Raw<'_>) -> Refusal {
     let fields = map.fields().map(|(name, source)| (name, said(name, source)));
     let at = ("at", format!("at from {}", map.at.pointer));

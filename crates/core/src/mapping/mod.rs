@@ -1,7 +1,7 @@
 //! `[[map]]`: events from a site with its own JSON. A map says where each field is in a body, and what its values mean.
 //!
-//! `decode` converts bodies to events, with the same checks as for tallyd's own events. If the events' times are too
-//! coarse, `order` uses the order of arrival. Pure.
+//! `decode` converts bodies to events, with the same checks as for tallyd's own events. If several events can have the
+//! same time, `order` also uses their order of arrival. Pure.
 
 mod decode;
 mod order;
@@ -17,7 +17,7 @@ pub use order::in_arrival;
 use crate::partition::MAPS_FROM;
 use crate::unit::Unit;
 
-/// The largest number of a map.
+/// The largest number that a map can have.
 pub const MAP_NUMBER_MAX: u8 = 99;
 
 /// The event types that a map can produce.

@@ -4,12 +4,12 @@
 //!
 //! * A is a like. B is an unlike of the same user and target in the same second. The daemon writes A and then B, and
 //!   crashes before it acknowledges the two events. The broker delivers both again. An event in the same unit as the
-//!   row's version always wins. The row then gets a version that is one microsecond newer. So A wins again. But the
-//!   broker redelivers in the order of the queue. So B arrives after A and wins.
+//!   row's version always wins, and the row gets a version that is one microsecond newer. So A wins again for a moment.
+//!   But the broker redelivers in the order of the queue, so B arrives after A and wins.
 //! * A is an event, and the broker redelivers only A. The row already has A's state, so the second delivery of A
 //!   changes nothing.
-//! * A is a like. B is an event with an earlier second, and arrives after A. The versions decide, as for all events, so
-//!   A wins.
+//! * A is a like. B is an event with an earlier second, but B arrives after A. The newer version wins, as for all
+//!   events, so A wins.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +19,7 @@ use crate::model::Micros;
 use crate::unit::Unit;
 
 /// Returns the new row states, sorted by key, and the former state of each row. `events` are in the order of arrival.
-/// The `at` of each event is the beginning of its unit. `old` contains the existing rows only.
+/// The `at` of each event is the beginning of its unit. `old` contains no entry for a row that does not exist.
 pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {
@@ -58,7 +58,7 @@ mod tests {
         LikeEvent { target, user: UserId(user), at: Micros(at_s * 1_000_000), liked }
     }
 
-    /// Writes the batches as transactions would.
+    /// Writes each batch as a transaction would write it.
     fn write<'a>(rows: &mut HashMap<Pair, State>, batches: impl IntoIterator<Item = &'a [LikeEvent]>) {
         for batch in batches {
             let (winners, before) = in_arrival(batch, Unit::S, rows);
@@ -109,7 +109,7 @@ mod tests {
             let mut rows = HashMap::new();
             write(&mut rows, batches.iter().copied().filter(|batch| !batch.is_empty()));
             prop_assert_eq!(&liked(&rows), &expected);
-            // The broker redelivers all events from this one on, in other batches.
+            // The broker redelivers this event and all later events, in other batches.
             let again = &events[redelivered.min(events.len() - 1)..];
             write(&mut rows, again.chunks(2));
             prop_assert_eq!(&liked(&rows), &expected);

@@ -3,8 +3,8 @@
 //!
 //! A week can begin on any day. A week's name is the ISO week that contains most of the week's days.
 //!
-//! A period lasts from its start to the start of the next one. So every instant is in exactly one period, even if the
-//! zone's clocks change at midnight.
+//! A period lasts from its start to the start of the next period. So every instant is in exactly one period, even if
+//! the zone's clocks change at midnight.
 
 use std::fmt;
 use std::iter;
@@ -17,8 +17,8 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// The archiver checks this number of closed periods. If it missed a period for longer than 400 days (or weeks, or
-/// months), an operator must request this period by name.
+/// The archiver checks this number of the latest closed periods. If it missed a period that is now older than these 400
+/// days (or weeks, or months), an operator must request that period by name.
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -38,8 +38,8 @@ pub enum PeriodKind {
 }
 
 impl PeriodKind {
-    /// The number of bits for the remaining time, in steps of [`Self::step_s`]. These bits can represent the longest
-    /// period plus one hour.
+    /// The number of bits for the remaining time, which is counted in steps of [`Self::step_s`]. These bits can
+    /// represent the longest period plus one hour.
     pub const fn time_bits(self) -> u32 {
         match self {
             Self::Day => 17,
@@ -233,8 +233,8 @@ pub enum WeekStart {
 }
 
 impl WeekStart {
-    /// Returns the days from the ISO week's Monday to the first day of the board's week. Most days of the two weeks are
-    /// the same.
+    /// Returns the days from the ISO week's Monday to the first day of the board's week. The two weeks share most of
+    /// their days.
     fn shift(self) -> Span {
         match self {
             Self::Monday => 0,
@@ -275,20 +275,20 @@ impl Calendar {
         let midnight = date.at(0, 0, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(midnight);
         let first = match ambiguous.offset() {
-            // The clock jumps over midnight, so the day begins with the jump. With the offset from after the jump,
-            // midnight is an instant before the jump.
+            // The clock jumps over midnight, so the day begins with the jump. The search for the jump starts at an
+            // earlier instant: midnight by the offset that is valid after the jump.
             AmbiguousOffset::Gap { after, .. } => after
                 .to_timestamp(midnight)
                 .ok()
                 .and_then(|before| self.zone.following(before).next().map(|jump| jump.timestamp())),
-            // If a midnight comes twice, use the first.
+            // If the clock shows midnight twice, the day begins at the first one.
             AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => ambiguous.compatible().ok(),
         };
         first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// Finds the board's week that contains the day. Returns the Monday of the ISO week whose name this week has. The
-    /// additions fail only at the calendar's ends.
+    /// Finds the board's week that contains the day. The week has the name of an ISO week. Returns the Monday of this
+    /// ISO week. The subtractions fail only at the calendar's ends.
     fn monday(&self, day: Date) -> Date {
         let shifted = day.checked_sub(self.week_starts.shift()).unwrap_or(day);
         shifted.checked_sub(shifted.weekday().to_monday_zero_offset().days()).unwrap_or(shifted)

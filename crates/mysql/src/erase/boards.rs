@@ -1,4 +1,4 @@
-//! Erases members of boards in MySQL. In archives another name replaces the member. In snapshots the member's row is
+//! Erases members of boards in MySQL. In an archive, the member gets another name. In a snapshot, the member's row is
 //! deleted.
 
 use sqlx::{Connection, MySqlConnection, Row};
@@ -16,12 +16,12 @@ pub struct Place {
     pub score: f64,
 }
 
-/// A new name for a member of a verified archive.
+/// A planned replacement of a member's name in a verified archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved<'a> {
     /// The member's place.
     pub from: Place,
-    /// The new name's place. As in Redis, equal scores are ordered by the bytes of the members.
+    /// The place that the new name gets. As in Redis, members with equal scores are ordered by their bytes.
     pub to: u64,
     pub member: &'a [u8],
     /// The new name.
@@ -45,8 +45,8 @@ impl Store {
         .await
     }
 
-    /// Finds the member's place in each copy of the period's archive. This reads the whole archive, because there is no
-    /// index by member.
+    /// Finds the member's place in each copy of the period's archive. The query reads the whole archive, because there
+    /// is no index by member.
     pub async fn places_of(&self, at: &BoardPeriod, member: &[u8]) -> Result<Vec<Place>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -89,8 +89,9 @@ impl Store {
         .await
     }
 
-    /// Replaces a member's name and updates the checksum, in one transaction. Members with equal scores move up or down
-    /// by one. Returns `false` if the archive has changed since it was read.
+    /// Replaces a member's name and updates the checksum, in one transaction. Members between the old and the new
+    /// place, which have equal scores, move up or down by one place. Returns `false` if the archive has changed since
+    /// it was read.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -101,8 +102,8 @@ impl Store {
             let mut tx = connection.begin().await.context(ACTION)?;
             let found = move_in(&mut tx, at, moved).await?;
             if found {
-                // The check of the job's lock comes last, because it locks the job's row. Moving many rows takes long,
-                // and a renewal of the lease would have to wait for the job's row.
+                // The check of the job's lock comes last, because it locks the job's row. Moving many rows takes long.
+                // During this time, a lock on the job's row would block the renewal of the lease.
                 jobs::hold(&mut tx, boards::JOB, run).await?;
                 tx.commit().await.context(ACTION)?;
             }
@@ -111,7 +112,7 @@ impl Store {
         .await
     }
 
-    /// Replaces the member's name in copies that are not verified. The next archive overwrites them.
+    /// Replaces the member's name in copies that are not verified. The next archiving overwrites these copies.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -122,7 +123,7 @@ impl Store {
         self.note("replace a member of a copy", run, at, query).await
     }
 
-    /// Whether the period's snapshot contains the member.
+    /// Returns true if the period's snapshot contains the member.
     pub async fn is_saved(&self, at: &BoardPeriod, member: &[u8]) -> Result<bool> {
         const ACTION: &str = "find a member of a snapshot";
         let mut conn = self.acquire().await?;
@@ -171,7 +172,7 @@ async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Move
     if query.execute(&mut *connection).await.context(ACTION)?.rows_affected() == 0 {
         return Ok(false);
     }
-    // The rows move in an order in which two rows never have the same place.
+    // The rows move in such an order that two rows never have the same place.
     let (sql, first, last) = if to > place {
         (
             "UPDATE leaderboard_archive SET place = place - 1 WHERE board = ? AND period = ? AND copy = ? \

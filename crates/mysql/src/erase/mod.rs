@@ -41,7 +41,7 @@ impl Store {
         .await
     }
 
-    /// Reads the user's next rows after the target `after`. The query uses the index `index`.
+    /// Reads the user's next rows, which come after the target `after`. The query uses the index `index`.
     pub async fn likes_by_index(&self, index: &str, user: UserId, after: Target, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a user";
         let index = index.replace('`', "``");
@@ -101,8 +101,8 @@ impl Store {
         .await
     }
 
-    /// Deletes those rows of `pairs` that are unlikes. `pairs` must be sorted by key. Returns the number of deleted
-    /// rows. A row that is now a like stays.
+    /// Deletes the rows of `pairs`, but only those that are unlikes. `pairs` must be sorted by key. Returns the number
+    /// of deleted rows. A row is not deleted if it is now a like.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -110,8 +110,8 @@ impl Store {
         const ACTION: &str = "delete like records";
         let mut erased = 0;
         for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
-            // The condition is not a list of rows, because for a list with one row MariaDB would read and lock the
-            // whole table.
+            // The condition does not use `IN` with a list of rows. If such a list had one row, MariaDB would read and
+            // lock the whole table.
             let one = "(kind = ? AND target_id = ? AND user_id = ?)";
             let sql = format!("DELETE FROM like_record WHERE is_del = 1 AND ({})", vec![one; piece.len()].join(" OR "));
             erased += self

@@ -1,4 +1,4 @@
-//! Counts and deletes the rows about a target's counters.
+//! Counts and deletes the rows that contain a target's counters.
 
 use sqlx::{AssertSqlSafe, Row};
 use tallyd_core::model::Target;
@@ -12,11 +12,12 @@ const BY_TARGET: [&str; 4] = ["counter", "number_set", "recent_delta", "drift_se
 const DELETED_ROWS: u64 = 1_000;
 
 impl Store {
-    /// Counts the rows about the target's counters in each table. Rows that a running reconcile logs are not included.
+    /// Counts the rows about the target's counters in each table. The counts do not include rows that a running
+    /// reconcile has logged.
     pub async fn count_numbers(&self, target: Target) -> Result<Vec<(&'static str, u64)>> {
         const ACTION: &str = "count the rows of a target";
         let mut conn = self.acquire().await?;
-        // `repair` has no index by target, so this reads several hundred thousand rows.
+        // `repair` has no index by target, so this query reads several hundred thousand rows.
         conn.unlimited(|connection| async move {
             let mut counts = Vec::new();
             for table in BY_TARGET.into_iter().chain(["repair"]) {

@@ -1,5 +1,5 @@
-//! Rows that contain data of an erased user or target and also other data. These are rows of the outbox, of dead
-//! letters and of runs. This module removes only the subject's data and keeps the other data.
+//! Erases a user or target from rows that also contain other data. These are rows of the outbox, of dead letters and of
+//! runs. This module removes only the subject's data (the erased user's or target's) and keeps the other data.
 
 use sqlx::{Connection, Row};
 use tallyd_core::erase::Subject;
@@ -10,7 +10,7 @@ use crate::{Context, Result, Store};
 /// The maximum number of outbox rows in one read.
 const OUTBOX_PAGE: u64 = 100;
 
-/// An outbox row whose body may contain the subject.
+/// An outbox row whose body possibly contains the subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRow {
     pub partition: u16,
@@ -18,7 +18,7 @@ pub struct NamedRow {
     pub body: String,
 }
 
-/// A run whose report or checkpoint may contain a target.
+/// A run whose report or checkpoint possibly contains a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
     pub run: u64,
@@ -29,8 +29,8 @@ pub struct NamedRun {
 }
 
 impl Store {
-    /// Returns the next rows of a partition's outbox that may contain the subject. Also returns the number of the last
-    /// row that was read. This number is `None` at the end.
+    /// Returns the next rows of a partition's outbox that possibly contain the subject. Also returns the number of the
+    /// last row that was read. This number is `None` at the end.
     pub async fn outbox_naming(
         &self,
         partition: u16,
@@ -68,8 +68,8 @@ impl Store {
         .await
     }
 
-    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Only changes rows that are
-    /// already in Redis.
+    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Changes a row only if Redis
+    /// already contains it.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -86,8 +86,9 @@ impl Store {
             .await
     }
 
-    /// Replaces the body of a dead letter. Returns whether the letter still had the `former` body. If another letter
-    /// already has the new body, this letter is deleted. The other letter then becomes open if this letter was open.
+    /// Replaces the body of a dead letter. Returns false, and changes nothing, if the letter no longer has the body
+    /// `former`. If another letter already has the new body, this letter is deleted. In that case the other letter
+    /// becomes open if the deleted letter was open.
     pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
         const ACTION: &str = "rewrite a dead letter";
         let mut conn = self.acquire().await?;
@@ -123,8 +124,8 @@ impl Store {
         .await
     }
 
-    /// Counts the rows about the subject that a running reconcile has logged. The reconcile needs them, and deletes
-    /// them at its end.
+    /// Counts the rows about the subject that a running reconcile has logged. The reconcile needs these rows, and
+    /// deletes them at its end.
     pub async fn watched_of(&self, subject: &Subject) -> Result<u64> {
         const ACTION: &str = "count the rows that a reconcile has logged";
         let mut conn = self.acquire().await?;
@@ -147,8 +148,8 @@ impl Store {
         .await
     }
 
-    /// Finds runs other than `run` whose report or checkpoint may contain a target, by the target's name (`video:42`)
-    /// or id. The table has few runs, because old runs are deleted.
+    /// Finds runs other than `run` whose report or checkpoint can contain a target. Searches for the target's name
+    /// (`video:42`) or id. The table has few runs, because old runs are deleted.
     pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
         let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));
@@ -173,7 +174,7 @@ impl Store {
         .await
     }
 
-    /// Replaces a run's report and checkpoint. A missing report or checkpoint stays missing.
+    /// Replaces a run's report and checkpoint. If the run has no report or no checkpoint, that column stays NULL.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.

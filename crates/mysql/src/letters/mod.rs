@@ -26,8 +26,8 @@ pub struct DeadLetter {
     pub first_seen: Micros,
 }
 
-/// A statement contains letters up to this size in bytes, plus one more letter of any size. The limit is far below any
-/// `max_allowed_packet`.
+/// When the letters of a statement have this number of bytes, no more letters are added. The last letter can have any
+/// size. The limit is far below any `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
 /// Stores dead letters. A redelivered letter is stored once. A letter that was replayed and refused again becomes open
@@ -48,7 +48,8 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
                  refusals = dead_letter.refusals + 1",
                 placeholders(part.len(), 6)
             );
-            // Parts of large letters have any length, so their statements are not worth caching.
+            // If large letters split a piece, its parts have many different lengths, so their statements are not worth
+            // caching.
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
             for letter in part {
                 query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
@@ -60,7 +61,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
     Ok(())
 }
 
-/// Counts the open dead letters from this queue, up to `most`. Reads only an index.
+/// Counts the open dead letters from this queue, but stops at `most`. This query reads only an index.
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
@@ -68,7 +69,7 @@ pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -
 }
 
 impl Store {
-    /// Counts the open dead letters for each queue and reason. Reads only an index.
+    /// Counts the open dead letters for each queue and reason. This query reads only an index.
     pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
         let mut conn = self.acquire().await?;

@@ -12,7 +12,7 @@ use crate::{Context, Result, Store, datetime, micros};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub id: u64,
-    /// The message's body. In a list, only the first [`HEAD_BYTES`] bytes.
+    /// The message's body. In a list, the body contains only its first [`HEAD_BYTES`] bytes.
     pub body: Vec<u8>,
     /// The length of the body.
     pub bytes: u64,
@@ -33,15 +33,15 @@ pub struct Letter {
     pub refusals: u32,
 }
 
-/// Selects the dead letters that match all of these conditions.
+/// Selects the dead letters that meet all of these conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     pub reason: Option<String>,
-    /// First seen at this time or later.
+    /// Only letters that were first seen at this time or later.
     pub since: Option<Micros>,
-    /// First seen before this time.
+    /// Only letters that were first seen before this time.
     pub before: Option<Micros>,
-    /// Replayed (true) or open (false).
+    /// Only replayed letters if true, only open letters if false.
     pub replayed: Option<bool>,
 }
 
@@ -62,8 +62,8 @@ pub struct Total {
 /// A list contains this number of bytes of each body.
 pub const HEAD_BYTES: u32 = 200;
 
-/// [`Selection`] as SQL, with the parameters of `selected`. There are usually few dead letters. So they are read in the
-/// order of their ids, without an index for these conditions.
+/// The condition of a [`Selection`] in SQL, with the parameters of `selected`. It has no index, because there are
+/// usually few dead letters. MySQL reads them in the order of their ids.
 const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
                         AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
 
@@ -85,7 +85,7 @@ impl Store {
         .await
     }
 
-    /// Returns these dead letters with whole bodies, in the order of their ids. Skips missing letters.
+    /// Returns these dead letters with their whole bodies, in the order of their ids. Skips missing letters.
     pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
         const ACTION: &str = "read dead letters";
         if ids.is_empty() {
@@ -140,7 +140,7 @@ impl Store {
         .await
     }
 
-    /// Returns the ids of a selection within a range, in order, each with the length of the body.
+    /// Returns the ids of a selection within a range, in order, each with the length of the letter's body.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
@@ -159,7 +159,7 @@ impl Store {
         .await
     }
 
-    /// Returns those of the ids that exist, in order, each with the length of the body.
+    /// Returns the ids that exist, in order, each with the length of the letter's body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "find dead letters";
         if ids.is_empty() {
@@ -175,8 +175,9 @@ impl Store {
         .await
     }
 
-    /// Records that dead letters were replayed. Each id comes with the number of refusals that the letter had when it
-    /// was read. Returns how many letters were marked. A letter that was refused since then stays open.
+    /// Records that dead letters were replayed. With each id, the caller passes the letter's number of refusals when
+    /// the letter was read. If the letter was refused again since then, it stays open. Returns how many letters were
+    /// marked as replayed.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "record replayed dead letters";
         if letters.is_empty() {
@@ -193,7 +194,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
-            // This counts the matching rows, changed or not.
+            // This number includes matching rows that the statement did not change.
             Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
         })
         .await

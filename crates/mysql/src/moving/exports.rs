@@ -23,8 +23,8 @@ pub fn time_literal(at: Micros) -> String {
 }
 
 impl Store {
-    /// Returns the next rows of these targets after the key `after`, in the order of their keys. Only rows with a
-    /// version of `since` or later are included. The targets must be sorted by id.
+    /// Returns the next rows of these targets after the key `after`, in the order of their keys. Includes only rows
+    /// whose version is `since` or later. The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,
@@ -38,7 +38,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let mut conn = self.acquire().await?;
-        // A target with millions of rows takes seconds, because there is no index by time.
+        // If a target has millions of rows, this query takes seconds, because there is no index by time.
         conn.unlimited(|connection| async move {
             let sql = format!(
                 "SELECT target_id, user_id, is_del, update_at FROM like_record WHERE kind = ? AND target_id IN ({}) \
@@ -68,8 +68,8 @@ impl Store {
     /// Runs the site's own statements one after the other, in one transaction.
     ///
     /// # Errors
-    /// Returns [`QueryError::Query`] with the server's text if a statement is wrong. Also fails if the server is
-    /// unreachable.
+    /// Returns [`QueryError::Query`] with the server's text if a statement is wrong. Returns another error if the
+    /// server is unreachable.
     pub async fn write_site(&self, statements: &[String]) -> std::result::Result<(), QueryError> {
         const ACTION: &str = "write to the site's table";
         let written = self.tried(ACTION, async |connection| {
@@ -87,10 +87,10 @@ impl Store {
     }
 }
 
-/// Whether the same statement will always fail.
+/// Returns true if the same statement will always fail.
 fn is_of_statement(error: &StoreError) -> bool {
-    // Temporary errors: a server that stops, has too many connections or is not the primary, competing transactions, a
-    // killed connection.
+    // These errors are temporary: the server stops, has too many connections or is not the primary, transactions
+    // compete, or a connection was killed.
     let passing = |number| matches!(number, 1040 | 1053 | 1077..=1079 | 1152..=1161 | 1205 | 1213 | 1290 | 1317 | 1836 | 1927 | 2006 | 2013 | 3032 | 3101);
     error.number().is_some_and(|number| !passing(number))
 }

@@ -1,7 +1,7 @@
 //! The writes of an import. Each transaction first checks the job's lock, and records the run's progress.
 //!
-//! An import adds to counters in its own slot, with the earliest possible time. So reconciles of recent changes skip
-//! imported counters. Redis is loaded after the import.
+//! An import adds to counters in its own slot (one of a counter's rows), with the earliest possible time. So reconciles
+//! of recent changes skip imported counters. After the import, Redis must be loaded.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, before, differences};
@@ -70,7 +70,7 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Changes likes that still have the given version to unlikes, and subtracts these likes from the counters. The
+    /// Turns likes into unlikes if they still have the given version, and subtracts these likes from the counters. The
     /// rows must be sorted by key. Returns how many rows were changed.
     ///
     /// # Errors
@@ -95,8 +95,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets the import's slot of counters, so that each counter equals the site's counter. The counters must be sorted
-    /// by target. Returns how many counters changed.
+    /// Sets each counter's row in the import's slot, so that the counter equals the site's counter. The counters must
+    /// be sorted by target. Returns how many counters changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of
@@ -159,8 +159,9 @@ impl Store {
     }
 }
 
-/// Returns a condition for the rows after the first key and up to the second key, and its parameters. The condition
-/// consists of a few ranges of the primary key. So the pages of one target read each row once.
+/// Returns an SQL condition with its parameters. The condition selects the rows after the first key and up to the
+/// second key. It consists of a few ranges of the primary key, so MySQL reads each row of a target once, even if the
+/// target has several pages.
 pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
     const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
     const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
@@ -171,7 +172,8 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
     }
 }
 
-/// Writes rows, and returns the former state of each row. In a first import nearly all rows are new.
+/// Writes rows, and returns the former state of each row. First tries to insert all rows, because in a first import
+/// nearly all rows are new.
 async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
@@ -183,7 +185,7 @@ async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     text.push("");
     match text.run(connection, "insert like records").await {
         Ok(_) => return Ok(vec![Before::Absent; rows.len()]),
-        // MySQL has rolled back only this statement, and not the transaction.
+        // MySQL has rolled back only this statement. The transaction continues.
         Err(error) if error.number() == Some(1062) => {}
         Err(error) => return Err(error),
     }
@@ -220,7 +222,7 @@ fn written(rows: &[(Pair, State)], met: &[Before]) -> Written {
     written
 }
 
-/// Adds to the import's slot of counters.
+/// Adds the changes to the counters' rows in the import's slot.
 async fn add(connection: &mut MySqlConnection, differences: Vec<Difference>) -> Result<()> {
     let mut differences = differences;
     differences.retain(|difference| difference.delta != 0);

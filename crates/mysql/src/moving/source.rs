@@ -21,7 +21,7 @@ pub struct LikeColumns {
     user: usize,
     deleted: Option<usize>,
     at: Option<(usize, Option<Unit>)>,
-    /// The expressions for the count and checksum of a page.
+    /// The SQL expressions that compute the count and checksum of a page.
     pub(super) sums: String,
 }
 
@@ -51,7 +51,7 @@ pub struct Bounds {
     pub after: Key,
     /// The maximum number of rows.
     pub limit: usize,
-    /// The latest allowed time of a row. A row with a later time would win against events with correct times.
+    /// The latest allowed time of a row. A row with a wrong, later time would win against events with correct times.
     pub latest: Micros,
 }
 
@@ -71,7 +71,7 @@ pub struct SitePage<T> {
 }
 
 impl Store {
-    /// Finds the columns of a query for likes by their names. Also returns how the server would run the query.
+    /// Finds the columns of a query for likes by their names. Also returns the server's plan for the query.
     pub async fn like_columns(&self, statement: &Statement, unit: Option<Unit>) -> Told<(LikeColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         Ok((like_columns(&columns, unit)?, plan))
@@ -235,7 +235,7 @@ fn shown(value: Option<&[u8]>) -> String {
     value.map_or_else(|| "NULL".to_owned(), |bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Accepts an id only as tallyd writes it: not 042, not +42.
+/// Accepts an id only in tallyd's spelling: neither 042 nor +42.
 fn read_id(value: Option<&[u8]>) -> Option<u64> {
     let text = std::str::from_utf8(value?).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
     text.parse().ok().filter(|id| (1..=LAST.0).contains(id) && !text.starts_with('0'))

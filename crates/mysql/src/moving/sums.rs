@@ -1,15 +1,15 @@
-//! Counts and checksums of a range of rows. The servers compute them, so two sides can be compared without reading
-//! their rows.
+//! Counts and checksums of a range of rows. The servers compute these sums, so an import can compare two tables without
+//! reading their rows.
 //!
 //! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`. This product has 64 bits. The
-//! checksum of a range is the XOR of all parts. CRC32 alone is linear. For example, the rows (1,10) and (2,11) have the
-//! same XOR as (1,11) and (2,10). Even the sum of the CRCs is the same for about one in 30,000 of such swaps. A product
-//! of two different CRCs carries from bit to bit, so it is not linear. With the product, all bits of the XOR of a swap
-//! are as good as random. A duplicate row cancels itself in an XOR. But the count includes it, and `like_record` has no
-//! duplicates. A sum of the products would work as well, but takes MariaDB twice as long, because MariaDB adds
-//! decimals.
+//! checksum of a range is the XOR of all parts. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and
+//! (2,11) have the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs
+//! stays the same for about one in 30,000 of such swaps. A product of two different CRCs carries from bit to bit, so it
+//! is not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
+//! duplicate cancel each other. But the count includes both, and `like_record` has no duplicates. A sum of the products
+//! would work as well, but takes MariaDB twice as long, because MariaDB adds decimals.
 //!
-//! The checksum uses the text of the ids, as the site writes them. An id such as 042 never matches the id in tallyd. So
+//! The checksum uses the ids as text, in the site's spelling. So an id such as 042 never matches the id in tallyd. Then
 //! the checksums differ, and the import reads the row.
 
 use sqlx::mysql::MySqlRow;
@@ -34,11 +34,11 @@ pub struct SiteSums {
     pub last: Option<Key>,
 }
 
-/// The factor for a key's target id. With this factor, one number contains both ids of a key.
+/// A key's target id is multiplied by this factor. Then one number contains both ids of the key.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// Returns the sums of the next likes. The site's query, with at most `limit` rows, is a subquery.
+    /// Returns the sums of the next likes. The site's query is a subquery that returns at most `limit` rows.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
         // The line break is needed because the query's last line can be a comment.
@@ -77,13 +77,13 @@ fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
 
-/// The expressions for the count and checksum of a page. They depend on the types of the columns, because MySQL
-/// compares a text with a number by the text's first digits.
+/// Returns the SQL expressions that compute the count and checksum of a page. The expressions depend on the types of
+/// the columns. The reason is that MySQL uses only a text's first digits when it compares the text with a number.
 pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
     let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
     let id = |column, name: &str| match is_integer(column) {
         true => (format!("page.{name}"), format!("page.{name}")),
-        // Also works for text in UTF-16, which has other bytes.
+        // The conversion is needed for text in UTF-16, because its bytes differ from ASCII.
         false => (format!("CONVERT(page.{name} USING ascii)"), format!("CAST(page.{name} AS DECIMAL(30))")),
     };
     let ((target, target_number), (user, user_number)) = (id(target, "target"), id(user, "user"));
