@@ -31,7 +31,7 @@
 //!   Redis has marks of rows that MySQL does not have.
 //! * A: rows are added to a bucket. B: Redis loses the bucket, with its mark and its counters. New rows are added to a
 //!   bucket that readers do not use yet. The job that loads the bucket raises the marks to the committed rows, and then
-//!   loads the counters as of these rows (crates/redis/lua/load.lua).
+//!   loads the counters with the values that include exactly these rows (crates/redis/lua/load.lua).
 //! * A: Redis comes back with an older state (a failover, an old snapshot). Marks and counters go back together, and
 //!   rows up to `applied` are not sent again. A reconcile finds the missing amounts, as it does for counters that API
 //!   servers write.
@@ -178,8 +178,8 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has new rows. A partition that fails does not stop the others: only one
-    /// node of a Cluster can be unreachable.
+    /// Adds some rows of each partition that has new rows. If one partition fails, the others continue, because it is
+    /// possible that only one node of a Cluster is unreachable.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {

@@ -22,7 +22,7 @@ use tallyd_mysql::letters::DeadLetter;
 /// Maximum number of traces in the log line of a slow batch.
 const TRACEPARENTS_MAX: usize = 3;
 
-/// A received message with its headers decoded. Large headers are cut to the part that a dead letter keeps.
+/// A received message with its headers decoded. Large headers are shortened to the part that a dead letter keeps.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub body: Vec<u8>,

@@ -26,13 +26,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// The time at which a mode is due again after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryAfter {
-    /// At the mode's next scheduled time: everything was done, or an operator must act first.
+    /// Due at the mode's next scheduled time: everything was done, or an operator must act first.
     NextTime,
-    /// After a pause: the run failed, or another process runs the job.
+    /// Due after a pause: the run failed, or another process runs the job.
     Pause,
-    /// After a pause that grows with each such run: the run ended, but it could not do everything.
+    /// Due after a pause that grows with each such run: the run ended, but it could not do everything.
     LongerPause,
-    /// As soon as the operator ends the pause that stopped the run.
+    /// Due as soon as the operator ends the pause that stopped the run.
     Resume,
 }
 

@@ -188,7 +188,7 @@ pub fn headers(properties: &BasicProperties) -> Headers {
 /// some hundred bytes.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
-/// The broker's reason is cut after this number of characters. RabbitMQ's own reasons have about a dozen characters.
+/// The broker's reason is shortened to this number of characters. RabbitMQ's own reasons have about a dozen characters.
 const REASON_CHARS_MAX: usize = 100;
 
 /// The maximum length of the column `dead_letter.queue`. AMQP names have at most 255 bytes, but a publisher can put a

@@ -67,7 +67,7 @@ fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: Period
         {
             Plan::Raise { row, expire_after }
         }
-        // The copied rows are verified, so the loss of the zset can lose only late writes.
+        // The copied rows are verified, so if the zset is lost, only late writes are lost.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
         // A live zset without a frozen zset has only late writes and never the board, so it is not frozen a second
         // time.

@@ -90,7 +90,7 @@ impl<'a> Steps<'a> {
             Plan::Nothing => Ok(report(Outcome::Nothing)),
             Plan::Keep(reason) => Err(Halt::Kept(reason)),
             Plan::Archive { expire_after } if keys.frozen => {
-                // Removes the zset's expiry, because the expiry would delete data that is not archived yet.
+                // Removes the zset's expiry, because the expiry would delete data that has not been archived yet.
                 self.run.present(cache.keep_frozen(at, number).await?)?;
                 let frozen = Frozen { freeze: keys.freeze, late_members: keys.late_members };
                 self.archive(candidate, row, frozen, expire_after).await

@@ -7,8 +7,8 @@ use tallyd_redis::filters::FilterState;
 pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
-    /// The epoch (it changes when filters can no longer be trusted) of this run. Filters of earlier epochs are not
-    /// trusted.
+    /// The epoch of this run. A new epoch begins when the existing filters can no longer be trusted. Filters of earlier
+    /// epochs are not trusted.
     pub epoch: u64,
 }
 

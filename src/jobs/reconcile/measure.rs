@@ -109,9 +109,10 @@ impl<'a> Measure<'a> {
         Ok(Measurements { measurements, truths })
     }
 
-    /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read.
-    /// Counters with an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are measured
-    /// again without a watch: they were busy because rows of their outbox were deleted.
+    /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read. If
+    /// an event's time is within `skew` of the cut (the instant of the sample), its counter stays busy. Counters that
+    /// the daemon adds to Redis are measured again without a watch: they were busy because rows of their outbox were
+    /// deleted.
     pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
@@ -288,7 +289,7 @@ impl Measurement {
     /// Lists the counter in the report, if the list is not full.
     pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
-        // For an undecided counter the value as of the cut is unknown. Its current value is reported instead.
+        // For an undecided counter the value at the cut is unknown. Its current value is reported instead.
         let drift = match self.judgement {
             Judgement::Drift(drift) => drift,
             Judgement::Busy => self.sample.value - self.truth.counted,

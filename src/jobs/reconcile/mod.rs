@@ -6,7 +6,7 @@
 //! before the second sample, and again before the second fence. If two measurements find a drift in the same direction,
 //! the smaller drift is repaired. A counter is *busy* if an event newer than the cut was applied to it. Such a counter
 //! is measured again together with a few other counters. If the counter is still busy, it is watched. The consumers
-//! then log the counter's events with the rows' former states. The value as of the cut is computed from the counter's
+//! then log the counter's events with the rows' former states. The value at the cut is computed from the counter's
 //! current value and that log.
 //!
 //! A run has three steps. `load` loads lost buckets. `scan` selects the counters and their order. `compare` handles one

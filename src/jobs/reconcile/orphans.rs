@@ -29,7 +29,7 @@ pub(super) struct Orphans<'r, 'a> {
     comparer: &'r mut Comparer<'a>,
     kind: Kind,
     name: &'r str,
-    /// Orphans that are not compared yet.
+    /// Orphans that have not been compared yet.
     found: Vec<CounterKey>,
 }
 

@@ -148,7 +148,8 @@ impl<'a> Repairer<'a> {
         Ok(())
     }
 
-    /// Records counters that the next run must measure first. So the recorded cut can advance for all other counters.
+    /// Records counters that the next run must measure first. So the recorded cut (the time up to which Redis was
+    /// compared) can advance for all other counters.
     pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
         if drifts.is_empty() || report.dry_run {
             return Ok(());

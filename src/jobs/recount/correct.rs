@@ -52,8 +52,8 @@ impl Run<'_> {
         );
         let pass = self.next_number();
         let mut intents = std::mem::take(&mut self.intents);
-        // The corrections are in the order in which they were decided. These corrections are sorted, because all
-        // writers lock rows in the order of their keys.
+        // The corrections arrive in the order in which they were decided. They are sorted here, because all writers
+        // lock rows in the order of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CORRECTIONS_MAX) {
             if self.stop.is_cancelled() {

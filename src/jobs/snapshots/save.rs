@@ -1,5 +1,5 @@
-//! Takes snapshots of boards that are not archived yet. Without a snapshot, nothing remains of such a board if Redis
-//! loses its data.
+//! Takes snapshots of boards that have not been archived yet. Without a snapshot, nothing remains of such a board if
+//! Redis loses its data.
 //!
 //! # The way
 //!
@@ -207,7 +207,8 @@ impl Saver<'_> {
         }
     }
 
-    /// Goes through the `total` members in Redis, and writes those that are not saved yet. Returns how many it wrote.
+    /// Goes through the `total` members in Redis, and writes those that have not been saved yet. Returns how many it
+    /// wrote.
     async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
         let BoardRun { store, cache, number, .. } = *self.run;
         let Savable { at, rule, .. } = savable;

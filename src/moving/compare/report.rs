@@ -55,7 +55,7 @@ pub struct Report {
     pub tallyd_less: Sizes,
     /// The targets with the largest drifts.
     pub worst: Vec<TargetReport>,
-    /// Earlier runs over the same numbers, the newest first.
+    /// Earlier runs that compared the same counts, the newest first.
     pub earlier: Vec<Earlier>,
     /// A sentence that names the total that has grown since the newest earlier run. `None` if no total grew.
     pub grows: Option<String>,

@@ -21,8 +21,8 @@
 //!
 //! *A is this run; B is the site.*
 //!
-//! * A user of B likes again after A's unlike. The newer event wins, so the row is a like and is not deleted. The
-//!   report counts the row as `liked_again`.
+//! * A user of the site (B) likes again after A's unlike. The newer event wins, so the row is a like and is not
+//!   deleted. The report counts the row as `liked_again`.
 //! * B published a like before A's unlike, in any partition. The fence comes after both events, so the row is final
 //!   when A deletes it.
 //! * B's daemon commits a batch with a like and crashes before the acknowledgement. Then A deletes the row. Without the

@@ -9,10 +9,10 @@
 //!
 //! * A: a pass reads a row. B: the user likes again. C: the pass writes the old state. The next pass reads all changes
 //!   since this pass began, and also the changes in the `overlap` before its beginning. So the next pass reads B's row.
-//! * A: a pass lists changed targets. B: a target that is not listed yet changes again, and moves to a part of the list
-//!   that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since its start
-//!   again. The pass stops when two consecutive lists start and end within the same span of five minutes. A change
-//!   within a span does not move a target.
+//! * A: a pass lists changed targets. B: a target that has not been listed yet changes again, and moves to a part of
+//!   the list that was read before (`update_span`). C: the pass misses the target. So the pass lists the changes since
+//!   its start again. The pass stops when two consecutive lists start and end within the same span of five minutes. A
+//!   change within a span does not move a target.
 //! * A: a run reads rows, and freezes until its lease has expired. B: another run writes newer states. C: the first run
 //!   wakes up. Before each transaction, a run checks that it still has the job's lock, because the site's server can't
 //!   check this.
@@ -61,7 +61,8 @@ const ROWS: usize = 500;
 /// Connections to the site's server: one writes, one checks its load.
 const SITE_CONNECTIONS: u32 = 2;
 
-/// When a pass lists again, a daemon's clock can be behind MySQL's clock by at most this time.
+/// When a pass lists again, the new list starts this time before the pass began, because a daemon's clock can be behind
+/// MySQL's clock.
 const CLOCKS_APART: Duration = Duration::from_secs(10);
 
 /// Maximum number of lists in one pass. A pass needs many lists only if each list takes minutes. In that case the next

@@ -24,7 +24,7 @@ pub(super) struct Sides<'a> {
     here: Buffer<Liked>,
 }
 
-/// Rows of one side that were read, but are not returned yet.
+/// Rows of one side that were read, but have not been returned yet.
 struct Buffer<T> {
     rows: VecDeque<T>,
     /// All rows up to this key were read.

@@ -13,7 +13,7 @@ pub(super) struct SumsOf<'a> {
     site: (&'a Query, &'a LikeColumns),
     /// The site's server was queried up to this key.
     reached: Key,
-    /// The site's answer about the next range. tallyd's server was not queried about this range yet.
+    /// The site's answer about the next range. tallyd's server has not been queried about this range yet.
     next: Option<OfSite>,
 }
 

@@ -137,8 +137,8 @@ impl<'l, 'a> Loader<'l, 'a> {
     /// Computes the amounts that the buckets lacked at their cuts (the instants at which their content was read). Some
     /// counters must be measured. These are counters that the daemon has added to since the cut, and all counters of
     /// layouts that are not packed. Counters that the cut does not show (retired metrics, and fields that are not
-    /// numbers) must be measured, too. Counters that only Redis has are likes in flight, or orphans. The load adds
-    /// nothing for them, because the comparison handles them.
+    /// numbers) must be measured, too. Counters that only Redis has belong to likes in flight, or are orphans. The load
+    /// adds nothing for them, because the comparison handles them.
     fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();

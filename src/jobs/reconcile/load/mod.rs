@@ -3,14 +3,14 @@
 //!
 //! If a bucket lacks its field `_`, its counters are unknown, not zero. One script marks the bucket as loading and
 //! returns its content at that instant, the cut. If a counter has no newer change, its value in MySQL after a fence is
-//! its value as of the cut. The load adds the difference between this value and the bucket's content, so concurrent
+//! also its value at the cut. The load adds the difference between this value and the bucket's content, so concurrent
 //! changes are kept. Counters with a newer change are watched, as in any comparison. At the end the bucket is marked as
 //! loaded, if it is still marked as loading.
 //!
 //! Counters that the daemon adds to Redis need no fence (touched.rs).
 //!
-//! Likes that were published later than the fence are missing in the loaded counters. The next comparison finds these
-//! likes, because their `at` is within `overlap`.
+//! Likes that were published after the fence are missing in the loaded counters. The next comparison finds these likes,
+//! because their `at` is within `overlap`.
 //!
 //! If a layout was abandoned and is configured again, its counters are outdated, so it is treated as lost. Each run
 //! records the configured layouts in which API servers count. If a layout is missing in the last run's record, no
@@ -99,8 +99,8 @@ pub(super) async fn load_lost(run: &RunContext<'_>, measure: &mut Measure<'_>, r
     let began = Instant::now();
     for (kind, name) in run.servers.names.all() {
         let mut from = 0;
-        // There is only one pass. If buckets are lost during this run, the next run loads them. Otherwise a Redis that
-        // evicts buckets would keep this run busy forever.
+        // A run makes only one pass over the lost buckets. If buckets are lost during this run, the next run loads
+        // them. Otherwise a Redis that evicts buckets would keep this run busy forever.
         while from < cache.keys.buckets() && !run.early_end.is_due() {
             from = Loader::new(run, measure, report).load_from(kind, name, from).await?;
         }

@@ -1,11 +1,12 @@
-//! Tracks counters that a load must measure, because the outbox has added to them since their buckets' cuts.
+//! Tracks counters that a load must measure, because the outbox has added to them since the cuts (the instants at which
+//! their buckets were read).
 //!
 //! This concerns only counters that the daemon adds to Redis. `outbox` has the numbers of the last outbox rows, read
 //! before the cut. The script that takes the cut raises the bucket's offsets to these numbers. So the load must change
-//! the bucket's content to the counter's value as of these offsets. The missing amount is this value minus the value in
-//! the bucket at the cut. A page has the counter's value as of the page's snapshot. If that snapshot has no row after
-//! `outbox` with the counter's key, the value as of the offsets is the page's value. Then no measurement is needed. All
-//! other keys are measured.
+//! the bucket's content to the counter's value at these offsets. The missing amount is this value minus the value in
+//! the bucket at the cut. A page has the counter's value at the time of the page's snapshot. If that snapshot has no
+//! row after `outbox` with the counter's key, the value at the offsets is the page's value. Then no measurement is
+//! needed. All other keys are measured.
 //!
 //! * A: `outbox` is read. B: a row is committed. C: the page is read. The page includes the row's addition, and the
 //!   outbox also adds it to the bucket. The page's snapshot has the row, so its key is measured.
@@ -33,7 +34,7 @@ use tallyd_core::outbox::{OutboxOffsets, Since};
 /// Maximum number of keys in memory. This number of keys needs about 20 MB.
 const KEYS_MAX: usize = 500_000;
 
-/// The counters of one kind that are named by rows after `outbox`, as of the last page's snapshot.
+/// The counters of one kind that are named by rows after `outbox`, in the snapshot of the last page.
 pub(super) enum Touched {
     Keys {
         kind: Kind,

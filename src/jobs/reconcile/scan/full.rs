@@ -70,7 +70,8 @@ pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>
         }
         Orphans::new(comparer, kind, name).compare_all(known).await?;
     }
-    // If this run records no cut, the next `changed` run compares the counters that this run skipped.
+    // If this run is incomplete, it records no cut, and the next `changed` run compares the counters that this run
+    // skipped.
     if run.options.mode == Mode::Full && comparer.is_complete() {
         comparer.report.cut = Some(began.0);
         // If this run resumed an earlier run, Redis can have gone back to an older state since the earlier run compared

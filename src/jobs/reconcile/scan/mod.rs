@@ -31,8 +31,8 @@ pub(super) async fn compare_targets(comparer: &mut Comparer<'_>, targets: &[Targ
     comparer.compare(&keys).await
 }
 
-/// Compares the counters that changed from the last run's cut until now, by Redis' clock. Counters that the last run
-/// kept for this run are compared first.
+/// Compares the counters that changed since the last run's cut (the time up to which Redis was compared), by Redis'
+/// clock. Counters that the last run kept for this run are compared first.
 pub(super) async fn compare_changed(comparer: &mut Comparer<'_>) -> Result<()> {
     let run = comparer.run;
     let store = &run.servers.store;
