@@ -46,7 +46,7 @@ def ask(path, events=None):
 
 
 def event(kind, video, user):
-    # The time of the click. If a like is sent again with the same time, it counts once.
+    # The time of the click. If a like is sent again with the same time, tallyd counts it only once.
     return {"type": kind, "kind": "video", "target_id": str(video), "user_id": str(user), "at": time.time_ns() // 1000}
 
 
