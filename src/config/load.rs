@@ -46,7 +46,8 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
     examine(path).map(|loaded| loaded.config).map_err(ConfigError::from)
 }
 
-/// Does the same as [`load`], and also returns the origin of each setting. Problems are structured.
+/// Does the same as [`load`], and also returns the origin of each setting. Returns problems as [`Problem`]s, not as
+/// text.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
@@ -111,8 +112,8 @@ fn read_with_environment(text: &str, source: &str) -> Result<Read, Vec<Problem>>
     Ok(found)
 }
 
-/// Replaces a variable like `TALLYD__AMQP__URL_FILE` by the address in the file. The address is in a file because it
-/// can contain a password. Returns the key, the variable, and the problem if the file can't be used.
+/// Replaces a variable such as `TALLYD__AMQP__URL_FILE`, which names a file, by the address in this file. A file can
+/// hide an address that contains a password. Returns the key, the variable, and the problem if the file can't be used.
 fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Option<String>)> {
     let mut files = Vec::new();
     for section in ["amqp", "mysql", "redis"] {
@@ -131,7 +132,8 @@ fn read_urls(environment: &mut Vec<(String, String)>) -> Vec<(Key, String, Optio
     files
 }
 
-/// Reads `text` from `source` and applies `environment`, without files and cross-checks.
+/// Parses `text` and applies `environment`. Problems name `source` as the file. Reads no files, and makes no
+/// cross-checks.
 pub fn parse(
     text: &str,
     source: &str,
@@ -280,7 +282,8 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems
 }
 
-/// An error's text. If a quoted part of the configuration can be an address with a password, the part is hidden.
+/// Returns an error's text. If the text quotes a part of the configuration that can be an address with a password,
+/// hides this part.
 fn redacted(message: &str) -> String {
     match message.split_once('"') {
         Some((before, quoted)) if quoted.contains("://") || quoted.contains('@') => {
@@ -330,7 +333,7 @@ mod tests {
         let error = parsed("partitions = 4\nnothing_like_it = 1\n[amqp.url]\nx = 1\n", &[]).unwrap_err();
         for said in [
             "config.toml:1:1: unknown key `partitions` before any section: the key exists in [amqp]",
-            "config.toml:2:1: unknown key `nothing_like_it` before any section: known are `admin`, `amqp`, `archive`",
+            "config.toml:2:1: unknown key `nothing_like_it` before any section; known: `admin`, `amqp`, `archive`",
             "config.toml:3:7: [amqp] url is a table: write a text in quotes",
         ] {
             assert!(error.contains(said), "{error}");

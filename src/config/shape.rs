@@ -9,7 +9,8 @@ use super::parse_pause;
 use super::problem::Faults;
 use super::schema::{allowed, below, bounds, is_length_of_time, names};
 
-/// If the similarity of two names (0 to 1) is at least this number, one is taken for a typing error of the other.
+/// If the similarity of an unknown name to a known name (0 to 1) is at least this number, the unknown name is most
+/// likely a typing error.
 const ALIKE_MIN: f64 = 0.8;
 
 const SHOWN_MAX: usize = 60;
@@ -103,7 +104,7 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root:
         return format!("{said}: the key exists in {}", elsewhere.join(" and "));
     }
     let known: Vec<String> = names(schema).map(|name| format!("`{name}`")).collect();
-    format!("{said}: known are {}", known.join(", "))
+    format!("{said}; known: {}", known.join(", "))
 }
 
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {

@@ -102,7 +102,7 @@ fn a_wrong_call_of_init_says_what_to_set_and_writes_nothing() {
     };
     for (name, value, code, said) in [
         ("TALLYD__AMQP__URL", "", 64, "no terminal for questions: set TALLYD__AMQP__URL, TALLYD__MYSQL__URL"),
-        ("TALLYD__MYSQL__URL", "mysql://u:s3cr3t@127.0.0.1/t", 64, "leave it out"),
+        ("TALLYD__MYSQL__URL", "mysql://u:s3cr3t@127.0.0.1/t", 64, "remove it"),
         (
             "TALLYD__MYSQL__URL",
             "mysql://u@127.0.0.1:1/t",

@@ -68,7 +68,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
         assert_exits(&world.tallyd(&command), 0, &format!("{to} partitions are in use: start the daemons"));
     }
     like(&world, 51..=100).await;
-    assert_eq!(queued(&world).await[0], Some(50), "each once");
+    assert_eq!(queued(&world).await[0], Some(50), "each like must be queued once");
     let daemon = consuming(&world).await;
     eventually("all are written", || async { world.counters().await.get(&target(42)) == Some(&100) }).await;
     assert!(daemon.stop().success());
@@ -80,7 +80,7 @@ async fn partitions_stay_while_daemons_run_or_queues_hold_events() {
     let mut world = World::new("lower_refused", "[amqp]\npartitions = 4\n").await;
     let command = ["partitions", "lower", "--to", "2"];
     let daemon = consuming(&world).await;
-    assert_exits(&world.tallyd(&command), 78, "[amqp] partitions is 4: set it to 2 on every host");
+    assert_exits(&world.tallyd(&command), 78, "[amqp] partitions is 4: first set it to 2 on every host");
     set(&mut world, 2);
     assert_exits(&world.tallyd(&command), 75, "a daemon consumes");
     assert!(daemon.stop().success());
@@ -162,7 +162,7 @@ async fn a_metric_is_renamed_once_the_configuration_has_the_name() {
         64,
         "no metric is named view in MySQL: the names are like, search",
     );
-    assert_exits(&world.tallyd(&rename("search", "like")), 64, "like is the metric with the code 1");
+    assert_exits(&world.tallyd(&rename("search", "like")), 64, "the metric with the code 1 already has the name like");
     assert_exits(&world.tallyd(&["archive"]), 78, "tallyd names rename");
 
     let dry = world.tallyd(&[&rename("search", "find")[..], &["--dry-run"]].concat());

@@ -40,7 +40,7 @@ impl Template {
                 "kind" => Part::Kind,
                 "id" => Part::Id,
                 "metric" => Part::Metric,
-                other => return Err(format!("has {{{other}}}; known are {{kind}}, {{id}} and {{metric}}")),
+                other => return Err(format!("has {{{other}}}; known: {{kind}}, {{id}} and {{metric}}")),
             };
             if parts.contains(&part) {
                 return Err(format!("has {{{name}}} twice"));
@@ -167,7 +167,7 @@ mod tests {
             ("counter", "lacks {id}"),
             ("{kind}{id}", "needs a character between"),
             ("{id}:{id}", "has {id} twice"),
-            ("{user}:{id}", "known are {kind}, {id} and {metric}"),
+            ("{user}:{id}", "known: {kind}, {id} and {metric}"),
             ("a1{id}", "has a digit beside {id}"),
             ("{id}0{kind}", "has a digit beside {id}"),
             ("{id", "has a { without a }"),

@@ -53,7 +53,7 @@ impl Statement {
             // MySQL and MariaDB.
             3024 | 1969 => self.too_long(),
             1044 | 1142 | 1143 | 1227 | 1370 => wrong(format!(
-                "the account of {} may not run the query ({said}): grant this account the right to SELECT from the table",
+                "the account of {} is not allowed to run the query ({said}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
             // Temporary errors: a server that stops, has too many connections or a broken connection, competing

@@ -11,7 +11,7 @@ use super::{blocks, documents, parsed, read, with_examples};
 /// Returns the keys of a section. The section's error message for an unknown key lists them.
 fn keys_of(section: &str) -> Vec<String> {
     let error = parsed(&format!("{section}\nnothing_is_called_so = 1")).unwrap_err();
-    let (_, list) = error.split_once(": known are ").unwrap_or_else(|| panic!("{error}"));
+    let (_, list) = error.split_once("; known: ").unwrap_or_else(|| panic!("{error}"));
     list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 

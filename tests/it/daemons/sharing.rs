@@ -42,7 +42,7 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     };
     eventually("the status has all owners", || async { held(&world).await == told() }).await;
     let text = stdout(&world.tallyd(&["status", "--url", &url]));
-    assert!(text.contains("WRITTEN BY") && text.contains("EPOCH"), "{text}");
+    assert!(text.contains("WRITER") && text.contains("EPOCH"), "{text}");
 
     // A daemon with fewer partitions also reports the other partitions, and the mismatch.
     let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);

@@ -125,7 +125,7 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         assert_eq!(client.add(target(42), VIEW, -2, "c").await.unwrap().counted().unwrap().count, Some(0));
         world.drained(&publisher).await;
         assert_eq!(stored(&world, VIEW).await, 0);
-        assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first one was not published");
+        assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first change was not published");
         // Once the bucket is lost, the counter is unknown. So the change counts, although it could lead below zero.
         crate::common::lose(&world).await;
         let bucket = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
@@ -158,7 +158,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         assert_eq!((taken_back, both().await), (TakenBack::Yes, (4, 4)), "{layout}");
         let failed = mute.set(target(42), BALANCE, 100).await.unwrap_err();
         assert!(matches!(failed, CountError::NotPublished { taken_back: TakenBack::Unknown, .. }), "{failed:?}");
-        assert_eq!(both().await, (100, 100), "a set counter stays, because another set could have been made since");
+        assert_eq!(both().await, (100, 100), "a set counter stays, because a newer set is possible");
         client.set(target(42), BALANCE, 6).await.unwrap();
         assert_eq!(both().await, (6, 6));
         // The error has the event that was not published. The event is older than the set, so a republish changes
@@ -203,7 +203,7 @@ async fn what_tallyd_would_refuse_is_not_counted() {
         (client.add(target(1), VIEW, 1, &long).await, "event_id has 65 characters"),
         (client.set(target(1), SHARE, 1).await, "no [[rule]] says that share is settable"),
         (client.set(target(1), VIEW, -1).await, "no [[rule]] says below_zero"),
-        (client.set(target(1), BALANCE, NUMBER_MAX + 1).await, "not below 2^53"),
+        (client.set(target(1), BALANCE, NUMBER_MAX + 1).await, "must be below 2^53"),
     ] {
         let Err(CountError::NotCounted(error)) = failed else { panic!("{why}: {failed:?}") };
         assert!(error.to_string().contains(why), "{error}");

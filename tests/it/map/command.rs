@@ -31,7 +31,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
     let text = stdout(&output);
     for line in [
         "line 1: like video:42 by user 7 at 2026-11-21T08:56:25.004",
-        "line 3: refused, unknown-type: type from /action is \"SHARE\", which is not in its `values`",
+        "line 3: rejected, unknown-type: type from /action is \"SHARE\", which is not in its `values`",
         "line 4: count view of video:42 by +1 at ",
         "2 of 3 events fit the map site",
     ] {
@@ -39,7 +39,7 @@ async fn samples_show_what_becomes_of_them_without_a_server() {
     }
     let report: Value = serde_json::from_slice(&alone(&["--format", "json"]).stdout).unwrap();
     assert_eq!((&report["taken"], &report["events"][1]["reason"]), (&2.into(), &"unknown-type".into()));
-    // One JSON value on several lines.
+    // This sample is one JSON value on several lines.
     fs::write(&sample, serde_json::to_string_pretty(&serde_json::json!({ "events": [good] })).unwrap()).unwrap();
     let output = alone(&["--name", "site"]);
     assert!(output.status.success() && stdout(&output).contains("1 of 1 events fit"), "{}", stdout(&output));

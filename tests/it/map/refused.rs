@@ -12,7 +12,7 @@ async fn another_name_or_number_than_noted_ends_the_start() {
     for (from, to) in [("name = \"site\"", "name = \"other\""), ("number = 7", "number = 8")] {
         site.world.set(&settings(&site.exchange, "ms").replace(from, to));
         let output = site.world.command().arg("run").output().unwrap();
-        let said = "has the map site with the number 7";
+        let said = "uses the map site with the number 7";
         assert!(output.status.code() == Some(78) && stderr(&output).contains(said), "{}", stderr(&output));
         let output = site.world.tallyd(&["config", "check"]);
         assert!(!output.status.success() && (stdout(&output) + &stderr(&output)).contains(said));

@@ -115,7 +115,7 @@ async fn a_query_that_may_not_read_its_table_is_told_what_right_it_lacks() {
         |arguments: &[&str]| world.command().args(arguments).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap();
     let refused = tallyd(&["recount"]);
     assert_eq!(refused.status.code(), Some(1));
-    let said = "the account of [mysql] url may not run the query";
+    let said = "the account of [mysql] url is not allowed to run the query";
     assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
     let checked = tallyd(&["config", "check"]);
     assert_eq!(checked.status.code(), Some(78));
