@@ -21,8 +21,8 @@
 --           or is still loading it. Then ARGV[5] is ignored, because it is unknown how far above zero the number is
 --   added   the difference. Adding its opposite takes the change back
 --
--- A set is noted in the bucket's field `_s`, with its `at`. A reconcile does not repair a number that was set after the
--- reconcile measured it.
+-- The script stores the `at` of a set in the bucket's field `_s`. A reconcile does not repair a number that was set
+-- after the reconcile measured it.
 --
 -- Each call counts: a repeated call counts twice. The script fails and changes nothing if the result would be 2^53 or
 -- more, which is no longer exact, or if the key holds no number.

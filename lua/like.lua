@@ -115,15 +115,15 @@ if KEYS[5] then
     end
 end
 
--- Sets the user's bits in the filter, or notes the user beside the filter. It is called even if nothing is counted,
--- because the event is published.
+-- Sets the user's bits in the filter, or notes the user beside the filter. The function is called even if nothing is
+-- counted, because the event is published.
 local function note_liker()
     if filter.fits then
         for index = 10, #ARGV do
             redis.call('SETBIT', KEYS[5], ARGV[index], 1)
         end
     end
-    -- Note the user also while a new filter is being built: the build may have read MySQL before this like.
+    -- Note the user also while a run builds a new filter, because the build may have read MySQL before this like.
     if not filter.fits or filter.building then
         redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
         redis.call('PERSIST', KEYS[7])
@@ -183,7 +183,7 @@ if KEYS[2] then
     end
     local age = lately[2] and time[1] - lately[2]
     -- A negative age means that the clock went back. Without this check, the hash would keep every click until the
-    -- clock has caught up.
+    -- clock reaches the time of the old hash.
     if age and (age >= tonumber(ARGV[5]) or age < 0) then
         -- UNLINK the old hash first, because RENAME would free a large hash in one step.
         redis.call('UNLINK', KEYS[3])

@@ -31,7 +31,7 @@ use crate::watch::Watch;
 /// After a fault, the run waits at most this time until everything works again. Then the next fault begins anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
-/// Time limit for the users' last calls. It is longer than any call of the client with its retries.
+/// Time limit for the users' last calls. This limit is longer than any call of the client with all retries of the call.
 const USERS_END_MAX: Duration = Duration::from_secs(120);
 
 /// Time limit at the end, until all servers answer and all queues are empty.

@@ -1,4 +1,4 @@
-//! The consumers of `benches/peers`. Peers are installed under target/bench/peers when they are needed. They run with
+//! The consumers of `benches/peers`. Peers are installed under target/bench/peers when they are needed. Peers run with
 //! the same settings as tallyd.
 
 use std::path::PathBuf;

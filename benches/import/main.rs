@@ -18,7 +18,8 @@ use tallyd_benches as common;
 /// Duration of the old worker's measurement without other work.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// The smaller tables have this part of the rows. A comparison with them shows whether memory is constant.
+/// The smaller tables have this part of the rows. A comparison with the smaller tables shows whether memory is
+/// constant.
 const PARTS: u64 = 4;
 
 const AIMS: [(&str, Aim); 4] = [

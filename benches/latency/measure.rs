@@ -78,7 +78,7 @@ async fn measure_in(world: &World, contender: &Contender, rate: u64, seconds: u6
     Ok(Some(summary(&published, &seen, rate, batches, used, took)))
 }
 
-/// Runs `work` to its end and counts the batches meanwhile.
+/// Runs `work` to its end, and counts the batches until then.
 async fn listen<T>(running: &mut Running, work: impl Future<Output = T>) -> Result<(u64, T)> {
     let mut batches = 0;
     tokio::pin!(work);

@@ -1,6 +1,6 @@
-//! Records when samples become visible to another connection. It reads them by primary key, as often as possible
-//! without disturbing the machine. A sample's commit is after the start of the previous poll, and before the end of the
-//! poll that finds the sample. The recorded time is the end of that poll.
+//! Records when samples become visible to another connection. The poller reads samples by primary key, as often as
+//! possible without disturbing the machine. A sample's commit is after the start of the previous poll, and before the
+//! end of the poll that finds the sample. The recorded time is the end of that poll.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ impl Ids {
 /// A number of targets with four counters each.
 pub struct Counts {
     pub ids: Ids,
-    /// tallyd's keys. Their number of buckets suits this number of targets.
+    /// tallyd's keys. The number of buckets suits this number of targets.
     pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }

@@ -161,7 +161,7 @@ impl Layout {
     }
 }
 
-/// Returns tallyd's keys. Their number of buckets is the one that config.toml recommends.
+/// Returns tallyd's keys. The number of buckets is the number that config.toml recommends.
 pub fn keys(targets: u64) -> Keys {
     let Config { redis, metrics, .. } = Config::default();
     let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;

@@ -149,7 +149,7 @@ impl Site {
             Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            // Waits for the end of the run, because its lease would block the next run.
+            // Waits until the run ends, because the lease of this run would block the next run.
             while let (Some(mode), false) = (beside, ended.get()) {
                 self.reconcile(&[mode, "--force"]).await?;
             }

@@ -30,7 +30,7 @@ pub struct Costs {
     pub row: f64,
     /// MySQL, for a batch.
     pub batch: f64,
-    /// Waiting time of the connection for an event of a batch. It uses no core.
+    /// Waiting time of the connection for an event of a batch. The waiting uses no core.
     pub row_wait: f64,
     /// Waiting time of the connection for a batch, because of the disk.
     pub batch_wait: f64,
@@ -64,7 +64,8 @@ pub struct Site {
 pub struct Outcome {
     pub events_per_second: f64,
     pub events_per_batch: f64,
-    /// Time from publishing to commit, in milliseconds. It is measured only if events arrive during the simulation.
+    /// Time from publishing to commit, in milliseconds. This time is measured only if events arrive during the
+    /// simulation.
     pub lag_p50_ms: f64,
     pub lag_p99_ms: f64,
 }

@@ -85,8 +85,8 @@ export const isMissing = (loaded) => loaded === null;
 // Returns the bucket's name in the set `tally:c:missing`, for instance video:3a2f.
 export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
-// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown. It does
-// not mean zero.
+// Returns the number in a bucket's answer to HMGET of `_` and the id. `null` means that the number is unknown, not that
+// it is zero.
 export function numberIn(loaded, value, place) {
   if (loaded === null || loaded.startsWith('~')) return null;
   const numbers = value ? value.split(',') : [];
@@ -380,7 +380,7 @@ export class Client {
 
   // ---------------------------------------------------------------- MySQL
 
-  // Returns the user's row in MySQL. It is only needed if Redis has no click of the last minutes.
+  // Returns the user's row in MySQL. The row is only needed if Redis has no click of the last minutes.
   async #row(type, kind, targetId, userId) {
     try {
       return (await this.#clicksInMysql(kind, userId, [targetId])).get(targetId) ?? '0-';

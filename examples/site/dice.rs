@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Dice(u64);
 
 impl Dice {
-    /// Makes a generator. The numbers differ at each start, and for each `stream`.
+    /// Makes a generator. Each start and each `stream` gives different numbers.
     pub fn new(stream: u64) -> Self {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
         Self((u64::from(nanos) ^ (stream << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)

@@ -293,8 +293,8 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    /// Waits until all published events are committed and the week is archived. It stops waiting after a minute: the
-    /// comparison then shows missing data.
+    /// Waits until all published events are committed and the week is archived. The demo stops waiting after a minute.
+    /// The comparison then shows which data is missing.
     async fn drain(&mut self) -> Result<()> {
         const DRAIN_MAX: Duration = Duration::from_secs(60);
         self.played.clicks = self.site.published.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Prints one status line a second, and a line for each thing that happens. It uses colours only on a terminal.
+//! Prints one status line a second, and a line for each thing that happens. The lines have colours only on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;

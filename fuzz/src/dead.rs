@@ -1,4 +1,4 @@
-//! Fuzzes how a rejected message is stored and shown. Its sender chooses every byte.
+//! Fuzzes how a rejected message is stored and shown. The sender of such a message chooses every byte.
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};

@@ -55,8 +55,8 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
     for event in applied.values().filter(|event| event.metric == VIEW) {
         let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
-        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the view is on the board at
-        // most `LATE` after the last call.
+        // The daemon adds the view to the board after the commit in MySQL. Without a fault, the view is on the board
+        // within `LATE` after the last call.
         of.end = of.end.max(event.ended.saturating_add(LATE));
         seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
     }
@@ -86,7 +86,7 @@ fn undone(history: &History) -> Vec<(u64, i64)> {
     undone.into_values().collect()
 }
 
-/// Without a fault, a count is on the board after at most this time. In microseconds.
+/// Without a fault, the daemon adds a count to the board within this time. In microseconds.
 const LATE: i64 = 2_000_000;
 
 const NOBODY: Call = Call { begin: 0, end: 0, who: 0, what: What::Read { target: 0 }, answer: Answer::Nothing };

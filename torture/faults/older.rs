@@ -115,7 +115,7 @@ async fn cold_is_right(site: &Site) -> Result<()> {
             let key = keys.counters("video", bucket);
             let (loaded, number): (Option<String>, Option<String>) =
                 redis::cmd("HMGET").arg(key).arg(LOADED).arg(id).query_async(&mut redis).await?;
-            // Until the bucket is loaded, clients read MySQL. Loading happens at most three times an hour.
+            // Until the bucket is loaded, clients read MySQL. The daemons load buckets at most three times an hour.
             if loaded.is_none() {
                 continue;
             }

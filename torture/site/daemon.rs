@@ -18,7 +18,7 @@ use super::stack::signal;
 /// This pause is shorter than `RestartSec=` in the systemd unit, because a shorter pause can reveal more errors.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Time limit for a clean stop. It is longer than `drain_max_s`.
+/// Time limit for a clean stop. The limit is longer than `drain_max_s`.
 const STOP_MAX: Duration = Duration::from_secs(40);
 
 const SIGTERM: i32 = 15;
@@ -168,7 +168,8 @@ impl Daemon {
         child.wait().await
     }
 
-    /// Judges the exit of a process. `logged` is the length of the log when the process started.
+    /// Records the exit of a process as a surprise, unless a fault or the run caused it. `logged` is the length of the
+    /// log when the process started.
     fn note(&self, logged: usize, was_asked: bool, status: ExitStatus) {
         let was_killed = self.with(|state| state.killed);
         // Until the process has installed its signal handlers, SIGTERM ends it immediately.

@@ -1,4 +1,5 @@
-//! Users of the site. They use `tallyd-client`, choose at random from the seed, and record each call with its answer.
+//! Users of the site. The users call `tallyd-client`, make random choices that depend on the seed, and record each call
+//! with its answer.
 //!
 //! Many users click on the same few targets. Some users share an account, like two devices of one user that click at
 //! the same time.

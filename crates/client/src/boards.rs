@@ -132,7 +132,7 @@ impl Client {
         self.read_unarchived(at, is_frozen, Part::Page { after, count }, rule, ranking).await
     }
 
-    /// Reads a member with neighbours, in any period that is not archived, by the period's name. It works like
+    /// Reads a member with neighbours, in any period that is not archived, by the period's name. The call works like
     /// [`Client::board_around`].
     ///
     /// # Errors

@@ -223,7 +223,7 @@ impl Client {
     }
 
     /// Changes the number only in Redis. For a repeated change, `first` is the `at` of the first call, and the call
-    /// does nothing if the number was set since.
+    /// does nothing if the number was set after this time.
     async fn count_now(
         &self,
         target: Target,

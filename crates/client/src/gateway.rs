@@ -44,7 +44,7 @@ impl Client {
     ///
     /// # Errors
     /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (one for a connection and one for
-    /// the confirms). Any of the messages may have arrived.
+    /// the confirms). Each of the messages may have arrived.
     pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
         timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))

@@ -62,9 +62,9 @@ const CONNECTIONS: u32 = 16;
 /// The most calls that read numbers from MySQL at the same time, because Redis doesn't know them.
 const READS: usize = 4;
 
-/// Counts and publishes likes and other numbers. Share one client between all requests of a process, in an [`Arc`]. It
-/// has one connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. It serves many
-/// calls at the same time.
+/// Counts and publishes likes and other numbers. Share one client between all requests of a process, in an [`Arc`]. The
+/// client has one connection to Redis (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL. These
+/// connections serve many calls at the same time.
 pub struct Client {
     cache: Cache,
     /// The second layout, in which the client also counts.
@@ -159,7 +159,8 @@ pub enum TakenBack {
 }
 
 impl Client {
-    /// Makes a client of the servers in `settings`. It connects with the first call, and again after each failure.
+    /// Makes a client of the servers in `settings`. The client connects with the first call, and connects again after
+    /// each failure.
     ///
     /// # Errors
     ///

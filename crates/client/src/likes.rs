@@ -125,7 +125,8 @@ impl Client {
             let target = [wish.target];
             let rows = self.ask_mysql(&self.clicks_unasked, self.store.last_clicks(wish.user, &target)).await;
             let row = rows.map(|rows| rows.get(&wish.target).copied().unwrap_or(NEVER));
-            // If MySQL is unavailable, count the click. It may count twice until a reconcile, but no click is lost.
+            // If MySQL is unavailable, count the click. The click may count twice until a reconcile, but no click is
+            // lost.
             answer = self.ask(wish, Some(row.unwrap_or(LastClick { liked: !wish.liked, ..NEVER }))).await?;
         }
         match answer {
@@ -148,8 +149,8 @@ impl Client {
     }
 
     /// Counts a like (`liked`) or an unlike without checking whether it changes what the user likes, in one round trip
-    /// with the boards. It is for callers that know that the click changes something. Call [`Client::publish`] next. In
-    /// the layouts `entity` and `string` it returns no number.
+    /// with the boards. The call is for callers that know that the click changes something. Call [`Client::publish`]
+    /// next. In the layouts `entity` and `string` it returns no number.
     ///
     /// # Errors
     ///
@@ -212,7 +213,7 @@ impl Client {
     }
 
     /// Returns users who like the target, in the order of their ids: at most `limit` users whose id is above `after` (0
-    /// for the first page). It reads MySQL, so likes of the last moments are missing.
+    /// for the first page). The call reads MySQL, so likes of the last moments are missing.
     ///
     /// # Errors
     /// [`ClientError::MySql`].
@@ -250,8 +251,8 @@ impl Client {
     async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
         let kind = self.kinds.name(wish.target.kind);
         if self.shapes.is_some() && wish.liked {
-            // Note the user before counting. A noted user who doesn't like the target costs only a query. But a like of
-            // a user who isn't noted may be counted twice.
+            // Note the user before counting. If a noted user doesn't like the target, the note only causes a query. But
+            // if a user isn't noted, the user's like may be counted twice.
             self.cache.note_beside_filter(&kind, wish.target, wish.user).await?;
         }
         let answer =

@@ -1,4 +1,5 @@
-//! The settings of a client. They have the same sections as the daemon's configuration, and must agree with it.
+//! The settings of a client. The settings have the same sections as the daemon's configuration, and must agree with
+//! that configuration.
 
 use tallyd_core::board::Board;
 use tallyd_core::click_limits::ClickLimits;

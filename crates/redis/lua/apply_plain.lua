@@ -1,5 +1,5 @@
--- Adds outbox rows of one partition to numbers of one bucket, and adds no row twice. It is for the layouts entity and
--- string (see apply.lua).
+-- Adds outbox rows of one partition to numbers of one bucket, and adds no row twice. This script is for the layouts
+-- entity and string (see apply.lua).
 --
 -- KEYS[1]  the bucket, which has the marks
 -- KEYS     then the keys of the numbers

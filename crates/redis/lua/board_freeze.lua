@@ -17,8 +17,8 @@
 --         -2  there is no zset
 --         -3  pages are missing: another server has taken over
 --
--- The note and the zset change in one script, because after a failover between two commands only one of these changes
--- might exist.
+-- One script changes both the note and the zset. With two commands, a failover between them could lose one of the two
+-- changes.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

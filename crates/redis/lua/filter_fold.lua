@@ -28,6 +28,6 @@ for place = 3, #ARGV, iterations + 1 do
     taken = taken + redis.call('SREM', KEYS[3], ARGV[place])
 end
 redis.call('HSET', KEYS[2], 'waiting', redis.call('SCARD', KEYS[3]))
--- The notes have an expiry if a like was counted while the slot of a Cluster was moving.
+-- The set of noted users has an expiry if a like was counted while the slot of a Cluster was moving.
 redis.call('PERSIST', KEYS[3])
 return taken

@@ -5,8 +5,8 @@
 -- KEYS[2]  the users who like the target and are not in its bits yet
 -- ARGV     the users' ids in decimal
 --
--- Returns how many of the users were not noted before. Returns 0 if the target has no filter and none is being built. A
--- repeated call changes nothing.
+-- Returns the number of users who had not been noted before. Returns 0 if the target has no filter and none is being
+-- built. A repeated call changes nothing.
 
 local config = redis.call('HMGET', KEYS[1], 'size', 'building')
 if not (config[1] or config[2]) then

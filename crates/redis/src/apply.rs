@@ -49,8 +49,8 @@ struct Pass<'r> {
     rows: &'r [Row],
 }
 
-/// A call with all additions of the rows to some buckets. It must be one call: a second call would find the marks
-/// already raised.
+/// A call with all additions of the rows to some buckets. One call must contain all of them, because a second call
+/// would find that the marks are already raised.
 struct BucketCall {
     call: Call,
     buckets: Vec<Bucket>,

@@ -234,7 +234,7 @@ impl Cache {
         if is_frozen && !keys.frozen {
             return Ok(None);
         }
-        // If the zset was frozen a moment ago, MySQL may not contain the freeze yet.
+        // If the zset was frozen a moment ago, the freeze may still be missing in MySQL.
         let zset = if is_frozen || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
         self.read_board(at, zset, part, ranking).await.map(Some)
     }

@@ -65,7 +65,7 @@ struct Answers {
 }
 
 impl Cluster {
-    /// Prepares the links to the nodes that `config` names. It does not connect yet.
+    /// Prepares the links to the nodes that `config` names. The call does not connect.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let seeds: Vec<String> = [login.address()].into_iter().chain(config.seeds.iter().cloned()).collect();
         let (links, map) = (Mutex::default(), tokio::sync::Mutex::default());

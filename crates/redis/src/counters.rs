@@ -148,12 +148,12 @@ impl Cache {
         (call, members)
     }
 
-    /// Applies repairs. All repairs of a bucket go in one call, at most [`CALL_IDS_MAX`]. The call stores `pass` in the
-    /// bucket. Each call must have a different `pass`. A repair is never retried: a call that timed out may still run
-    /// late.
+    /// Applies repairs. One call contains all repairs of a bucket, but at most [`CALL_IDS_MAX`] repairs. The call
+    /// stores `pass` in the bucket. Each call must have a different `pass`. A repair is never retried: a call that
+    /// timed out may still run late.
     ///
     /// # Errors
-    /// Redis failed to answer. It is unknown which repairs ran. Each was added at most once.
+    /// Redis failed to answer. The caller can't know which repairs ran. No repair was added twice.
     pub async fn repair(
         &self,
         kinds: &KindNames,

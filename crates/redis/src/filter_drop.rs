@@ -10,8 +10,8 @@ use super::{Cache, Context, Result};
 const ACTION: &str = "delete all filters";
 
 impl Cache {
-    /// Deletes the keys of all filters and returns the count of keys. A dry run deletes nothing. It first deletes the
-    /// epoch, so readers stop trusting all filters.
+    /// Deletes the keys of all filters and returns the count of keys. A dry run deletes nothing. The call first deletes
+    /// the epoch, so that readers stop trusting all filters.
     pub async fn drop_all_filters(&self, dry_run: bool) -> Result<u64> {
         let epoch = self.keys.filter_epoch();
         let mut dropped = if dry_run { 0 } else { self.unlink(std::slice::from_ref(&epoch)).await? };

@@ -27,8 +27,8 @@ const FOLD_USERS: usize = 100;
 /// The most users that one call adds beside filters.
 const NOTE_USERS: usize = 1_000;
 
-/// How long a noted user stays if the target has no filter, in seconds. If no other run begins, readers trust a filter
-/// for less than this time.
+/// How long the note about a user stays if the target has no filter, in seconds. If no other run begins, readers trust
+/// a filter for less than this time.
 const NOTED_S: u64 = 7 * 86_400;
 
 /// Fields or members per step of a scan.

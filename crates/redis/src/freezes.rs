@@ -6,7 +6,7 @@ use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
-/// The field of the notes that holds the generation. It is not a valid name of a period.
+/// The field of the notes that holds the generation. The field's name is not a valid name of a period.
 pub(super) const GENERATION: &str = "-";
 
 /// Returns the field of the notes that counts the late members that were moved into the period's frozen zset.

@@ -74,7 +74,7 @@ pub fn connections_opened() -> u64 {
     OPENED.load(Ordering::Relaxed)
 }
 
-/// A client of Redis. It connects when first used.
+/// A client of Redis. The client connects when it is first used.
 #[derive(Clone)]
 pub struct Cache {
     servers: Servers,
@@ -252,9 +252,9 @@ impl Cache {
         }
     }
 
-    /// Returns the time of Redis' clock. An event's `at` and a sample's cut come from this clock. On a Cluster the call
-    /// returns the time of the slowest clock of all masters. So each event that is counted from now on has a later
-    /// `at`.
+    /// Returns the time of Redis' clock. This clock sets an event's `at` and a sample's cut (the instant of the
+    /// sample). On a Cluster the call returns the time of the slowest clock of all masters. So each event that is
+    /// counted from now on has a later `at`.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -306,7 +306,7 @@ impl Cache {
     /// Does the same as [`Cache::eval`], but returns an error for each call that failed.
     ///
     /// # Errors
-    /// Redis failed to answer. Any of the calls may have run.
+    /// Redis failed to answer. Each of the calls may have run.
     pub async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
         let mut answers = Vec::with_capacity(calls.len());
         for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {

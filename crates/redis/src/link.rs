@@ -23,7 +23,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// the master by now.
 const REST: Duration = Duration::from_secs(3);
 
-/// A connection to one server. It connects when first used.
+/// A connection to one server. The link connects when it is first used.
 pub(super) struct Link {
     server: Server,
     timeout: Duration,
@@ -67,7 +67,8 @@ impl Link {
         self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }
 
-    /// Runs a pipeline once, within `time`, and returns the result of each command. It connects first if necessary.
+    /// Runs a pipeline once, within `time`, and returns the result of each command. If there is no connection, the call
+    /// first connects.
     ///
     /// # Errors
     /// The connection failed, or the server refuses writes. The next call makes a new connection.

@@ -80,10 +80,10 @@ impl Cache {
     }
 
     /// Finds buckets of the kind that are not loaded, starting at the bucket `from`. Marks these buckets as being
-    /// loaded by `run`, and returns their numbers of `metrics` at that instant. It checks at most four million buckets,
-    /// and stops early if the buckets hold more than `fields_max` numbers. `outbox` contains the number of the last row
-    /// of each partition's outbox. The caller has read these numbers before this call. The load contains these rows, so
-    /// the daemon never adds them to the buckets afterwards.
+    /// loaded by `run`, and returns their numbers of `metrics` at that instant. One call checks at most four million
+    /// buckets. The call stops early if the buckets hold more than `fields_max` numbers. `outbox` contains the number
+    /// of the last row of each partition's outbox. The caller has read these numbers before this call. The load
+    /// contains these rows, so the daemon never adds them to the buckets afterwards.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ impl Cache {
         Ok(lost)
     }
 
-    /// Marks `buckets` as loaded. It skips buckets that `run` was not loading, and buckets that were flushed since.
-    /// Returns the count of marked buckets.
+    /// Marks `buckets` as loaded. The call skips buckets that `run` was not loading, and buckets that Redis has lost
+    /// since the load began. Returns the count of marked buckets.
     pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
         let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
         let (mut ended, mut calls) = (0, buckets.map(call).peekable());

@@ -58,7 +58,7 @@ impl Login {
         format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
     }
 
-    /// Makes a client. It does not connect yet.
+    /// Makes a client. The call does not connect.
     pub(super) fn client(&self) -> RedisResult<Client> {
         self.client_as(None)
     }

@@ -47,7 +47,7 @@ pub enum Persistence {
 
 impl Cache {
     /// Returns the commands that the daemon needs but its account is not allowed to run, or that a server doesn't have.
-    /// It runs none of these commands.
+    /// The check runs none of these commands.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Cache {
         Ok(missing)
     }
 
-    /// Returns a key of an older version, whose default `key_prefix` was empty. Returns `None` if the account sees no
+    /// Returns a key of an older version, whose default `key_prefix` was empty. Returns `None` if the account finds no
     /// such key.
     pub async fn older_key(&self, kinds: &KindNames) -> Result<Option<String>> {
         let bare = self.keys.with_prefix("");
@@ -256,8 +256,9 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // These commands drop a layout or all filters, find the nodes of a Cluster, note missing buckets (only the
-        // client does), or read settings. Others ask sentinels for the master, or ask the master for its role.
+        // These commands drop a layout or all filters, find the nodes of a Cluster, add to the list of missing buckets
+        // (only the client does), or read settings. Others ask sentinels for the master, or ask the master for its
+        // role.
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));

@@ -21,7 +21,7 @@ pub fn shape(parts: &[Value]) -> Option<Shape> {
 pub enum Seen {
     /// Whether the user likes the target.
     Known(bool),
-    /// Nothing. It is unknown whether the user likes the target. If the bits were for another shape, the variant
+    /// Nothing. Redis does not know whether the user likes the target. If the bits were for another shape, the variant
     /// contains the shape of the target's filter.
     Unknown(Option<Shape>),
 }

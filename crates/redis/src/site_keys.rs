@@ -52,7 +52,7 @@ impl Cache {
         let (mut numbers, mut fault) = (Vec::with_capacity(targets.len()), None);
         for ((target, name), held) in targets.iter().zip(&names).zip(self.read_held(&names).await?) {
             match held {
-                // The key has expired since.
+                // The key has expired since the scan found it.
                 Held::Nothing => {}
                 Held::Number(number) if number >= 0 => numbers.push((*target, number)),
                 Held::Number(_) | Held::Other => {

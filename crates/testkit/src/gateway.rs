@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::{Daemon, STARTED, World, program, unit_environment};
 
-/// The timeout of a request. It is long, because the machine can be loaded.
+/// The timeout of a request. The timeout is long, because the machine can be under heavy load.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 pub struct Gateway {

@@ -43,7 +43,7 @@ use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::NO_TARGET;
 
-/// How long a test waits for an expected state. It is long, because the machine can be loaded.
+/// How long a test waits for an expected state. This time is long, because the machine can be under heavy load.
 pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The most unconfirmed messages of a publisher.
@@ -388,7 +388,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns each target's count of likes, as a reader gets it from Redis. It is `None` if Redis doesn't know the count.
+/// Returns each target's count of likes, as a reader gets it from Redis. The count is `None` if Redis doesn't know it.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let mut likes = Vec::with_capacity(targets.len());
     for some in targets.chunks(READ_TARGETS_MAX) {

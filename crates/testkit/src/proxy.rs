@@ -1,5 +1,5 @@
-//! A TCP proxy between clients and a server. It can close and delay connections, drop or truncate answers, and hold
-//! back the bytes of clients.
+//! A TCP proxy between clients and a server. The proxy can close and delay connections, drop or truncate answers, and
+//! hold back the bytes of clients.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

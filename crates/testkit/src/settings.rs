@@ -77,8 +77,8 @@ fn whole(folder: &Path, name: &str, mysql: &str, settings: &str) -> toml::Table 
     let control = folder.join("control.sock");
     let control = control.display();
     let (amqp, redis) = (stack("AMQP_URL"), stack("REDIS_URL"));
-    // Several tests run at the same time on two cores, so use few buckets and short waits. `settings` overrides these
-    // defaults.
+    // Several tests run at the same time on two cores, so the configuration has few buckets and short waits. `settings`
+    // overrides these defaults.
     let defaults = format!(
         "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
          [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
