@@ -1,4 +1,4 @@
-//! The admin port and its page, the status commands, the alerts and the dashboard.
+//! Tests of the admin port and its page, the status commands, the alerts and the dashboard.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

@@ -45,7 +45,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
         assert_exits(&output, 0, "tallyd ");
         stdout(&output)
     };
-    eventually("it is ready", || async { told_now(&world).contains("\nready: events are written\n") }).await;
+    eventually("the daemon is ready", || async { told_now(&world).contains("\nready: events are written\n") }).await;
     let publisher = world.publisher().await;
     let like = |user| {
         let like = LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
@@ -121,7 +121,7 @@ async fn a_healthcheck_exits_with_0_when_ready_and_1_when_not() {
     let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", mysql.as_str())]);
     let url = url(&daemon).await;
     let check = |more: &[&str]| world.tallyd(&[&["healthcheck", "--url", &url], more].concat());
-    eventually("it is ready", || async { check(&[]).status.code() == Some(0) }).await;
+    eventually("the daemon is ready", || async { check(&[]).status.code() == Some(0) }).await;
     assert_exits(&check(&[]), 0, "ready\n");
     proxy.hold();
     proxy.cut();

@@ -1,5 +1,5 @@
-//! Servers are killed and restarted under the running daemon. All tests of this suite share their servers, so these
-//! tests run one at a time. .config/nextest.toml ensures that. For plain `cargo test` the lock in this file ensures it.
+//! Servers are killed and restarted while the daemon runs. All tests of this suite share their servers, so these tests
+//! run one at a time. .config/nextest.toml ensures that. For plain `cargo test` the lock in this file ensures it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 
@@ -122,7 +122,7 @@ async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
 }
 
-/// Reads counters that are never zero, again and again. Returns how many reads returned unknown.
+/// Reads counters that are never zero, again and again. Returns how many reads got an unknown count.
 async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
     let mut unknown = 0;
     while !stop.is_cancelled() {
@@ -172,7 +172,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     model.rows.extend(clicker.await.unwrap().rows);
     world.drained(&publisher).await;
     // Some likes are published late, and Redis can be flushed between a count and its answer.
-    eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
     assert_redis_equals(&world, &model).await;
@@ -236,7 +236,7 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     watermark("0.0000001");
     let daemon = world.daemon();
     let rows = i64::try_from(model.rows.len()).unwrap();
-    eventually("all is written and acknowledged", || async {
+    eventually("all events are written and acknowledged", || async {
         world.count("SELECT COUNT(*) FROM like_record").await == rows
             && world
                 .broker

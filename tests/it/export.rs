@@ -114,7 +114,7 @@ async fn it_follows_live_likes_until_it_is_stopped_or_killed() {
     };
     let follows = async |model: &Model| {
         world.drained(&publisher).await;
-        eventually("the old table follows", || async { old(&world, "NOT gone").await == liked(model) }).await;
+        eventually("the old table has all likes", || async { old(&world, "NOT gone").await == liked(model) }).await;
     };
     let mut running = start(&["--since", "1h"]);
     for _ in 0..3 {

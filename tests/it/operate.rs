@@ -52,7 +52,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     let mut world = World::new("lower", "[amqp]\npartitions = 4\n").await;
     let daemon = consuming(&world).await;
     like(&world, 1..=50).await;
-    eventually("all are written", || async { world.counters().await.get(&target(42)) == Some(&50) }).await;
+    eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&50) }).await;
     assert!(daemon.stop().success());
     for (to, queues) in [(2, [Some(0), Some(0), None, None]), (1, [Some(0), None, None, None])] {
         set(&mut world, to);
@@ -70,7 +70,7 @@ async fn partitions_are_lowered_and_each_event_still_has_one_queue() {
     like(&world, 51..=100).await;
     assert_eq!(queued(&world).await[0], Some(50), "each like must be queued once");
     let daemon = consuming(&world).await;
-    eventually("all are written", || async { world.counters().await.get(&target(42)) == Some(&100) }).await;
+    eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&100) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }
@@ -198,7 +198,7 @@ async fn after_a_restore_of_mysql_redis_follows_its_state() {
     let daemon = consuming(&world).await;
     assert_exits(&world.tallyd(&["reconcile"]), 0, "");
     let written = async |likes: i64| {
-        eventually("all are written", || async { world.counters().await.get(&target(42)) == Some(&likes) }).await;
+        eventually("all likes are written", || async { world.counters().await.get(&target(42)) == Some(&likes) }).await;
         world.outbox_added().await;
         assert_eq!(world.redis_counters().await[&target(42)], likes);
     };

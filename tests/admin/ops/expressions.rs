@@ -92,7 +92,7 @@ fn without_texts(expression: &str) -> (String, Vec<String>) {
     (outside.collect(), texts)
 }
 
-/// Returns the expression's metrics and labels that the daemon doesn't export. `recorded` are the metrics that
+/// Returns the expression's metrics and labels that the daemon doesn't export. `recorded` has the metrics that
 /// recording rules make.
 pub fn unknown(expression: &str, metrics: &Metrics, recorded: &BTreeSet<String>) -> Vec<String> {
     let asked = asked(expression);

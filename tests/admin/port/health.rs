@@ -27,7 +27,7 @@ async fn ready_says_which_server_is_away_and_why() {
         ("TALLYD__AMQP__URL", rabbitmq_url.as_str()),
     ]);
     let address = address(&daemon).await;
-    eventually("it is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
+    eventually("the daemon is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
     let told = get(&address, "/readyz").await.json();
     assert_eq!((&told["ready"], &told["state"], &told["reasons"]), (&json!(true), &json!("running"), &json!([])));
     assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
@@ -137,7 +137,7 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     })
     .await;
     proxy.release();
-    eventually("it is over", || async { told().await["waits"] == json!([]) }).await;
+    eventually("the daemon waits for nothing", || async { told().await["waits"] == json!([]) }).await;
     eventually("the last hour has a point with both events", || async {
         let points = get(&address, "/v1/history").await.json();
         let of = |point: &Value| point["events_s"].as_f64().unwrap();
@@ -153,7 +153,7 @@ async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
     let world = World::new("health_unwritten", ANY).await;
     let daemon = world.daemon();
     let address = address(&daemon).await;
-    eventually("it is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
+    eventually("the daemon is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
     let rename = |from: &str, to: &str| sqlx::query(sqlx::AssertSqlSafe(format!("RENAME TABLE {from} TO {to}")));
     rename("like_record", "gone").execute(&world.pool).await.unwrap();
     let publisher = world.publisher().await;

@@ -13,7 +13,7 @@ async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() 
     let asked = |arguments: &[&str]| world.tallyd(arguments);
 
     let daemon = world.daemon();
-    eventually("it is healthy", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    eventually("the daemon is healthy", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
     assert!(daemon.log().contains(&format!("\"address\":\"{url}\"")), "{}", daemon.log());
     let told = asked(&["status", "--format", "json", "--url", &url]);
     assert!(stdout(&told).contains("\"partitions\""), "{}{}", stdout(&told), stderr(&told));

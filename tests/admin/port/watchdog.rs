@@ -71,7 +71,7 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     .await;
     hung.kill();
     proxy.release();
-    eventually("it is over", || async {
+    eventually("the daemon waits for nothing", || async {
         let lines = of_patient.lines();
         let last = lines.iter().rev().find(|line| line.starts_with("STATUS="));
         last.is_some_and(|line| !line.contains("; retrying: "))

@@ -69,7 +69,7 @@ async fn probes_without_a_token_get_a_status_code_and_no_more() {
         send(&port, &format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n")).await
     };
     let token = format!("Authorization: Bearer {TOKEN}\r\n");
-    eventually("it is ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 200 }).await;
+    eventually("the daemon is ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 200 }).await;
     proxy.hold();
     proxy.cut();
     eventually("the daemon is not ready", || async { asked("10.0.0.7:8255", "/readyz", "").await.status == 503 }).await;

@@ -1,9 +1,9 @@
-// Calls the installed package for the tests: a line of JSON in, a line of JSON out. Calls run at the same time.
+// Calls the installed package for the tests. Calls and results are lines of JSON, and calls run at the same time.
 
 import { createInterface } from 'node:readline';
 import { Tallyd } from 'tallyd';
 
-// The scenario's names and units are Python's.
+// The scenario uses the names and units of the Python package.
 const camel = (name) => name.replace(/_([a-z])/g, (_, letter) => letter.toUpperCase());
 const one = ([name, value]) => (name === 'deadline_s' ? ['deadlineMs', value * 1_000] : [camel(name), value]);
 const renamed = (options) => Object.fromEntries(Object.entries(options).map(one));

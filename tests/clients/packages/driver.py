@@ -1,4 +1,4 @@
-"""Calls the installed package for the tests: a line of JSON in, a line of JSON out. Calls run at the same time."""
+"""Calls the installed package for the tests. Calls and results are lines of JSON, and calls run at the same time."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def failed(request, error):
 
 
 def fork(site):
-    """Acts as a server that makes its client before it forks."""
+    """Acts as a server that makes its client and then forks."""
     child = os.fork()
     if child == 0:
         try:

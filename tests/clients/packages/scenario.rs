@@ -1,5 +1,5 @@
-//! One scenario for all packages, with real servers that stall, crash and reject, and the real daemon. In the end
-//! MySQL's rows, MySQL's counters and Redis have each click once.
+//! One scenario for all packages, with real servers that stall, crash and reject, and the real daemon. At the end
+//! MySQL's rows, MySQL's counters and Redis must have each click exactly once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -27,7 +27,7 @@ const SHORT_S: u64 = 1;
 const SLACK: Duration = Duration::from_secs(20);
 const ALL: usize = usize::MAX;
 
-/// A package with its world, and the likes that must exist in the end.
+/// A package with its world, and the likes that must exist at the end.
 struct Site {
     world: World,
     driver: Driver,

@@ -136,7 +136,7 @@ async fn gateway_without_answers(site: &Site<'_>, gateway: &str) {
     site.like(21).await;
     site.written(20).await;
     proxy.lead(behind(&proxy.address.to_string()));
-    assert_eq!(site.number("like").await, 19, "only a reconcile counts it");
+    assert_eq!(site.number("like").await, 19, "only a reconcile counts the like");
 
     // The gateway counts a share, but its answer is lost.
     let stalling = Stalling::before(gateway, Stall { after: "share", callers: 1 }).await;
@@ -151,7 +151,7 @@ async fn without_gateway(site: &Site<'_>) {
     site.open(site.servers(None), 8).await;
     site.like(22).await;
     site.written(21).await;
-    assert_eq!(site.number("like").await, 19, "only a reconcile counts it");
+    assert_eq!(site.number("like").await, 19, "only a reconcile counts the like");
 }
 
 /// Clients without RabbitMQ.

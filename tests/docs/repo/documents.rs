@@ -18,7 +18,7 @@ fn the_documents_list_every_reason_of_refusal() {
     assert_eq!(first_column(&table("docs/events.md", "Refused events")), codes);
 }
 
-/// Returns the events that the sources log, with their levels.
+/// Returns the log events in the source code, with their levels.
 fn logged_events() -> BTreeMap<String, String> {
     let mut events = BTreeMap::new();
     for (path, text) in ["src", "crates"].into_iter().flat_map(sources) {
@@ -43,7 +43,7 @@ fn the_documents_list_every_log_event_with_its_level() {
     assert_eq!(listed, logged_events());
 }
 
-/// Fails unless the table under the heading explains exactly the numbers of the report.
+/// Fails unless the table under the heading has a row for each number of the report, and no other rows.
 fn explained(document: &str, heading: &str, report: &Value) {
     let rows = table(document, heading);
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
@@ -166,7 +166,7 @@ fn nothing_is_unsafe() {
             let named = text
                 .lines()
                 .filter(|line| line.contains("unsafe_code") && !line.contains("forbid") && !line.contains("named"));
-            assert_eq!(named.count(), 0, "{} allows what is forbidden", path.display());
+            assert_eq!(named.count(), 0, "{} allows unsafe code", path.display());
         }
     }
 }
@@ -184,7 +184,7 @@ fn links_lead_somewhere() {
                 "" => document.clone(),
                 path => document.parent().unwrap().join(path),
             };
-            assert!(root().join(&path).exists(), "{}: {link} is not there", document.display());
+            assert!(root().join(&path).exists(), "{}: {link} does not exist", document.display());
             assert!(
                 heading.is_empty() || read(&path).lines().any(|line| slug(line) == heading),
                 "{}: {link} has no such heading",

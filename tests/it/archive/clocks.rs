@@ -54,7 +54,7 @@ async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
         .execute("UPDATE leaderboard_snapshot_period SET began_at = began_at + INTERVAL 1 DAY, taken_at = began_at")
         .await;
     assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [("2026-W47", Outcome::Saved)]);
-    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [], "the snapshot must count as new");
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [], "the snapshot must be treated as new");
     let sql = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < '2026-11-21 13:00:00'";
     assert_eq!(stage.world.count(sql).await, 1);
     stage.close().await;

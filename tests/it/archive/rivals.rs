@@ -69,7 +69,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     stage.close().await;
 }
 
-/// A process that is killed when dropped.
+/// A process that is killed when this value is dropped.
 struct Process(Child);
 
 impl Process {

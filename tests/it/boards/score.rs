@@ -106,7 +106,7 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     let late = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now - 5, 1)).await.unwrap());
     assert_eq!((late.primary, late.low), (7, 0), "after the end the time must be zero");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
-    assert_eq!(far.low, (1 << 20) - 1, "the time must not exceed its bits");
+    assert_eq!(far.low, (1 << 20) - 1, "the time must fit into its bits");
     assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
     assert!(!redis.exists::<_, bool>(&key).await.unwrap());
     assert!(add(&mut redis, &key, (1, 0), ("latest", 20), (0, 1)).await.unwrap_err().contains("is none of"));

@@ -78,10 +78,10 @@ fn everything_in_the_schema_is_described() {
     described("", &schema);
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["properties"]["amqp"]["additionalProperties"], false);
-    assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "it must not be in the file");
+    assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "passwords must not be in the file");
 }
 
-/// Limits that no comment has to mention: the maximum of an integer type, and the maximum of a repair.
+/// Comments do not need to mention these limits: the maximum of an integer type, and the maximum of a repair.
 const NATURAL: [i64; 3] = [u16::MAX as i64, u32::MAX as i64, 1 << 62];
 
 #[test]

@@ -240,7 +240,7 @@ async fn what_comes_back_often_is_taken_with_care() {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
         line["prefetch"].as_u64().filter(|_| line["event"] == "consuming")
     };
-    eventually("the consumer takes as many as usual", || async {
+    eventually("the consumer takes as many messages as usual", || async {
         daemon.log().lines().filter_map(prefetch).next_back().is_some_and(|prefetch| prefetch >= 500)
     })
     .await;

@@ -155,7 +155,7 @@ async fn a_row_that_the_database_refuses_is_set_aside_alone() {
     world.close().await;
 }
 
-/// A trigger keeps the state of a tested row. So MySQL looks like a server that assigns the version before the state.
+/// A trigger keeps the state of a tested row. So MySQL behaves like a server that assigns the version before the state.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
     let world = World::new("not_exact", "").await;

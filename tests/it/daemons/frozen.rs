@@ -1,4 +1,4 @@
-//! A daemon is frozen within a transaction, and resumes after another one has taken its partitions.
+//! A daemon is frozen within a transaction, and resumes after another daemon has taken over its partitions.
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};

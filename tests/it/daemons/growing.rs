@@ -34,7 +34,7 @@ async fn assert_bound_once(world: &World) {
         |user| LikeEvent { target: target(9_999), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
     world.publish(&publisher, &bodies).await;
-    eventually("all are queued", || async { queued().await >= 300 }).await;
+    eventually("all likes are queued", || async { queued().await >= 300 }).await;
     assert_eq!(queued().await, 300, "each once");
 }
 

@@ -200,7 +200,8 @@ async fn a_dead_letter_names_the_trace_of_its_message() {
     for (body, header) in [("{", Some(TRACE)), ("[", Some("00-invalid")), ("none", None)] {
         publisher.publish_traced(&exchange, "7", body.as_bytes(), header).await.unwrap();
     }
-    eventually("all are dead-lettered", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 }).await;
+    eventually("all bodies are dead-lettered", || async { world.count("SELECT COUNT(*) FROM dead_letter").await == 3 })
+        .await;
     // The row looks as if an operator had changed it.
     let changed = "UPDATE dead_letter SET headers = 'no JSON' WHERE body = 'none'";
     sqlx::query(changed).execute(&world.pool).await.unwrap();

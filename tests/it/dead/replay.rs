@@ -36,7 +36,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
         bodies.push((event.user, [b"[", like.as_slice(), b",", &count, b"]"].concat()));
     }
     world.publish(&publisher, &bodies).await;
-    eventually("all are dead-lettered", || async { open(&world).await == 300 }).await;
+    eventually("all events are dead-lettered", || async { open(&world).await == 300 }).await;
     assert!(daemon.stop().success());
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 1, "0 of 300 dead letters replayed");
     assert_exits(

@@ -314,7 +314,8 @@ async fn the_documented_rights_are_enough_for_filters() {
     let [filter, config, added] = keys(&world, target(42));
     let _: () = redis.hset(&config, "size", 1).await.unwrap();
     let _: () = api_redis.persist(&added).await.unwrap();
-    // Now the filter looks as if Redis had lost it, so the run drops it. The next run folds a noted user.
+    // Now the filter looks as if Redis had lost it, so the run drops it. The next run folds a noted user into the
+    // filter.
     assert_eq!(run_with(daemon).await.dropped, 1);
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);

@@ -25,7 +25,7 @@ async fn events_are_accepted_once_the_broker_has_them_all() {
     world.drained(&publisher).await;
     let views = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2";
     assert_eq!(world.count(views).await, 1_000);
-    eventually("the numbers are read", || async {
+    eventually("the gateway returns the numbers", || async {
         let read = gateway.get("/v1/counters?kind=video&ids=7,8,99&metrics=view,unread").await;
         assert_eq!(read.status, 200, "{read:?}");
         let read = read.json();

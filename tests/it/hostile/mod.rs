@@ -217,7 +217,7 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     assert_eq!(letters(&world).await, full);
     let listed = |list: &serde_json::Value| (list["returned"]["taken_in"].clone(), list["returned"]["left"].clone());
     let returned = world.broker.returned();
-    eventually("the broker has dead-lettered them", async || publisher.depth(&returned).await.unwrap().messages == 400)
+    eventually("the broker dead-letters messages", async || publisher.depth(&returned).await.unwrap().messages == 400)
         .await;
     assert_eq!(
         listed(&world.report(&["dead", "list"])),

@@ -247,7 +247,7 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     assert!(matches!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     let second = already.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(matches!(not_yet.like(target(2), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
-    assert!(!not_yet.take_back(&second, &[]).await.unwrap(), "the other request can still publish it");
+    assert!(!not_yet.take_back(&second, &[]).await.unwrap(), "the other request can still publish the like");
     assert!(not_yet.take_back(&second, &[]).await.unwrap(), "both layouts must have the same `at`");
     let blind = not_yet.count(target(3), UserId(7), true, &[]).await.unwrap();
     not_yet.publish(&blind).await.unwrap();

@@ -81,7 +81,7 @@ async fn existing_values_become_those_of_mysql_and_foreign_keys_stay() {
         "after a full run"
     );
     assert_eq!(ask::<String>(&mut redis, &["HGET", &key(&world, 97), "likes"]).await, "9");
-    assert!(ask::<i64>(&mut redis, &["TTL", &key(&world, 6)]).await > 0, "its expiry stays");
+    assert!(ask::<i64>(&mut redis, &["TTL", &key(&world, 6)]).await > 0, "the key keeps its expiry");
 
     // From now on the daemon counts in these keys.
     let publisher = world.publisher().await;

@@ -92,7 +92,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         let model = crowd.await.unwrap();
         world.drained(&publisher).await;
         // Some likes were counted before the flush and published after it, so the test retries.
-        eventually("all is compared", || async {
+        eventually("all counters are compared", || async {
             let report = compared(&world).await;
             report["drifted"].as_u64() == Some(0) && report["unknown"].as_u64() == Some(0)
         })

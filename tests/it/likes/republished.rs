@@ -70,7 +70,7 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     assert_eq!(both(&world, BALANCE).await, (100, 100));
-    // The client does not undo a set, it only republishes it.
+    // The client does not undo a set, but only republishes the set.
     let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
     assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
@@ -80,7 +80,7 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     let (changed, taken_back) = unpublished(mute.add(target(42), SHARE, 3, "b").await);
     client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
-    eventually("the daemon counts it", || async { both(&world, SHARE).await == (3, 3) }).await;
+    eventually("the daemon counts the share", || async { both(&world, SHARE).await == (3, 3) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -65,7 +65,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     };
     assert!(matches!(click().await, Clicked::Same { .. }), "MySQL has the click that Redis has lost");
     model.apply(&client.like(target(1), UserId(6), &[]).await.unwrap().counted().unwrap().event);
-    eventually("all is loaded again", || async {
+    eventually("all counters are loaded again", || async {
         let numbers = client.read(&[target(1)]).await.unwrap();
         let likes = numbers[0].get(Metric(1));
         assert!(likes.is_none_or(|likes| likes.value > 0), "a lost number was shown as zero");
@@ -73,7 +73,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     })
     .await;
     world.drained(&publisher).await;
-    eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    eventually("all counters are compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(6)]);
     assert_eq!(world.counters().await, model.counters());
     assert!(daemon.stop().success());

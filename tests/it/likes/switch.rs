@@ -155,7 +155,7 @@ async fn counting_is_not_handed_over_while_many_events_wait() {
 /// Waits until the daemon has announced this to the API servers. Returns the time of the decision.
 async fn announced(world: &World, api: &str, after: Micros) -> Micros {
     let since = std::cell::Cell::new(None);
-    eventually("it is announced", || async {
+    eventually("the switch is announced", || async {
         let text = world.cache.writers().await.unwrap().unwrap_or_default();
         let of_text = writers::since(&text).filter(|since| *since > after);
         since.set(of_text.filter(|_| text.starts_with(&format!("{{\"api\":[{api}],"))));

@@ -10,7 +10,7 @@ use crate::common::Daemon;
 /// records for each process.
 pub struct Cell {
     folder: Option<PathBuf>,
-    /// Version 1 of control groups, or version 2.
+    /// True for version 1 of control groups, and false for version 2.
     first: bool,
 }
 

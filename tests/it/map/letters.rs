@@ -17,7 +17,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     let both = serde_json::json!({ "events": [event("LIKE", 42, 8, now_ms()), film] });
     site.publish(&both).await;
     site.publish(&uuid).await;
-    eventually("both are kept", || async { site.world.count(OPEN).await == 2 }).await;
+    eventually("both events are dead-lettered", || async { site.world.count(OPEN).await == 2 }).await;
     let errors: Vec<(String, String, Vec<u8>)> =
         sqlx::query_as("SELECT error, queue, body FROM dead_letter ORDER BY id")
             .fetch_all(&site.world.pool)
@@ -39,7 +39,7 @@ async fn what_does_not_fit_is_a_dead_letter_and_goes_back_to_the_map() {
     let output = site.world.tallyd(&["dead", "replay", "--all"]);
     assert!(stdout(&output).contains("1 of 2 dead letters replayed"), "{}{}", stdout(&output), stderr(&output));
     let liked = "SELECT COUNT(*) FROM like_record WHERE kind = 2 AND target_id = 42 AND user_id = 7";
-    eventually("it is written", || async { site.world.count(liked).await == 1 }).await;
+    eventually("the like is written", || async { site.world.count(liked).await == 1 }).await;
     assert_eq!(site.world.count(OPEN).await, 1, "the letter with the UUID is left");
     assert!(daemon.stop().success());
     // Without the map, tallyd can't read the letter.

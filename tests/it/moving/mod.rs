@@ -147,7 +147,7 @@ async fn keep_the_old_table(mover: &mut Mover) {
     mover.site.clicked(SOME).await;
     let clicks = mover.site.clicks.clone();
     let clicks = clicks.lock().await;
-    eventually("the old table follows", || async { mover.site.table().await == clicks.likes }).await;
+    eventually("the old table has all likes", || async { mover.site.table().await == clicks.likes }).await;
     assert_tallyd_has_all(mover, &clicks).await;
 }
 

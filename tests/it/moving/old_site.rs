@@ -206,7 +206,10 @@ impl OldSite {
     /// Waits until the worker has written everything that is published now. Its queue is then empty.
     pub async fn worker_has_all(&self) {
         let published = self.clicks.lock().await.published;
-        eventually("the old worker has all", || async { self.written.load(Ordering::Relaxed) >= published }).await;
+        eventually("the old worker has written all clicks", || async {
+            self.written.load(Ordering::Relaxed) >= published
+        })
+        .await;
     }
 
     /// Makes keys for posts that were deleted long ago.

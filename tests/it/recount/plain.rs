@@ -147,7 +147,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
             by_itself && (numbers[0].get(Metric(2)), numbers[1].get(Metric(2))) == (redis(3), redis(1))
         };
         eventually(&format!("Redis has the corrected counts, written by {writer}"), read).await;
-        assert!(world.tallyd(&["reconcile", "--dry-run"]).status.success(), "not twice");
+        assert!(world.tallyd(&["reconcile", "--dry-run"]).status.success(), "no count is added twice");
         assert!(daemon.stop().success());
         world.close().await;
     }

@@ -61,7 +61,8 @@ async fn a_daemon_recounts_by_its_schedule_and_tells() {
     let (world, daemon) = served("recount_cron", &settings(QUERY, "cron = \"* * * * * *\"")).await;
     comment(&world, &[(1, 3), (2, 2)]).await;
     count(&world, &[(1, 1, 8)]).await;
-    eventually("it is corrected", || async { counters(&world).await == BTreeMap::from([(1, 3), (2, 2)]) }).await;
+    eventually("the counters are corrected", || async { counters(&world).await == BTreeMap::from([(1, 3), (2, 2)]) })
+        .await;
     daemon.logged("recount-off").await;
     daemon.logged("video:comment: 2 targets checked").await;
     let done = "SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND mode = 'video:comment' AND outcome = 'done'";
@@ -77,7 +78,7 @@ async fn a_recount_that_comes_with_a_reload_is_done_and_one_that_goes_is_not() {
     world.set(&settings(QUERY, "cron = \"* * * * * *\""));
     daemon.signal("HUP");
     daemon.logged("[[recount]]").await;
-    eventually("it is corrected", || async { counters(&world).await == BTreeMap::from([(1, 3)]) }).await;
+    eventually("the counters are corrected", || async { counters(&world).await == BTreeMap::from([(1, 3)]) }).await;
     world.set("[metrics]\nlike = 1\ncomment = 2\n");
     daemon.signal("HUP");
     eventually("it is subtracted", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;

@@ -37,7 +37,7 @@ async fn a_full_run_of_the_schedule_ends_where_redis_is_lost() {
     assert_eq!(outcome, "stopped", "{report}");
     assert!(report.contains("Redis lost counters"), "{report}");
     let later = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND report NOT LIKE '%\"resumed_run\":null%'";
-    eventually("it is resumed to its end", || async { world.count(later).await > 0 }).await;
+    eventually("the run is resumed and ends", || async { world.count(later).await > 0 }).await;
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
     world.close().await;
@@ -81,7 +81,7 @@ async fn a_lease_and_a_start_from_the_future_hold_no_run() {
     let output = world.tallyd(&["reconcile"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let given_back = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6) - INTERVAL 1 DAY";
-    assert_eq!(world.count(given_back).await, 0, "a released lock must be free, even for a clock that is behind");
+    assert_eq!(world.count(given_back).await, 0, "a released lock must be free, even if MySQL's clock is put back");
     let ahead = "UPDATE job_run SET started_at = NOW(6) + INTERVAL 1 DAY, finished_at = NOW(6) + INTERVAL 1 DAY";
     sqlx::query(ahead).execute(&world.pool).await.unwrap();
     assert!(daemon.stop().success());

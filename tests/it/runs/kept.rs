@@ -46,7 +46,7 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     assert_eq!(kept().await, 1, "a dry run must delete no hint");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
-    assert_eq!(kept().await, 0, "it was compared");
+    assert_eq!(kept().await, 0, "the run must delete the hint");
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
     world.close().await;

@@ -35,7 +35,7 @@ async fn a_run_that_is_paused_amidst_is_resumed_where_it_was() {
     let began = Instant::now();
     ordered(&world, &["resume", "reconcile"]);
     let resumed = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND report NOT LIKE '%\"resumed_run\":null%'";
-    eventually("it is resumed to its end", || async { world.count(resumed).await > 0 }).await;
+    eventually("the run is resumed and ends", || async { world.count(resumed).await > 0 }).await;
     assert!(
         began.elapsed() < Duration::from_secs(25),
         "after a pause the run must not wait as after a failure: {:?}",

@@ -68,7 +68,7 @@ async fn the_daemon_scrubs_by_its_schedule() {
     drift(&world, target(3), 2).await;
     assert!(daemon.stop().success());
     let daemon = world.daemon_with(&[("TALLYD__RECONCILE__SCRUB_CRON", "* * * * * *")]);
-    eventually("a scrub repairs it", || async {
+    eventually("a scrub repairs the drift", || async {
         world.count("SELECT COUNT(*) FROM repair WHERE target_id = 3 AND outcome = 'done'").await == 1
     })
     .await;

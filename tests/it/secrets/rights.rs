@@ -1,5 +1,5 @@
-//! The accounts of the files under ops/ must not have these rights. Nearly all other tests use these accounts, so they
-//! show that the rights are enough.
+//! The accounts of the files under ops/ must not have these rights. Nearly all other tests use these accounts, so those
+//! tests show that the rights are enough.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -91,7 +91,7 @@ async fn in_redis_nobody_does_what_administrators_do_or_reads_the_keys_of_others
             let mut command = redis::cmd(words[0]);
             command.arg(&words[1..]);
             let error = command.exec_async(&mut redis).await.expect_err(words[0]).to_string();
-            // In a script Redis returns the script's error.
+            // If the command runs in a script, Redis returns the script's error.
             assert!(error.contains("permission") || error.contains("can't run this command"), "{words:?}: {error}");
         }
     }

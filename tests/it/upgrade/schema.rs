@@ -74,7 +74,7 @@ async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
     let rival = keep_outbox(&world).await;
     let migrate = migrate_that_waits(&world).await;
     eventually("the step stops waiting for the table", || async { world.count(WAITS).await == 0 }).await;
-    eventually("and waits again", || async { world.count(WAITS).await > 0 }).await;
+    eventually("the step waits again", || async { world.count(WAITS).await > 0 }).await;
     rival.close().await.unwrap();
     let output = migrate.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -108,7 +108,7 @@ async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
     world.close().await;
 }
 
-/// The steps of the next version are made while daemons of this version write. They add a column to every table that is
+/// The steps of the next version run while daemons of this version write. They add a column to every table that is
 /// written often, and they add a table.
 #[tokio::test(flavor = "multi_thread")]
 async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {

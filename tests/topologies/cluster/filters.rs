@@ -57,7 +57,7 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
         let epoch = api.filter_epoch().await.unwrap();
         api.filtered_likes(&names, UserId(user), &epoch, &[(liked, shape)]).await.unwrap()
     };
-    eventually("it is sure", async || seen(5_000_000).await == [Seen::Known(false)]).await;
+    eventually("the filter says no for a new user", async || seen(5_000_000).await == [Seen::Known(false)]).await;
     for user in (1..=30).chain([1_000]) {
         assert_eq!(seen(user).await, [Seen::Unknown(None)], "a false no: user {user}");
     }

@@ -48,7 +48,7 @@ async fn what_the_daemon_counts_is_added_once_though_masters_sleep() {
         asleep.await.unwrap().unwrap();
     }
     let expected = vec![i64::try_from(sent / TARGETS).unwrap(); usize::try_from(TARGETS).unwrap()];
-    eventually("all is added", || async {
+    eventually("all views are added", || async {
         let rest = "SELECT COUNT(*) FROM partition_owner AS p JOIN outbox_state AS s USING (`partition`) \
                     WHERE p.outbox = s.applied";
         world.count(rest).await == 1

@@ -130,7 +130,7 @@ fn the_schema_accepts_what_only_the_text_or_the_size_makes_wrong() {
     }
 }
 
-/// Values that are valid in some field, and values that are valid in no field.
+/// Some of these values are valid in at least one field, and the others are valid in no field.
 fn values() -> impl Strategy<Value = Value> {
     let words = ["like", "unlike", "count", "set", "reset", "fence", "video", "view", "unread", "", "42", "042", "-1"];
     let edges = ["9223372036854775807", "9223372036854775808", "9223372036854775799", "10000000000000000000", "42\n"];
