@@ -30,7 +30,8 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
     }
 }
 
-/// Names the server that failed, and the failed operation. Leaves out the causes, because they can contain an address.
+/// Returns the names of the failed server and the failed operation. Leaves out the causes of the error, because a cause
+/// can contain an address.
 fn reason(error: &anyhow::Error) -> String {
     let server = if error.chain().any(|cause| cause.is::<StoreError>()) {
         "MySQL"

@@ -50,8 +50,8 @@ const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
-/// These paths also answer without a token, because probes of orchestrators have no token. The answer to a request
-/// without a token is only a status code.
+/// These paths also answer without a token, because probes of orchestrators have no token. If a request has no token,
+/// the answer is only a status code.
 const PROBES: [&str; 2] = ["/livez", "/readyz"];
 
 /// Advice for a port that can't be opened.

@@ -17,8 +17,8 @@ use tallyd_mysql::schema::Schema;
 /// The start waits at most this time for Redis, because systemd aborts a start that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Checks MySQL and Redis. The start does not fail if a server is unreachable. It waits until MySQL answers.
-/// Codes must have the same meaning in MySQL and in the configuration. Tasks that write start only after this check.
+/// Checks MySQL and Redis. The start does not fail if a server is unreachable. It waits until MySQL answers. Codes must
+/// have the same meaning in MySQL and in the configuration. After this check, the daemon starts the tasks that write.
 ///
 /// # Errors
 /// Fails if the schema is wrong, if a code would change its meaning, if a Redis Cluster is configured as a

@@ -215,7 +215,7 @@ where
     }
 }
 
-/// Returns whether a person typed the command. A daemon that a person starts by mistake would consume events.
+/// Returns true if a person typed the command. A daemon that a person starts by mistake would consume events.
 fn is_typed() -> bool {
     std::io::stdin().is_terminal() || std::io::stderr().is_terminal()
 }

@@ -153,7 +153,8 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Finds keys that are set although they are only for likes, or only for queries.
+/// Finds keys that are set although this import can't use them. Some keys are only for likes, and others only for
+/// queries.
 fn keys_of_likes(import: &Import, say: &mut impl FnMut(&str, &str)) {
     if !import.is_of_likes() {
         if import.unit.is_some() {

@@ -124,7 +124,7 @@ impl Origins {
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
     }
 
-    /// Adds a problem at the first of `keys` that is set.
+    /// Returns a problem. Its place is the first of `keys` that is set.
     pub fn problem(&self, keys: &[Key], text: String) -> Problem {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }

@@ -178,7 +178,7 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Returns whether RabbitMQ reads the user's name from the certificate.
+/// Returns true if RabbitMQ reads the user's name from the certificate.
 pub fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }

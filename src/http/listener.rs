@@ -74,7 +74,7 @@ async fn lock_folder(path: &Path) -> Result<File> {
     tokio::task::spawn_blocking(lock).await?
 }
 
-/// Returns whether a killed process left its socket at this path. Fails if a process listens on the socket, or if the
+/// Returns true if a killed process left its socket at this path. Fails if a process listens on the socket, or if the
 /// file is not a socket.
 async fn is_left(path: &Path) -> Result<bool> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(false) };

@@ -15,7 +15,7 @@ impl Token {
         Self(Sha256::digest(token.expose()).into())
     }
 
-    /// Returns whether a request has the token. The duration of the comparison reveals nothing about the token, because
+    /// Returns true if a request has the token. The duration of the comparison reveals nothing about the token, because
     /// whole digests are compared.
     pub(crate) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
         let Some(given) = authorization.and_then(|value| given(value.to_str().ok()?)) else { return false };

@@ -2,8 +2,8 @@
 //! the loop. The loop decides from the last run in MySQL whether there is work, so a missed trigger loses nothing.
 //!
 //! If a clock is set forward, patterns that are due in the skipped time fire when the clock is set. If a clock is set
-//! back, patterns that are due in the repeated time fire once. Only a pattern that fires in every hour also fires in
-//! the repeated hour, so that every hour has its runs.
+//! back, patterns that are due in the repeated time fire once. The exception is a pattern that fires in every hour. It
+//! also fires in the repeated hour, so that every hour has its runs.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -178,7 +178,7 @@ fn holds_no_secret(line: &Metadata<'_>) -> bool {
     *line.level() != Level::TRACE || is_ours(line.target())
 }
 
-/// Returns whether the line comes from one of this workspace's crates, for example from `tallyd::consumer` or
+/// Returns true if the line comes from one of this workspace's crates, for example from `tallyd::consumer` or
 /// `tallyd_mysql::likes`.
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();

@@ -11,8 +11,8 @@ use tracing::warn;
 const STACK: &str = "RUST_MIN_STACK";
 
 /// Each level takes five bytes of a frame. A frame has at most 128 KiB (RabbitMQ's default `frame_max`), which is
-/// 26,000 levels. These levels need 48 MiB of stack, at 1.8 KiB each. Without optimization, each level needs more than
-/// 10 KiB. Only address space is reserved: a stack uses memory as it grows.
+/// enough for 26,000 levels. These levels need 48 MiB of stack, at 1.8 KiB each. Without optimization, each level needs
+/// more than 10 KiB. Only address space is reserved: a stack uses memory as it grows.
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
 /// The stack size of threads that only drop the values that the broker library has parsed.

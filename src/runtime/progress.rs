@@ -106,7 +106,7 @@ fn style(has_total: bool) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Returns the percentage of `total` that is done. It is at most 99, because the total is an estimate.
+/// Returns the percentage of `total` that is done. The result is at most 99, because the total is an estimate.
 pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     let total = total.filter(|total| *total > 0)?;
     Some((done.saturating_mul(100) / total).min(99))

@@ -33,7 +33,7 @@ pub(crate) struct Change {
     noted: Noted,
 }
 
-/// A difference that is allowed only if no row has the code, or that is never allowed.
+/// A difference that is rejected if rows have the code. Some differences are rejected even without rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,

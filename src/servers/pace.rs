@@ -119,8 +119,8 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Chooses the size of the next page by the time that a page of `targets` took. The new size is at most twice and
-    /// at least half the old size.
+    /// Chooses the size of the next page by the time that a page of `targets` took. The new size is between half the
+    /// old size and twice the old size.
     pub(crate) fn note(&mut self, targets: usize, took: Duration) {
         self.pace.1 += targets;
         // The last page can have few targets. The time of such a page is no measure for the best size.
@@ -186,7 +186,7 @@ impl<'a> Pace<'a> {
         self.pace = (Instant::now(), 0);
     }
 
-    /// Sleeps, at most until the stop.
+    /// Sleeps for the time `pause`. A stop ends the sleep early.
     async fn pause(&self, pause: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
@@ -289,8 +289,7 @@ fn pace(targets: usize, each_second: u32) -> Duration {
     Duration::from_secs_f64((targets as f64 / f64::from(each_second.max(1))).min(1.0))
 }
 
-/// Returns the size of a page that would have taken `target_ms`. The result is at most twice and at least half of
-/// `page`.
+/// Returns the size of a page that would have taken `target_ms`. The result is between half of `page` and twice `page`.
 fn next_page(page: usize, target_ms: u64, took: Duration) -> usize {
     let took_us = took.as_micros().max(1);
     let wanted = page as u128 * u128::from(target_ms) * 1_000 / took_us;

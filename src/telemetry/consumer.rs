@@ -121,8 +121,8 @@ impl PartitionState {
         *locked(&self.standing) = standing;
     }
 
-    /// Records that a batch was written. The standing changes only if it is `Listening`, because the session can have
-    /// ended meanwhile.
+    /// Records that a batch was written. The standing becomes `Writing` only if it is still `Listening`, because the
+    /// session can have ended meanwhile.
     pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {

@@ -28,11 +28,11 @@ macro_rules! verdicts {
 verdicts! {
     /// Redis is right.
     Exact = "exact", "Redis is right";
-    /// Redis was wrong at two cuts, and the difference was added.
+    /// Redis was wrong at two cuts (instants of comparison), and the difference was added.
     Repaired = "repaired", "Redis was wrong at two cuts, and the difference was added";
     /// Redis is wrong at two cuts, in a dry run.
     Drifted = "drifted", "Redis is wrong at two cuts; a dry run adds nothing";
-    /// Redis was wrong at only one cut.
+    /// Redis was wrong at the first cut. At the second cut it was right, or wrong in the other direction.
     Transient = "transient", "Redis was wrong at only one cut, because an event was in flight; nothing was added";
     /// No cut could be compared with MySQL.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";

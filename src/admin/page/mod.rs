@@ -1,7 +1,7 @@
 //! `GET /`: the status page. One answer contains the whole page. The page gets its data from `/v1/status` and
 //! `/v1/history`.
 //!
-//! The data can be malicious, above all error texts from the servers, so the script only inserts it as text. The
+//! The data can be malicious, especially error texts from the servers, so the script inserts the data only as text. The
 //! content security policy blocks other scripts and resources from other origins.
 
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The parts of the script. Each file uses only the files before it.
+/// The parts of the script. A file uses only code of the files before it in this list.
 const SCRIPT: &str = concat!(
     "\"use strict\";\n",
     include_str!("format.js"),

@@ -49,7 +49,7 @@ pub(super) fn completed(server: Server, text: &str) -> Result<ServerUrl, String>
     Ok(url.as_str().into())
 }
 
-/// Returns whether the address contains a password.
+/// Returns true if the address contains a password.
 pub(super) fn has_password(url: &ServerUrl) -> bool {
     url.parts().is_ok_and(|parts| parts.password().is_some())
 }
@@ -60,7 +60,7 @@ pub(super) fn host_and_port(url: &ServerUrl, port: u16) -> String {
     format!("{host}:{}", parts.as_ref().and_then(Url::port).unwrap_or(port))
 }
 
-/// Returns whether the server is on this machine.
+/// Returns true if the server is on this machine.
 pub(super) fn is_here(url: &ServerUrl) -> bool {
     let is_here = |host: &str| {
         host == "localhost" || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())

@@ -128,7 +128,7 @@ pub(super) fn daemon_user() -> Option<(u32, u32)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Returns whether all settings of a config.toml are defaults, as in the package's file. Replacing such a file loses
+/// Returns true if all settings of a config.toml are defaults, as in the package's file. Replacing such a file loses
 /// nothing.
 fn sets_nothing(path: &Path) -> bool {
     let settings = |config: &Config| {

@@ -170,7 +170,7 @@ fn by_authority(url: &ServerUrl) -> Option<ServerUrl> {
     Some(url.as_str().into())
 }
 
-/// Returns whether the certificate has no name to verify. A certificate with a wrong name may belong to another server.
+/// Returns true if the certificate has no name to verify. A certificate with a wrong name may belong to another server.
 /// The other server must not get the password.
 fn is_nameless(error: &Error) -> bool {
     let is_nameless = |cause: &(dyn std::error::Error + 'static)| matches!(cause.downcast_ref(), Some(StoreError::TlsFault(fault)) if fault.is_nameless());

@@ -147,7 +147,7 @@ impl Plan {
         of_servers.map(Password::Daemon).chain([Password::Migrate, Password::Api]).collect()
     }
 
-    /// Returns whether RabbitMQ reads the user's name from a certificate. Then the account has no password.
+    /// Returns true if RabbitMQ reads the user's name from a certificate. Then the account has no password.
     pub(super) fn is_by_certificate(&self, server: Server) -> bool {
         server == Server::Rabbitmq && is_external(&self.config.amqp.url)
     }
