@@ -42,11 +42,11 @@
 --
 -- If the field is not a list of numbers, the script fails and changes nothing.
 --
--- With only KEYS[1] and ARGV[1] to ARGV[3] the script counts without a check, for callers that know that the state
--- changes.
+-- Callers that know that the click changes the state can pass only KEYS[1] and ARGV[1] to ARGV[3]. The script then
+-- counts without a check.
 --
--- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, without trailing zeros. A target
--- whose numbers are all zero has no field.
+-- A bucket's field holds a target's numbers as text, in the order of the metrics' codes: `12,3,0,4`. Trailing zeros are
+-- left out. A target whose numbers are all zero has no field.
 --
 -- A click is remembered as its `at`, followed by "+" for a like or "-" for an unlike. Two hashes of clicks take turns.
 -- So each hash exists at least ARGV[5] seconds and at most twice as long. A second field, with target, user and `at` in
@@ -182,8 +182,8 @@ if KEYS[2] then
         at = math.max(at, tonumber(last_at) + 1)
     end
     local age = lately[2] and time[1] - lately[2]
-    -- A negative age means that the clock went back. Without this check, the hash would keep every click until the
-    -- clock reaches the time of the old hash.
+    -- A negative age means that the clock went back. Without this check, the hash would grow until the clock has caught
+    -- up.
     if age and (age >= tonumber(ARGV[5]) or age < 0) then
         -- UNLINK the old hash first, because RENAME would free a large hash in one step.
         redis.call('UNLINK', KEYS[3])

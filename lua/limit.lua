@@ -1,5 +1,6 @@
 -- Counts a user's clicks in a window of time, and returns whether one more is allowed. This script is separate from
--- like.lua, because on a Redis Cluster a user and a target are on different nodes. Call it before like.lua.
+-- like.lua, because on a Redis Cluster a user and a target are on different nodes. Call this script first, then
+-- like.lua.
 --
 -- KEYS[1]  the user's window, for instance tally:limit:{7}
 -- ARGV[1]  how many clicks a window allows

@@ -59,7 +59,7 @@ pub enum Loses {
     Boards,
     /// Nothing is lost. An event whose `at` is in the future waits as a dead letter.
     Ahead,
-    /// Rows that MySQL got after a copy of it was taken. The fault restored this copy.
+    /// The fault restored a copy of MySQL. Rows that MySQL got after that copy was taken are lost.
     Tables,
 }
 

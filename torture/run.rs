@@ -28,7 +28,8 @@ use crate::truth;
 use crate::users::Crowd;
 use crate::watch::Watch;
 
-/// After a fault, the run waits at most this time until everything works again. Then the next fault begins anyway.
+/// After a fault, the run waits at most this time until everything works again. After this time, the next fault begins
+/// anyway.
 const WELL_MAX: Duration = Duration::from_secs(90);
 
 /// Time limit for the users' last calls. This limit is longer than any call of the client with all retries of the call.

@@ -73,7 +73,7 @@ fn is_one(violation: &Violation) -> bool {
 }
 
 /// Returns the calls to print. For a pair, these are all calls. For a counter that many calls changed, these are the
-/// calls that were made during a fault or were not confirmed. The thousands of other calls are equal.
+/// calls that were made during a fault or were not confirmed. All other calls, of which there are thousands, are equal.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
     let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {

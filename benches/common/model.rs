@@ -12,7 +12,7 @@ use tallyd_core::event::LikeEvent;
 #[derive(Default)]
 struct Newest(HashMap<(u64, u64), (i64, bool)>);
 
-/// The expected rows in the order of their keys. Also the expected like count of each target.
+/// The expected rows in the order of their keys. Also contains the expected like count of each target.
 pub struct Model {
     rows: Vec<((u64, u64), (i64, bool))>,
     likes: BTreeMap<u64, i64>,

@@ -38,7 +38,8 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Returns the prefetch. It is not less than the default or two batches, and not more than the protocol's maximum.
+    /// Returns the prefetch. The prefetch is at least the default, at least two batches, and at most the protocol's
+    /// maximum.
     fn prefetch(self) -> u16 {
         u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
     }
@@ -140,8 +141,8 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
         Writes::Api => "api",
         Writes::Daemon => "daemon",
     };
-    // A message has about 120 bytes. This limit is so high that a batch always reaches its maximum number of events
-    // first.
+    // A message has about 120 bytes. This limit in bytes is so high that a batch always reaches its maximum number of
+    // events before the limit.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\

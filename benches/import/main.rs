@@ -103,7 +103,7 @@ async fn whole(rows: u64, rate: u32, small_import: Step, one_target_import: Step
         let import = import(&world, &old, rate).await?;
         let scans = timed("both scans", &old, rate, old.scan_both(&world)).await?;
         old.catch_up(&world).await?;
-        // If the command finds a difference, it exits with 2. Then this benchmark fails.
+        // If the command finds a difference, it exits with 2. In that case this benchmark fails.
         let verify = run(&world, &old, (rate, Tables::Both), &["import", "old", "--verify"]).await?;
         Ok(Seen { rows, quiet, bare, import, scans, verify, small_import, one_target_import })
     };

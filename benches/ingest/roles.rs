@@ -22,7 +22,7 @@ const ACK_EVERY: u64 = 1_000;
 /// If no message arrives for this time, the remaining messages are acknowledged.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// Consumes and only acknowledges messages. This shows the broker's limit.
+/// Consumes and only acknowledges messages. The rate shows the broker's limit.
 pub async fn noop(config: &Config) -> Result<()> {
     let broker = Broker::new(&config.amqp)?;
     let link = broker.connect("noop").await?;
@@ -59,7 +59,7 @@ pub async fn noop(config: &Config) -> Result<()> {
     }
 }
 
-/// Writes the same batches without a broker. This shows the database's limit.
+/// Writes the same batches without a broker. The rate shows the database's limit.
 pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;

@@ -24,7 +24,7 @@ const ROWS_OF_TARGETS: u64 = 5;
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: u64 = 1_000_000;
 
-/// This percentage of targets changes.
+/// The benchmark changes this percentage of targets.
 const CHANGED_PERCENT: u64 = 1;
 
 /// Pause between two groups of likes.

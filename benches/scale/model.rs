@@ -20,19 +20,19 @@ const PUBLISHING_THREADS: usize = 4;
 /// The costs of the parts. A cost is in microseconds of one core, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
-    /// RabbitMQ, for an event that is published with a confirm.
+    /// RabbitMQ's cost of an event that is published with a confirm.
     pub publish: f64,
-    /// RabbitMQ, for an event that is delivered and acknowledged.
+    /// RabbitMQ's cost of an event that is delivered and acknowledged.
     pub deliver: f64,
-    /// The daemon, for an event.
+    /// The daemon's cost of an event.
     pub consume: f64,
-    /// MySQL, for an event of a batch.
+    /// MySQL's cost of each event in a batch.
     pub row: f64,
-    /// MySQL, for a batch.
+    /// MySQL's cost of a batch, without the cost of its events.
     pub batch: f64,
-    /// Waiting time of the connection for an event of a batch. The waiting uses no core.
+    /// Time that the connection waits for each event of a batch. The waiting uses no core.
     pub row_wait: f64,
-    /// Waiting time of the connection for a batch, because of the disk.
+    /// Time that the connection waits for each batch, because of the disk.
     pub batch_wait: f64,
 }
 

@@ -21,12 +21,12 @@ pub enum Way {
     Plain,
     /// The upsert stores the old states in a user variable: tallyd's first choice.
     Noted,
-    /// The rows are read with a lock, then inserted or updated: tallyd's second choice.
+    /// The method reads the rows with a lock, then inserts or updates them: tallyd's second choice.
     Read,
     /// The upsert stores the old state in a column of the row. A second statement reads this column.
     Column,
-    /// The method writes the batch to a temporary table, and joins this table with the rows. Then the upsert reads its
-    /// rows from this table.
+    /// The method writes the batch to a temporary table, and joins this table with the rows. After that, the upsert
+    /// reads its rows from the temporary table.
     Staged,
 }
 

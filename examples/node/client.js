@@ -119,7 +119,7 @@ export function eventOf({ kinds }, type, kind, targetId, userId, at, count = nul
 export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
   anId(targetId);
-  // This also refuses the metric `like`, which only likes change.
+  // This also refuses the metric `like`, because only likes change this metric.
   if (!metrics.includes(metric)) throw new Refused('unknown-metric', metric);
   if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new Refused('delta-out-of-range', delta);
   const characters = typeof eventId === 'string' ? [...eventId].length : 0;

@@ -4,7 +4,7 @@ import mysql from 'mysql2/promise';
 
 export class Late extends Error {}
 
-// Waits for the promise, at most `timeoutMs`. Then it fails with `Late`.
+// Waits for the promise, at most `timeoutMs`. After this time, the call fails with `Late`.
 export function within(promise, timeoutMs) {
   let timer;
   const late = new Promise((_, reject) => {

@@ -31,7 +31,7 @@ def query(sql, *values):
             read_timeout=TIMEOUT_S,
             write_timeout=TIMEOUT_S,
         )
-        # This closes the connection, also if the answer is late.
+        # This statement closes the connection, even if the query times out.
         with connection, connection.cursor() as cursor:
             cursor.execute(sql, values)
             return cursor.fetchall()

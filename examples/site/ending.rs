@@ -14,7 +14,7 @@ use crate::traffic::Site;
 /// The demo damages a video again until the command explains the drift, but at most this number of times.
 const EXPLAINED_MAX: u32 = 5;
 
-/// The result of the end.
+/// The result of the demo's last steps.
 pub struct Ended {
     pub last: Reconciled,
     pub verified: Reconciled,

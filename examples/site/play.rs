@@ -94,7 +94,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Runs for this time, or until `stop`. Then waits until all published events are committed.
+    /// Runs for this time, or until `stop`. After that, waits until all published events are committed.
     pub async fn run(&mut self, play_for: Option<Duration>, stop: &CancellationToken) -> Result<Played> {
         self.screen.legend();
         let enough = stop.child_token();

@@ -40,7 +40,7 @@ pub struct Status {
     pub dead: u64,
 }
 
-/// The standard output. If the reader of the output closes it, the demo stops.
+/// The standard output. If the program that reads the output closes it, the demo stops.
 pub struct Screen {
     colours: bool,
     started: Instant,

@@ -22,7 +22,7 @@ enum Harm {
     Delayed,
     /// Connections are accepted and stay open, but transfer nothing.
     Silent,
-    /// Each connection ends within an answer.
+    /// Each connection ends in the middle of an answer.
     Truncated,
 }
 

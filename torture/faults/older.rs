@@ -144,7 +144,8 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         take(&data, &copy).await?;
         site.stack.start(&[Server::Mysql]).await?;
         sleep(hold).await;
-        // As in a real restore, no daemon runs during the restore. Afterwards, the daemons repair the remaining data.
+        // As in a real restore, no daemon runs during the restore. After the restore, the daemons repair the remaining
+        // data.
         for daemon in &site.daemons {
             daemon.stop().await?;
         }
@@ -165,8 +166,9 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     archived_again(site).await
 }
 
-/// Waits for an archive run after the restore. Until then, only Redis has boards that were archived after the copy was
-/// taken. If another fault emptied Redis before the archive run, these boards would be lost permanently.
+/// Waits for an archive run after the restore. Before this archive run, the boards that were archived after the copy
+/// was taken exist only in Redis. If another fault emptied Redis before the archive run, these boards would be lost
+/// permanently.
 async fn archived_again(site: &Site) -> Result<()> {
     const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
     const DONE: &str =

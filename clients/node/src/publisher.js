@@ -2,7 +2,7 @@
 //
 // An outer loop keeps a session. When the session ends, the loop connects again. A session is one connection with one
 // channel in confirm mode. Publishing waits for a session, sends the message and waits for its confirm. If the session
-// ends before the confirm, the same body is sent in the next session. This repeats until the deadline.
+// ends before the confirm, the same body is sent in the next session. The publisher repeats this until the deadline.
 
 import amqp from 'amqplib';
 import { LoginError, NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';

@@ -36,7 +36,8 @@ export class Reader {
     }
   }
 
-  // Reads the daemons' text that says which numbers API servers count. `null` if no daemon has written it.
+  // Reads the daemons' text that says which numbers API servers count. Returns `null` if no daemon has written this
+  // text.
   async writers() {
     try {
       const redis = await this.#connected();

@@ -23,8 +23,8 @@ export class Writers {
     this.#now = now;
   }
 
-  // Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile
-  // other calls use the known names, or wait if there are none yet.
+  // Returns the names of the numbers, at most ten seconds old while Redis answers. Only one call asks Redis. Until
+  // Redis answers, other calls use the known names. If no names are known, these calls wait.
   async byApi() {
     const isDue = this.#now() >= this.#dueAt;
     if (isDue) {

@@ -23,7 +23,7 @@ const OTHER: ClientError = ClientError::Answer("count.lua returned an unexpected
 /// How a number changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `delta` is added to the number. MySQL adds it once for each `event_id`.
+    /// `delta` is added to the number. MySQL adds `delta` once for each `event_id`.
     Add {
         /// The difference, from -2^31 to 2^31.
         delta: i64,
@@ -266,7 +266,8 @@ impl Client {
         if !matches!(changed.change, Change::Add { .. }) {
             return Ok(TakenBack::Unknown);
         }
-        // Take the change back even if other changes followed. Each other change is published or takes itself back.
+        // Take the change back even if other changes followed. Each of the other changes is either published, or takes
+        // back its own amount.
         let back = ("add", -changed.added, None);
         let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;

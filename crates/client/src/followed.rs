@@ -48,8 +48,8 @@ impl Followed {
         Self { kinds, metrics, known: RwLock::default(), own: Arc::new(own), asked: Mutex::default() }
     }
 
-    /// Returns the writers, at most ten seconds old while Redis answers. Only one call asks Redis. Meanwhile the other
-    /// calls use the known writers, or wait if there are none yet.
+    /// Returns the writers, at most ten seconds old while Redis answers. Only one call asks Redis. Until Redis answers,
+    /// the other calls use the known writers. If no writers are known, these calls wait.
     pub(super) async fn writers(&self, cache: &Cache) -> Arc<Writers> {
         let mut asked = match (self.asked.try_lock(), self.known()) {
             (Ok(asked), _) => asked,

@@ -1,5 +1,5 @@
-//! Further calls for gateways. A gateway publishes lists of events that other programs made, and remembers clicks until
-//! they are in MySQL.
+//! Contains the client's additional calls for gateways. A gateway publishes lists of events that other programs made,
+//! and remembers clicks until they are in MySQL.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub struct Liked {
 impl Client {
     /// Publishes messages, and waits once until the broker has all of them on disk. Returns the result of each message,
     /// in the order of `messages`. If the connection breaks, the unconfirmed messages are published once more. A
-    /// message that arrives twice changes nothing.
+    /// message that arrives a second time changes nothing.
     ///
     /// # Errors
     /// The broker was unreachable, or did not answer within twice `[amqp] timeout_ms` (one for a connection and one for

@@ -1,13 +1,13 @@
 //! The Rust client of tallyd for API servers. A [`Client`] publishes likes and changes of other numbers, and reads
 //! likes, numbers and boards.
 //!
-//! A rule says which side counts a number in Redis. By default the daemon counts. Then a call only publishes an event,
-//! and `at` is the time of this machine's clock. With `writer = "api"`, API servers count. Then a call counts once in
-//! Redis immediately, and publishes the event with the `at` of Redis' clock. The client is a thin layer over the
-//! scripts in lua/, which any language can call. docs/events.md has the contract.
+//! A rule says which side counts a number in Redis. By default the daemon counts: a call only publishes an event, and
+//! `at` is the time of this machine's clock. With `writer = "api"`, API servers count: a call counts once in Redis
+//! immediately, and publishes the event with the `at` of Redis' clock. The client is a thin layer over the scripts in
+//! lua/, which any language can call. docs/events.md has the contract.
 //!
 //! Daemons announce in Redis which side counts each number. A client reads this announcement with its first call and
-//! every ten seconds, and follows it. Until then, the client uses the rules in [`Settings`].
+//! every ten seconds, and follows it. Until the client has read an announcement, it uses the rules in [`Settings`].
 //!
 //! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the
 //! daemon rejects other events. If a caller drops a call before it ends, the call may have counted without publishing

@@ -13,7 +13,7 @@
 --         -1  another run has the claim, or a page before this one is missing because another server has taken over
 --         -2  the board is frozen
 --
--- The script replaces lower scores and adds nothing to a score. So it can run several times.
+-- The script replaces lower scores and adds nothing to a score. So a repeated run of the script is harmless.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -14,7 +14,7 @@
 --                          0  skipped, because the number would have gone below zero
 --                          2  skipped, because the number may have been set, or its field is not a list of numbers
 -- Returns an empty list if the bucket was repaired, flushed or loaded again since the sample, or if the latest instant
--- is over. So a repair that timed out and runs late is never added twice.
+-- is over. So if a repair timed out and runs late, its amount is still never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then

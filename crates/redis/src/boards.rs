@@ -2,8 +2,8 @@
 //! zset in rank order, and finally deletes the zset.
 //!
 //! Every call that changes a closed period carries the number of the archiver's run. The script refuses the call unless
-//! that run has the board's claim. So an overtaken run or a late command changes nothing. A call after a flush of Redis
-//! changes nothing either, because the flush also deletes the claim.
+//! that run has the board's claim. So a run that another run has overtaken changes nothing, and a late command changes
+//! nothing. A call after a flush of Redis changes nothing either, because the flush also deletes the claim.
 //!
 //! Never use DEL, ZUNIONSTORE, or RENAME onto an existing key: on a large zset each of them stalls every other client.
 
@@ -189,7 +189,7 @@ impl Cache {
     }
 
     /// Returns a part of a board at one instant, and how many members the board has. For [`Ranking::Dense`] the call
-    /// makes one more round trip per thousand members above the part.
+    /// makes one more round trip for each thousand members above the part.
     ///
     /// # Errors
     /// Redis failed to answer, or the key holds something else.

@@ -50,7 +50,7 @@ struct Step {
     /// The command's position in the pipeline.
     place: usize,
     node: String,
-    /// Whether the slot is moving to this node. Then the node refuses the command without ASKING.
+    /// Whether the slot is moving to this node. If it is, the node refuses a command that comes without ASKING.
     asking: bool,
 }
 

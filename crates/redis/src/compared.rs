@@ -20,7 +20,7 @@ impl Cache {
         Ok(noted.into_iter().flatten().min())
     }
 
-    /// Records in Redis that reconciles have compared everything up to `cut`.
+    /// Records in Redis that reconciles have compared all changes up to the instant `cut`.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);

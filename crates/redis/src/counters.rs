@@ -338,7 +338,7 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 }
 
 /// Reads the answer of crates/redis/lua/sample.lua. `numbers` has the position of each number's field in the answer,
-/// and the metric. If a field is not a list of numbers, the number has no sample. Then the number is unknown and is
+/// and the metric. If a field is not a list of numbers, the number has no sample. Such a number is unknown, and is
 /// never repaired.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };

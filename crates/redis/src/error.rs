@@ -43,8 +43,8 @@ impl CacheError {
     pub fn fate(&self) -> Fate {
         let Self::Command { source: Whole(source), .. } = self else { return Fate::Untrusted };
         match source.kind() {
-            // The configuration says that the server is a node of a Cluster, but the server is none, or the reverse. Or
-            // sentinels don't know the configured master.
+            // The configuration says that the server is a node of a Cluster, but the server is none, or the reverse.
+            // Another possible reason: the sentinels don't know the configured master.
             ErrorKind::InvalidClientConfig => Fate::Misconfigured,
             _ if is_refusal(source) => Fate::Refused,
             _ if source.code() == Some(NO_REPLICAS) => Fate::Passing,

@@ -175,7 +175,7 @@ fn wrong_kind(is_node: bool) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, what))
 }
 
-/// Returns whether the server or the connection caused the error. Then another connection may succeed.
+/// Returns whether the server or the connection caused the error. If so, another connection may succeed.
 fn is_of_the_server(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

@@ -140,7 +140,7 @@ impl Cache {
         })
     }
 
-    /// Returns the slowest and the fastest clock. With one server, both are the same.
+    /// Returns the slowest and the fastest clock. With only one server, the two clocks are the same.
     ///
     /// # Errors
     ///

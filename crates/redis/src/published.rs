@@ -1,5 +1,5 @@
-//! Remembers for a minute the clicks that gateways have published. So answers to a user include these clicks before
-//! MySQL contains them. This module counts nothing.
+//! Remembers for a minute the clicks that gateways have published. So an answer to a user includes the user's own
+//! clicks before MySQL contains these clicks. This module counts nothing.
 
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 //! that is counted on the old master during these seconds is lost.
 //!
 //! All sentinels are asked at the same time. The client uses an address as soon as the majority has named this address.
-//! So a single sentinel that is unreachable, disconnected or outdated decides nothing. If there is no majority, the
+//! So a single sentinel that is unreachable, disconnected or outdated can't decide alone. If there is no majority, the
 //! client tries the most frequent address first. The server must confirm that it is the master. If the answer to ROLE
 //! is not `master`, the server was demoted, or has not been promoted yet.
 

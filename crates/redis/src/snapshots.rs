@@ -146,8 +146,8 @@ impl Cache {
         Ok((ttl != Value::Int(-2), ttl == Value::Int(-1)))
     }
 
-    /// Adds members to the zset that is being filled, and returns the zset's count of members. Without `members` it
-    /// deletes the zset, to start over.
+    /// Adds members to the zset that is being filled, and returns the zset's count of members. If `members` is empty,
+    /// the call deletes the zset, so that the filling can start again.
     ///
     /// # Errors
     /// Redis failed to answer. The call may have run.

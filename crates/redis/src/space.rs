@@ -51,7 +51,7 @@ impl Cache {
 
     /// Deletes the keys of a layout that no client should use any more, and returns the count of deleted keys. A dry
     /// run deletes nothing. The call deletes the marks of loaded buckets first. So a client that still reads this
-    /// layout gets unknown numbers, not zeros. In the layout `entity`, other fields of a hash stay.
+    /// layout gets unknown numbers, not zeros. In the layout `entity`, the call keeps the other fields of each hash.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {

@@ -6,7 +6,7 @@ use redis::{Pipeline, Value};
 use super::{Cache, Context, Result, text};
 
 impl Cache {
-    /// Returns the announced text, or `None` if Redis has none.
+    /// Returns the announced text, or `None` if Redis has no announcement.
     pub async fn writers(&self) -> Result<Option<String>> {
         const ACTION: &str = "read who counts which numbers";
         let mut pipeline = Pipeline::new();

@@ -88,7 +88,7 @@ class AsyncTallyd(Base):
             return {}
         if self._gateway is not None:
             return as_given(given, ids, await asyncio.to_thread(self._gateway.counters, kind, ids, metric))
-        # Shield the command: if it were cancelled, the next user of the connection would get its answer.
+        # Shield the command. If a caller cancelled it, the connection's next user would get its answer.
         return as_given(given, ids, await asyncio.shield(self._from_redis(kind, ids, metric)))
 
     async def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:

@@ -264,7 +264,7 @@ class Publisher:
     def _refuse_login(self, why: str) -> None:
         """Fails all calls that wait for a session now. Later calls wait for the next try."""
         self._session.set_exception(_LoginRefused(why))
-        # Mark the exception as read: perhaps no call waits.
+        # Mark the exception as read, because perhaps no call waits for it.
         self._session.exception()
         self._session = self._loop.create_future()
 

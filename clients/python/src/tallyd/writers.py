@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 LOG = logging.getLogger("tallyd")
 
-# An answer is used for at most this time.
+# The client uses an answer for at most this time.
 EVERY_S = 10.0
 # How long a publish waits for an answer.
 READ_MAX_S = 0.5
@@ -54,7 +54,7 @@ class Writers:
         self._was_read = True
 
     async def _text(self) -> Union[bytes, str, None]:
-        # Use a new connection for each read. Then a cancelled command leaves no answer in a connection.
+        # Use a new connection for each read, so that a cancelled read never leaves its answer for the next read.
         client: Any = redis.asyncio.Redis.from_url(self._redis_url)
         try:
             text: Union[bytes, str, None] = await client.get(self._key)
