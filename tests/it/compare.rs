@@ -15,7 +15,7 @@ async fn run(world: &World, sql: &str) {
     sqlx::query(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
 }
 
-/// Adds targets 1 to `targets` to `counter`. Each target's count equals the target's id.
+/// Adds the targets with the ids 1 to `targets` to the table `counter`. Each target's count equals the target's id.
 async fn counted(world: &World, targets: u64) {
     let rows: Vec<String> = (1..=targets).map(|id| format!("(1, {id}, 1, 0, {id}, '2026-01-01')")).collect();
     let sql = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES";

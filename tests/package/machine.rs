@@ -90,8 +90,8 @@ impl Machine {
     pub fn left(&self) -> String {
         let mut command = as_root("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
-        // The script searches the folder of changes. A character device there means a deleted file, so the script skips
-        // it.
+        // The script searches the folder of changes. A character device in this folder means a deleted file, so the
+        // script skips the device.
         let script = "cd \"$1/../changed\" && find . -newer begun '(' -type f -o -type l ')' \
             ! -path './var/lib/dpkg/*' ! -path './var/log/*' ! -path './var/cache/*' ! -name begun \
             ! -regex './etc/\\(passwd\\|group\\|shadow\\|gshadow\\|subuid\\|subgid\\)-?' ! -name .pwd.lock";

@@ -40,7 +40,7 @@ fn configure(machine: &Machine, world: &World) {
         settings.insert("password_file".to_owned(), file.into());
     }
     let text = toml::to_string(&config).unwrap();
-    // Writes to the existing file, which keeps its owner.
+    // Writes to the existing file, so the file keeps its owner.
     machine.write("/etc/tallyd/config.toml", &text);
 }
 

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::common::{World, eventually};
 
-/// Maps each metric's name to its labels and their values.
+/// Maps each metric's name to the metric's labels, and each label to its values.
 pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Prometheus adds these labels to each metric, so the daemon's metrics must not have labels with these names.

@@ -8,7 +8,7 @@ use tallyd_core::event::Reason;
 use super::common::{World, eventually};
 use super::{ANY, address, get, like, send};
 
-/// Returns the samples by name and labels.
+/// Maps each sample's name and labels to the sample's value.
 pub fn samples(text: &str) -> BTreeMap<String, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -115,7 +115,7 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     world.close().await;
 }
 
-/// Maps each metric's name to its type, its meaning, and its labels without `le`.
+/// Maps each metric's name to the metric's type, meaning, and labels without `le`.
 fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
     let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
     for line in text.lines() {

@@ -47,11 +47,11 @@ fn the_default_grace_is_as_long_as_clients_publish() {
     ] {
         assert!(read(path).contains(part), "{path} lacks {part}: derive publish_grace again");
     }
-    // Each of the three attempts can connect before it publishes.
+    // In each of the three attempts, the client can spend 5 s to connect and 5 s to publish.
     let longest = Duration::from_secs(3 * (5 + 5));
     let Config { amqp, reconcile, .. } = Config::default();
     assert_eq!(reconcile.publish_grace.0, longest);
-    // The Rust client and the gateway.
+    // The next check is for the Rust client and the gateway.
     assert!(amqp.timeout() * 2 <= longest);
 }
 

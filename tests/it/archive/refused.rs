@@ -1,4 +1,4 @@
-//! A restore fails with its reason if the board is not lost or its copy is no longer complete.
+//! If the board is not lost, or the board's copy is no longer complete, a restore fails and reports the reason.
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;

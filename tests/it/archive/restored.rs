@@ -41,7 +41,7 @@ impl Stage {
     }
 }
 
-/// Returns additions that follow a loss. They are for old members and for one new member.
+/// Returns additions that follow a loss. The additions are for old members and for one new member.
 pub fn since() -> Board {
     Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
 }

@@ -1,4 +1,4 @@
-//! The life of a closed board: frozen, copied, verified, and removed from Redis when it expires.
+//! The life of a closed board: it is frozen, copied, verified, and removed from Redis when it expires.
 
 use std::time::Duration;
 

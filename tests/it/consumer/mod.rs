@@ -180,7 +180,7 @@ async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
 }
 
 /// After a restart the broker can route a user to another partition, so two partitions write the same rows. In this
-/// test two partitions always write the same rows, with both ways of writing.
+/// test two partitions always write the same rows. The test runs once for each way of writing.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_writers_on_the_same_rows_stay_exact() {
     for reads_first in [false, true] {

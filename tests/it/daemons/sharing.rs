@@ -1,4 +1,4 @@
-//! The owners of the partitions, and the reports of all daemons about them.
+//! The owners of the partitions, and the reports of all daemons about the owners.
 
 use std::collections::BTreeMap;
 
@@ -72,9 +72,9 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
     status["partitions"].as_array().unwrap().iter().map(|one| one["standing"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A daemon begins each session with a small prefetch. It restarts the session once it knows the size of messages.
-/// During the restart another daemon can get the partition. It must find all messages written. Otherwise both daemons
-/// would write the same messages.
+/// A daemon begins each session with a small prefetch. The daemon restarts the session when it knows the size of
+/// messages. During the restart another daemon can get the partition. At this time all messages of the first daemon
+/// must be written. Otherwise both daemons would write the same messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
     let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;

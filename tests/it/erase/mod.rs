@@ -21,7 +21,7 @@ use tallyd_rabbitmq::Publisher;
 use crate::common;
 use common::{Model, World, body, stderr, stdout};
 
-/// The id has so many digits that it differs from all other ids and numbers.
+/// This id has so many digits that it differs from all other ids and numbers.
 const USER: UserId = UserId(70_070_070_007);
 
 /// This id of a target has the same property.

@@ -84,8 +84,8 @@ fn keys(world: &World, target: Target) -> [String; 3] {
     world.cache.keys.filter("video", target)
 }
 
-/// Returns true if the target has a filter, and neither the filter nor the users noted beside it include this user.
-/// Ignores remembered clicks.
+/// Returns true if the target has a filter that does not include this user, and the users noted beside the filter do
+/// not include this user either. Ignores remembered clicks.
 async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
     let [filter, config, added] = keys(world, target);
     loop {

@@ -1,4 +1,4 @@
-//! An import crashes at any step or loses its source, and a later command resumes the import.
+//! If an import crashes at any step or loses its source, a later command resumes the import.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;

@@ -49,8 +49,8 @@ async fn an_event_that_is_newer_than_a_row_always_wins() {
     }
 }
 
-/// Users like and unlike on the site until the import and the steps after it are done. The site's worker writes some
-/// clicks, and events report others.
+/// Users like and unlike on the site until the import and the steps after the import are done. The site's worker writes
+/// some clicks, and events report the other clicks.
 async fn click(world: &World, schema: Schema, seconds: u64) {
     let (publisher, mut dice) = (world.broker.connect_publisher("test").await.unwrap(), Dice::new(5));
     let until = Instant::now() + Duration::from_secs(seconds);

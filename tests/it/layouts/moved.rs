@@ -9,13 +9,12 @@ use tokio_util::sync::CancellationToken;
 use super::{assert_all_equal, assert_read, crowd, settled};
 use crate::common::{Daemon, Model, World, eventually, lose, redis_likes, stderr, stdout, target};
 
-/// Allows a small error of a producer's clock. A count can arrive one second late.
+/// With this setting, Redis must count an event at most 50 ms after its `at`. The default is one second.
 const WAITS: &str = "[reconcile]\nclock_skew_max = \"50ms\"\n";
 
 const SIGABRT: i32 = 6;
 
-/// Returns four configurations: before the migration, during it before the switch, during it after the switch, and at
-/// the end.
+/// Returns four configurations: before the migration, before the switch, after the switch, and at the end.
 fn settings(from: &str, to: &str) -> [String; 4] {
     let first = |layout: &str| format!("{WAITS}[redis]\n{layout}\n");
     let also = |layout: &str| format!("[redis.also]\n{layout}\n");

@@ -1,4 +1,4 @@
-//! Layouts with one key for each target, or for each metric of a target.
+//! Layouts with one key for each target, or with one key for each metric of a target.
 
 use tallyd_client::Clicked;
 use tallyd_core::model::UserId;

@@ -1,4 +1,4 @@
-//! A read returns all metrics, from the store that knows them.
+//! A read returns all metrics, each from the store that has it.
 
 use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};

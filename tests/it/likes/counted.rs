@@ -126,7 +126,8 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
         world.drained(&publisher).await;
         assert_eq!(stored(&world, VIEW).await, 0);
         assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 2, "the first change was not published");
-        // Once the bucket is lost, the counter is unknown. So the change counts, although it could lead below zero.
+        // Once the bucket is lost, the counter is unknown. So the change counts, although the change could lead below
+        // zero.
         crate::common::lose(&world).await;
         let bucket = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
         let () = world.redis().await.del(bucket).await.unwrap();

@@ -79,7 +79,7 @@ async fn import_and_watch(mover: &mut Mover, days: u32) {
     }
 }
 
-/// Follows step 6, and checks the results that its text promises.
+/// Follows step 6, and checks the results that the step's text promises.
 async fn stop_counting_in_old_keys(mover: &mut Mover) {
     for block in mover.step(6).forward {
         let Block::Sh(line) = &block else { unreachable!() };

@@ -79,8 +79,8 @@ async fn paused_consumers_hold_nothing_and_resume_where_they_stopped() {
 
     assert_eq!(ordered(&world, &["resume", "consumer"]), "consumer resumes\n");
     assert_exact(&world, &publisher, &counts).await;
-    // A second daemon does not replace the socket of a running daemon. It takes over the socket when the first daemon
-    // ends.
+    // A second daemon does not replace the socket of a running daemon. The second daemon takes over the socket when the
+    // first daemon ends.
     let [one, two] = daemons;
     let (holder, other) = if one.log().contains("control-not-listening") { (two, one) } else { (one, two) };
     assert!(other.log().contains("another process listens there"), "{}", other.log());

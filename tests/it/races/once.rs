@@ -1,4 +1,4 @@
-//! A repair is added once, even if it runs late.
+//! A repair is added once, even if Redis runs its command late.
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -8,7 +8,7 @@ use crate::common::{Dice, World, drift, target};
 /// Twenty pages.
 const TARGETS: u64 = 200;
 
-/// With each seed, the runs are killed at other pages.
+/// Each seed kills the runs at different pages.
 const SEEDS: [u64; 3] = [1, 7, 1_914];
 
 #[tokio::test(flavor = "multi_thread")]

@@ -120,8 +120,8 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     first.paused().await;
     stage.publish(&counted).await;
     stage.applied(1).await;
-    // The second run begins when the lease expires. It finds the right count, and leaves the bucket as the first run
-    // saw it.
+    // The second run begins when the lease expires. The second run finds the right count, and leaves the bucket as the
+    // first run saw the bucket.
     assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
     first.resume();
     first.ended().await;

@@ -142,7 +142,7 @@ impl Run {
         self.0.as_ref().unwrap().id()
     }
 
-    /// Returns the state of the process in /proc: T when stopped, Z when it has ended.
+    /// Returns the state of the process in /proc: T if the process is stopped, Z if it has ended.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
         stat.rsplit(") ").next().unwrap().chars().next().unwrap()

@@ -1,4 +1,4 @@
-//! Redis loses its data and is loaded again while events are queued.
+//! Redis loses its data, and a run loads Redis again while events are queued.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};

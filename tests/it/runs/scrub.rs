@@ -33,7 +33,7 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
         }
         assert!(places.insert(until.as_str().unwrap().to_owned()), "{until} came twice");
     }
-    // The search for lost buckets has its own round of four runs.
+    // The search for lost buckets has a separate round of four runs.
     for _ in 0..4 {
         let report = world.report(&["reconcile", "--scrub"]);
         repaired += number(&report, "repaired");

@@ -1,5 +1,5 @@
-//! Passwords, keys and tokens are in no output of tallyd. The tests put them everywhere a secret can be, and search all
-//! output for them, also in other encodings.
+//! Passwords, keys and tokens are in no output of tallyd. The tests put secrets in all possible places, and search all
+//! output for the secrets, also in other encodings.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at its first failure")]
 

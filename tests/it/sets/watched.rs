@@ -11,7 +11,7 @@ use tallyd_mysql::jobs::number_of;
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
-/// Converts the seconds of a test to the times of its events.
+/// Converts seconds since a test's start to the times of events.
 struct Clock(i64);
 
 impl Clock {
@@ -45,7 +45,7 @@ impl Clock {
 const VIEW: Metric = Metric(3);
 const UNREAD_METRIC: Metric = Metric(4);
 
-/// Returns the count of target 1 as the watch sees it, and its logged changes by time.
+/// Returns target 1's count that the watch reads, and the logged changes of watched counts in the order of their times.
 async fn watched(store: &Store, world: &World, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
     let numbers = [(target(1), metric), (target(5), metric)];
     let (truths, Watched { mut counts, .. }) =

@@ -63,7 +63,7 @@ impl Cluster {
         for place in 0..NODES {
             cluster.is_ready(place).await;
         }
-        // A node joins the cluster before it accepts clients, and each node needs a different time.
+        // A node joins the cluster before it accepts clients, and joining takes a different time for each node.
         eventually("the nodes have joined", || async {
             cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
         })

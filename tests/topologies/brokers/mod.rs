@@ -127,7 +127,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
     stage.cluster.signal(2, "CONT");
     stage.goes_on("it resumed").await;
 
-    // The node that was frozen is stopped first. It runs, but the cluster can have excluded it.
+    // The node that was frozen is stopped first. The node runs, but the cluster can have excluded it.
     for place in (0..NODES).rev() {
         stage.cluster.stop(place, End::InOrder);
         stage.goes_on("a node stopped cleanly").await;

@@ -133,7 +133,7 @@ impl Nodes {
         }
     }
 
-    /// Waits until the node answers. Then makes the documented accounts on it, with access to all keys.
+    /// Waits until the node answers. Then makes the documented accounts on the node, with access to all keys.
     async fn answers(&self, place: usize) {
         let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;

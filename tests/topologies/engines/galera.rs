@@ -164,7 +164,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     assert_eq!(report["ended"], "done", "{report}");
     let sum = format!("SELECT CAST(SUM(value) AS SIGNED) FROM {}.counter", world.name);
     let sums = [number(&galera.pools[0], &sum).await, number(&galera.pools[1], &sum).await];
-    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that returned has the data of the others");
+    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that returned has the other nodes' data");
     assert!(one.stop().success() && two.stop().success());
     world.close().await;
 }

@@ -166,7 +166,7 @@ pub struct Pair {
     pub replica_pool: MySqlPool,
 }
 
-/// An account with all rights, except writes to a read-only server.
+/// This account has all rights, except the right to write to a read-only server.
 pub const ACCOUNT: &str = "tallyd";
 
 impl Pair {

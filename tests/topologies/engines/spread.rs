@@ -10,7 +10,7 @@ use super::common::{Dice, Model, World, assert_redis_equals, target};
 const BY_USER: &str = "[amqp]\npartitions = 4";
 const BY_TARGET: &str = "[amqp]\npartitions = 4\npartition_by = \"target\"";
 
-/// Returns the slots of `counter` that have likes of each target.
+/// Returns for each target the slots of `counter` that have likes of this target.
 async fn slots(world: &World, from: u64) -> Vec<HashSet<u16>> {
     let rows = sqlx::query("SELECT GROUP_CONCAT(slot) FROM counter WHERE target_id >= ? GROUP BY target_id").bind(from);
     let rows = rows.fetch_all(&world.pool).await.unwrap();

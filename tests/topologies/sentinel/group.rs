@@ -118,7 +118,7 @@ impl Group {
         self.folder.path().join("password").to_str().unwrap().to_owned()
     }
 
-    /// Waits until a server answers. Then makes the documented accounts on it, with access to all keys.
+    /// Waits until a server answers. Then makes the documented accounts on the server, with access to all keys.
     async fn is_ready(&self, place: usize) {
         eventually("the server answers", || async { self.servers[place].connect().await.is_some() }).await;
         let mut admin = self.servers[place].connect().await.unwrap();

@@ -53,7 +53,7 @@ async fn has_likes(world: &World, likes: i64) {
     .await;
 }
 
-/// A daemon rejects a server with a wrong certificate. A daemon that starts rejects it, too, and continues
+/// A daemon rejects a server with a wrong certificate. A daemon that starts rejects the server, too, and continues
 /// automatically once the certificate is right.
 async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: renew it";
