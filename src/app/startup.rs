@@ -21,8 +21,8 @@ const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 /// have the same meaning in MySQL and in the configuration. After this check, the daemon starts the tasks that write.
 ///
 /// # Errors
-/// Fails if the schema is wrong, if a code would change its meaning, if a Redis Cluster is configured as a
-/// single server, or if a single server is configured as a Cluster.
+/// Fails if the schema is wrong, or if a code would change its meaning. Also fails if `[redis] cluster` does not match
+/// the server.
 pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
     look_at_redis(servers).await?;
     let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };

@@ -5,11 +5,12 @@
 //! batch on, and announces the handover. B: clients read the announcement within ten seconds. Redis counts twice each
 //! click that a client counts between A and B.
 //!
-//! Handover to API servers. A: a daemon is asked to reload, and announces the change. B: clients read the announcement
-//! within ten seconds and start to count. C: the new configuration is in force, and the daemon stops counting. Redis
-//! counts twice each click that a client counts between B and C. Redis does not count an event that a client only
-//! published and that the daemon receives after C. If MySQL does not have a user's last click yet, Redis can count the
-//! next click wrongly, although its event is correct. A reconcile of the changed targets makes the counters exact.
+//! Handover to API servers. A: a daemon gets the signal to reload, and announces the change. B: clients read the
+//! announcement within ten seconds and start to count. C: the new configuration is in force, and the daemon stops
+//! counting. Redis counts twice each click that a client counts between B and C. Redis does not count an event that a
+//! client only published and that the daemon receives after C. If MySQL does not have a user's last click yet, Redis
+//! can count the next click wrongly, although its event is correct. A reconcile of the changed targets makes the
+//! counters exact.
 //!
 //! Each announcement contains the instant at which its daemon started or was reloaded. The newest announcement is
 //! valid. Every ten seconds, a daemon checks Redis. It announces again if Redis has lost the announcement, or if Redis
@@ -39,7 +40,7 @@ const EVERY: Duration = Duration::from_secs(10);
 const FOLLOWED: Duration = Duration::from_secs(11);
 
 /// API servers can begin to count only while at most this number of messages and this number of outbox rows wait.
-/// Daemons write so few within a few seconds.
+/// Daemons can write this number within a few seconds.
 const WAITING_MAX: u64 = 10_000;
 
 /// A daemon's announcement, and the instant from which it is valid.
@@ -107,8 +108,8 @@ impl Decider {
     /// metrics from the daemon, this returns after they have started to count.
     ///
     /// # Errors
-    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If the
-    /// failure can leave `new` announced, announces `now` again.
+    /// [`ConfigError`] if too many events or outbox rows wait. Also fails if a server is unreachable. If `new` may have
+    /// been announced before the failure, announces `now` again.
     pub(super) async fn prepare(&self, now: &Config, new: &Config, stop: &CancellationToken) -> Result<()> {
         let (before, after) = (Writers::from(now), Writers::from(new));
         if !after.hands_to_api(&before, &now.kinds, &now.metrics) {

@@ -23,10 +23,10 @@ use tallyd_redis::layout::Layout;
 /// differences, because API servers start to count in the new layout with a delay.
 const RUNS_MAX: u32 = 4;
 
-/// A command that waits for the daemon's run checks at this interval whether the run has ended.
+/// Interval between two checks whether the daemon's run has ended.
 const FREE_EVERY: Duration = Duration::from_secs(2);
 
-/// A migration checks at this interval whether Redis has lost counters that readers need.
+/// Interval between two checks whether Redis has lost counters that readers need.
 const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]

@@ -76,8 +76,8 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
 }
 
-/// Reads only the environment and the files that it names. `tallyd init` needs this, because the configuration does not
-/// exist yet.
+/// Reads only the environment, and the files that variables name. `tallyd init` needs this, because the configuration
+/// does not exist yet.
 pub fn load_environment() -> Result<Config, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_with_environment("", "the environment")?;
     let mut config = typed(table, &mut problems);
@@ -256,7 +256,7 @@ fn settle(loaded: &mut Loaded) {
     }
 }
 
-/// Returns whether the problem is real. Wrong values are removed before the next checks, and a removed value can cause
+/// Returns true if the problem is real. Wrong values are removed before the next checks, and a removed value can cause
 /// false problems.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };

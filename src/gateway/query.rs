@@ -10,7 +10,7 @@ use tallyd_core::model::Kind;
 /// Maximum number of ids in one request.
 pub(super) const IDS_MAX: usize = 500;
 
-/// The parameters of a request, each at most once.
+/// The parameters of a request. Each parameter can appear only once.
 pub(super) struct Query<'a, const N: usize> {
     names: [&'static str; N],
     values: [Option<Cow<'a, str>>; N],

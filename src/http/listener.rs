@@ -90,7 +90,7 @@ async fn is_left(path: &Path) -> Result<bool> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Another process can have removed the file already.
+        // Another process may have removed the file already.
         let _ = std::fs::remove_file(&self.path);
     }
 }

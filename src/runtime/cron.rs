@@ -38,8 +38,8 @@ pub(crate) fn parse(pattern: &str) -> Result<Cron> {
 /// Returns the longest gap between two consecutive instants at which the pattern fires. Compares a limited number of
 /// instants. If the pattern fires often, these instants cover only some days.
 pub(crate) fn longest_gap(cron: &Cron) -> Duration {
-    // The start does not matter: if a pattern has longer gaps on other days, it fires so rarely that its next instants
-    // include these days.
+    // The comparison can start at any instant. If a pattern has longer gaps on other days, it fires so rarely that the
+    // compared instants include those days.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
         [first, second] => (*second - *first).to_std().ok(),

@@ -24,7 +24,8 @@ const RIVALS_MAX: u32 = 10;
 /// finish.
 const RIVAL_DELAY: Duration = Duration::from_millis(1);
 
-/// Counts conflicts in a row. A conflict is a deadlock in which another transaction could commit.
+/// Counts conflicts in a row. A conflict is a deadlock: MySQL rolled back this transaction, so another transaction
+/// could commit.
 #[derive(Default)]
 pub(crate) struct Rivals(u32);
 

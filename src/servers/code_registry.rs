@@ -109,8 +109,8 @@ async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
     })
 }
 
-/// Returns the changes that can be recorded immediately, and the doubts. A search for rows must resolve the doubts.
-/// Pure.
+/// Returns the changes that can be recorded immediately, and the doubtful differences. Only a search for rows can
+/// decide whether a doubtful difference is allowed. Pure.
 fn judge(
     of: Of,
     configured: &BTreeMap<String, u8>,

@@ -9,7 +9,7 @@ use super::{Verdict, registered};
 use tallyd_core::job_name::JobName;
 use tallyd_redis::counters::Repaired;
 
-/// The modes that a daemon runs.
+/// The modes of the reconciles that a daemon starts.
 const MODES: [&str; 4] = ["changed", "full", "scrub", "rebuild"];
 
 #[derive(Debug)]

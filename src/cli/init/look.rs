@@ -1,6 +1,6 @@
 //! Checks the servers with the probes of `tallyd config check`, which change nothing. If an administrator's login is
-//! given, the probes use it. Otherwise they use the daemon's account, which might not exist yet. A server that refuses
-//! the login is reachable.
+//! given, the probes use it. Otherwise they use the daemon's account, which might not exist yet. If a server refuses
+//! the login, it counts as reachable.
 
 use anyhow::{Error, Result};
 

@@ -264,8 +264,8 @@ mod tests {
         assert!(!text.contains("~*"), "{text}");
     }
 
-    /// Runs accounts.sh for MySQL with this password of the daemon, or without a password. Returns true if the script
-    /// succeeded, the script's output, and the SQL.
+    /// Runs accounts.sh for MySQL with this password of the daemon, or without a password. Returns three values:
+    /// whether the script succeeded, the script's output, and the SQL.
     fn run(password: Option<&str>) -> (bool, String, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);

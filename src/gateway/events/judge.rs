@@ -57,7 +57,7 @@ pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Ve
     Ok(events.into_iter().map(|event| judge_one(event.get().as_bytes(), terms, now)).collect())
 }
 
-/// Judges one event. A like without `at` gets `now`.
+/// Judges one event. If a like has no `at`, it gets the time `now`.
 fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a>, Refusal> {
     let decode = |body: &[u8]| event::decode(body, terms, now).and_then(Message::of_publisher);
     match decode(body) {
