@@ -52,11 +52,12 @@ impl ServerUrl {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
         let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
-        // These calls fail only without a host, and an address without a host has no user.
+        // These calls fail only if the address has no host, and then it has no user either.
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A Redis user always has a password. This address has none, so the text in the user's place is a password.
+            // A Redis user always has a password. This address contains no password, so the text in the user's place is
+            // the password.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
@@ -94,7 +95,7 @@ impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.parts() {
             Ok(mut url) => {
-                // These calls fail only without a host, and an address without a host has no user.
+                // These calls fail only if the address has no host, and then it has no user either.
                 let _ = url.set_password(None);
                 let _ = url.set_username("");
                 url.set_query(None);

@@ -1,4 +1,4 @@
-//! How to continue the work after an error from a server.
+//! Decides how the work continues after an error from a server.
 
 /// Says how the caller continues after an error. Each server's crate (for example `tallyd-mysql`) chooses the fate of
 /// its errors, and callers match on the fate.

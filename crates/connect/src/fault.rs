@@ -1,6 +1,6 @@
 //! Named points where a test can stop the process. A point can kill the process like SIGKILL, or stop the process like
-//! SIGSTOP until the test continues the process. A point can also make the task hang. The points exist only with the
-//! feature `fault-points`. No release has this feature.
+//! SIGSTOP until the test continues the process. A point can also make the current task hang. The points exist only
+//! with the feature `fault-points`. No release has this feature.
 
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ fn stop_here() {
     }
 }
 
-/// Does nothing: this build has no fault points.
+/// Does nothing, because this build has no fault points.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub fn point(_name: &str) {}

@@ -14,11 +14,11 @@ use rustls::{AlertDescription, CertificateError, RootCertStore};
 
 use crate::secret::Secret;
 
-/// TLS settings of the connections to a server.
+/// The TLS settings for connections to one server.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// Certificates of trusted authorities (PEM). They are used in addition to the system's authorities, or instead of
-    /// them.
+    /// Certificates of trusted authorities (PEM). tallyd trusts these authorities in addition to the system's
+    /// authorities, or instead of them.
     pub authorities: Option<String>,
     /// The client certificate, for a server that requests one.
     pub identity: Option<Identity>,
@@ -188,7 +188,7 @@ fn is_about_ours(alert: AlertDescription) -> bool {
     )
 }
 
-/// Finds the TLS error inside another error.
+/// Finds the TLS error that another error wraps.
 fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {

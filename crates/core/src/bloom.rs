@@ -9,10 +9,11 @@ use crate::model::UserId;
 /// Redisson's hash key.
 const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_f3a2_7251, 0xf86c_6a11_d0c1_8e95]);
 
-/// The maximum number of bits of a filter. It is Redisson's limit, and the size of the largest string in Redis.
+/// The maximum number of bits of a filter. This number is Redisson's limit, and also the size of the largest string in
+/// Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The maximum number of bits per user. No allowed rate of false positives needs more bits.
+/// The maximum number of bits per user. No rate of false positives that the configuration allows needs more bits.
 const ITERATIONS_MAX: u32 = 64;
 
 /// The size of a filter, and how many bits each user sets in it.
@@ -31,7 +32,7 @@ impl Shape {
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
-        // The cast cuts off the fraction, as Redisson does.
+        // Like Redisson, the cast cuts off the fraction.
         let size = ((-users * false_positive.ln() / (ln_2 * ln_2)) as u64).clamp(1, SIZE_MAX);
         let iterations = (size as f64 / users * ln_2 + 0.5).floor().max(1.0);
         Self { size, iterations: iterations as u32 }
@@ -44,7 +45,7 @@ impl Shape {
         Some(Self { size, iterations })
     }
 
-    /// Returns how many users the largest filter can hold at this rate.
+    /// Returns how many users the largest filter can hold at this rate of false positives.
     pub fn capacity_max(false_positive: f64) -> u64 {
         let ln_2 = std::f64::consts::LN_2;
         (SIZE_MAX as f64 * ln_2 * ln_2 / -false_positive.ln()) as u64
@@ -85,7 +86,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Creates a part without set bits. It has `bytes` bytes and begins at byte `from`.
+    /// Creates a part without set bits. The part has `bytes` bytes and begins at byte `from`.
     pub fn new(from: u64, bytes: usize) -> Self {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }

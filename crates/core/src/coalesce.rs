@@ -1,14 +1,14 @@
 //! Reduces a batch of events to the newest state of each row and the change of each counter. Pure: no I/O, no clock.
 //!
-//! Keeps invariants 2 and 3. Invariant 2: the newest `at` wins per (target, user), in any order of arrival and with any
-//! number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows.
+//! Keeps invariants 2 and 3. Invariant 2: for each (target, user), the newest `at` wins, in any order of arrival and
+//! with any number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows.
 
 use std::collections::HashMap;
 
 use crate::event::{CountEvent, EventId, LikeEvent};
 use crate::model::{Difference, Metric, Micros, Target, UserId};
 
-/// A row's key (kind, target, user). It sorts in the order of the primary key.
+/// A row's key (kind, target, user). These keys sort in the order of the primary key.
 pub type Pair = (Target, UserId);
 
 /// A row's state.
@@ -20,7 +20,7 @@ pub struct State {
     pub liked: bool,
 }
 
-/// The state of a (target, user) before the write.
+/// The state of a row (target, user) before the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
     /// No row existed.
@@ -46,8 +46,8 @@ impl Entry {
     }
 }
 
-/// Returns the newest event per (target, user), sorted by key. If a like and an unlike have the same `at`, the unlike
-/// wins. So the order of arrival does not matter.
+/// Returns the newest event of each (target, user), sorted by key. If a like and an unlike have the same `at`, the
+/// unlike wins. So the order of arrival does not matter.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
     let states =
         events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
@@ -98,7 +98,8 @@ pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     new.map(|((pair, _), _)| *pair).collect()
 }
 
-/// Removes duplicates and sorts in the order of the ledger. Events with the same id and `at` are the same event.
+/// Removes duplicate counts, and sorts the other counts in the order of the ledger. Events with the same id and `at`
+/// are the same event.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();
     distinct.sort_unstable_by_key(Entry::of);

@@ -1,4 +1,4 @@
-//! An operator's orders to running daemons: pause a task, throttle reconciles. Pure.
+//! An operator's orders to running daemons, for example to pause a task or to throttle reconciles. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub const REASON_MAX: usize = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// Receives messages from the broker and writes them to MySQL.
+    /// Receives messages from the broker and writes their events to MySQL.
     Consumer,
     /// Adds to Redis what the consumer has written to MySQL.
     Outbox,

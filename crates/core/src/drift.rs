@@ -1,8 +1,8 @@
 //! Distinguishes drift from events in flight. Pure.
 //!
 //! Redis is ahead of MySQL by the events in flight. So a run compares the values of both as of the same moment, the
-//! *cut*. The first value is Redis' sample, read at the cut. The second is MySQL's value as of the cut, read after
-//! every event up to the cut is committed. Drift is the difference of these two values.
+//! *cut*. The first value is Redis' sample, read at the cut. The second value is MySQL's value as of the cut. A run
+//! reads it after every event up to the cut is committed. Drift is the difference of these two values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,9 +31,9 @@ pub struct Sample {
 pub struct Truth {
     /// `SUM(value)` over the slots of `counter`.
     pub counted: i64,
-    /// `COUNT(*) WHERE is_del = 0` over `like_record`. Set only if the caller asked to count the rows.
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`. The value is `None` unless the caller asked to count the rows.
     pub rows: Option<i64>,
-    /// The newest `at` that was applied, or `None` if the target has no counter. An event that changes a row also
+    /// The newest `at` of the applied events, or `None` if the target has no counter. An event that changes a row also
     /// changes the target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
@@ -60,7 +60,7 @@ pub struct WatchedCount {
 /// The events and changes that a watch logged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// Logged events of likes, with the row states before them.
+    /// The logged like and unlike events, with the row states before these events.
     pub likes: Vec<WatchedEvent>,
     /// Logged changes of all other counters.
     pub counts: Vec<WatchedCount>,
@@ -75,9 +75,9 @@ pub enum Judgement {
     Busy,
 }
 
-/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if MySQL has applied no
-/// event to it that is newer than the cut. The current value of a quiet target is also its value as of the cut. The
-/// clock of the events differs from Redis' clock by at most `skew`.
+/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if no event that is newer
+/// than the cut was applied to it. The current value of a quiet target is also its value as of the cut. The clock of
+/// the events differs from Redis' clock by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
@@ -86,8 +86,8 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Compares a sample of a counter that the daemon writes to Redis. `lacks` is the amount that was missing from the
-/// bucket at the time of the sample, or `None` if this amount is unknown.
+/// Compares a sample with MySQL's value, for a counter that the daemon writes to Redis. `lacks` is the amount that was
+/// missing from the bucket at the time of the sample, or `None` if this amount is unknown.
 ///
 /// The sample is compared with the table `counter` and not with the rows of `like_record`. If `counter` and the rows
 /// differ, a full run adds the difference to `counter` and to the outbox. The daemon then adds this difference to
@@ -101,7 +101,8 @@ pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) 
 /// before these events. The log must begin before the cut.
 ///
 /// Only users with an event after the cut change the result. A user's state at the cut is the newest logged state up to
-/// the cut. If there is none, the state is "not liked", because the row was created after the cut.
+/// the cut. If no such state was logged, the user did not like the target at the cut, because the row was created
+/// later.
 ///
 /// Returns `None` if an event is within `skew` of the cut, because the order of this event and the cut is then unknown.
 pub fn value_at<'a>(
@@ -156,8 +157,8 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// Sorts `watched`. Its entries can be in any order. `like` is the metric whose events are logged with the row
-    /// states before them.
+    /// Sorts `watched`. The entries can be in any order. `like` is the metric of likes, whose events are logged
+    /// together with the earlier row states.
     pub fn new(like: Metric, mut watched: Watched) -> Self {
         watched.likes.sort_by_key(|logged| logged.event.target);
         watched.counts.sort_by_key(|logged| logged.number);
@@ -318,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The change's `at`, whether the change sets the counter, and the added amount or the new value.
+    /// A change: its `at`, a flag that says whether it sets the counter, and the added amount or the new value.
     type Change = (i64, bool, i64);
 
     /// A counter that follows the consumer's rules.

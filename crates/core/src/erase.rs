@@ -88,7 +88,7 @@ impl Subject {
     }
 
     /// Removes the subject's items from the body of an outbox row. Items are `kind:target:metric:delta` and
-    /// `kind:target:user`, separated by spaces. Returns an empty text if all items are the subject's.
+    /// `kind:target:user`, separated by spaces. Returns an empty text if all items belong to the subject.
     pub fn clear_outbox(&self, body: &str) -> String {
         let names = |item: &&str| {
             let parts: Vec<&str> = item.split(':').collect();
@@ -150,7 +150,7 @@ impl Subject {
         }
     }
 
-    /// Whether the bytes contain the id's digits without another digit beside them.
+    /// Whether the bytes contain the id's digits without another digit directly before or after them.
     fn is_in_bytes(&self, bytes: &[u8]) -> bool {
         let id = self.member();
         bytes.split(|byte| !byte.is_ascii_digit()).any(|digits| digits == id.as_bytes())
@@ -161,7 +161,7 @@ impl Subject {
 /// `taken`, because a zset contains each member once.
 pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
-    // There are more names than `taken` can contain.
+    // The search always finds a name, because there are more names than `taken` can contain.
     names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
 }
 

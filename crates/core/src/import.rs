@@ -1,7 +1,7 @@
 //! Rules for importing a site's like table. They define which version an imported row gets, how to recognise imported
 //! rows, and how to compare the site's table with tallyd's. Pure.
 //!
-//! If a site's table does not keep deleted rows, it cannot show later that a row was deleted. So a second pass removes
+//! If a site's table does not keep deleted rows, it does not show that a row was deleted. So a second pass removes
 //! imported rows that the site's table no longer contains. The pass recognises the import's rows by their `update_at`,
 //! the signature:
 //!
@@ -9,9 +9,9 @@
 //! * If the table has times, `update_at` is the row's time in whole seconds, minus two seconds, plus the microseconds
 //!   of the import's start.
 //!
-//! The table may have rounded a time up to the next second. Because of the two seconds, the import's row is older than
-//! the event that made the site's row. So each event wins over the import's row. The start's microseconds are never
-//! whole milliseconds, so the time of a millisecond clock never matches the signature.
+//! The site's table has perhaps rounded a time up to the next second. Because of the two seconds, the import's row is
+//! older than the event that made the site's row. So every event for this row wins over the import's row. The start's
+//! microseconds are never whole milliseconds, so the time of a millisecond clock never matches the signature.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -69,8 +69,8 @@ impl Start {
         match at {
             None => self.0,
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
-            // The table may have rounded the time up to this whole second. The imported row must not be newer than the
-            // event that made the site's row.
+            // The site's table has perhaps rounded the time up to this whole second. The imported row must not be newer
+            // than the event that made the site's row.
             Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
             Some(at) => at,
         }
@@ -86,7 +86,7 @@ impl Start {
     }
 }
 
-/// The one side that contains a row.
+/// The side that contains a row, if the other side lacks this row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.
@@ -116,7 +116,7 @@ pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // Both sides together have this number of rows before the difference.
+        // The total number of rows that both sides have before the difference.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {
@@ -214,7 +214,8 @@ mod tests {
     }
 
     proptest! {
-        /// The event is newer than the import's row, even if the table rounded the event's time to seconds or finer.
+        /// The event is newer than the import's row, even if the table rounded the event's time to whole seconds or to
+        /// a finer unit.
         #[test]
         fn an_event_always_wins_over_the_row_that_an_import_made_of_it(
             start in 1_700_000_000_000_000..1_900_000_000_000_000_i64,

@@ -30,7 +30,7 @@ impl JobName {
     }
 }
 
-/// A kind of run that only a command can start. Like a job, each kind has one lock.
+/// A kind of run that only a command can start. Each kind of run has one lock, like each job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandName {
     /// Copies a site's like table.
@@ -55,7 +55,7 @@ impl CommandName {
     }
 }
 
-/// A job's mode with its schedule, from the configuration.
+/// A mode of a job, with the mode's schedule from the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobMode {
     /// The job whose lock the run acquires.

@@ -37,7 +37,7 @@ pub struct Place {
     /// Which part of the key holds the counter: the place in a bucket's field, `entity:` and a field's name, or
     /// `string`.
     pub part: String,
-    /// The key of the target's bucket. It is set only if the counter is not in the bucket.
+    /// The key of the target's bucket. This key is set only if the counter is not in the bucket.
     pub bucket: Option<String>,
 }
 
@@ -47,13 +47,13 @@ impl Keys {
         Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
-    /// Returns the same names with other metrics.
+    /// Returns a copy of the names with other metrics.
     #[must_use]
     pub fn named(&self, metrics: &Metrics) -> Self {
         Self { metrics: by_code(metrics), ..self.clone() }
     }
 
-    /// Returns the same names with another prefix.
+    /// Returns a copy of the names with another prefix.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         Self { prefix: prefix.to_owned(), ..self.clone() }
@@ -139,9 +139,9 @@ impl Keys {
         [key, former]
     }
 
-    /// `filter:{video:3a2f}:42`, its `:config` (Redisson's name) and its `:added`. These keys hold a target's Bloom
-    /// filter, the filter's shape, and new likers. New likers are users who like the target but have not been added to
-    /// the filter's bits. All these keys are in the bucket's slot.
+    /// `filter:{video:3a2f}:42`, and the same key with `:config` (Redisson's name) or `:added`. The three keys contain
+    /// a target's Bloom filter, the filter's shape, and new likers. New likers are users who like the target but have
+    /// not been added to the filter's bits. All these keys are in the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -176,12 +176,12 @@ impl Keys {
         format!("{}gw:{{{}}}", self.prefix, user.0)
     }
 
-    /// `c:missing`: the set of buckets that readers found missing, as `video:3a2f`.
+    /// `c:missing`: the set of buckets that readers found missing. A member is, for example, `video:3a2f`.
     pub fn missing(&self) -> String {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the counters that API servers write. Daemons announce this list to clients here.
+    /// `c:writers`: the list of counters that API servers write. With this key, daemons announce the list to clients.
     pub fn writers(&self) -> String {
         format!("{}c:writers", self.prefix)
     }
@@ -219,7 +219,7 @@ impl Keys {
     }
 
     /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with this tag. In the next
-    /// step this zset replaces the period's zset.
+    /// step, this zset replaces the zset of the period.
     pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
         format!("{}:restored-{tag}", self.board(board, period))
     }

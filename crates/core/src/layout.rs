@@ -4,8 +4,8 @@
 //! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. Each bucket is small,
 //!   so Redis stores it compactly as a listpack. A field's name is the target's id in decimal. A field's value is a
 //!   text with all counters in the order of the metrics' codes, `12,3,0,4`, without trailing zeros.
-//! * *entity*: a hash for each target, a field for each metric.
-//! * *string*: a key for each counter.
+//! * *entity*: each target has a hash with one field for each metric.
+//! * *string*: each counter has its own key.
 //!
 //! In the layouts entity and string, a bucket does not contain counters. There a bucket only shows whether Redis has
 //! lost the counters of the bucket's targets.
@@ -131,10 +131,10 @@ impl Layout {
         kinds.iter().flat_map(name).collect()
     }
 
-    /// Whether the two layouts share a key.
+    /// Returns true if some key belongs to both layouts.
     pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
         let names = other.key_names(kinds, metrics);
-        // Two layouts with the same name also share the keys of buckets and recent clicks.
+        // If two layouts have the same name, the keys of their buckets and recent clicks are also the same.
         self.to_string() == other.to_string() || self.key_names(kinds, metrics).iter().any(|name| names.contains(name))
     }
 
@@ -199,16 +199,16 @@ pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
 /// The value of a bucket's field `_`. It contains the run that loaded the bucket, and the bucket's last repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loaded {
-    /// Missing targets are unknown: Redis was flushed, or no run has loaded the bucket.
+    /// The counters of missing targets are unknown, because Redis was flushed or no run has loaded the bucket.
     No,
-    /// A run is loading the bucket: missing targets are still unknown.
+    /// A run is loading the bucket, so the counters of missing targets are still unknown.
     Loading {
         /// The run that is loading the bucket.
         generation: u64,
         /// The last repair.
         pass: u64,
     },
-    /// Missing targets are zero.
+    /// The counters of missing targets are zero.
     Yes {
         /// The run that loaded the bucket.
         generation: u64,

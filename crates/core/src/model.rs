@@ -1,4 +1,5 @@
-//! Types for the ids, codes and times of the contract, so the compiler finds swapped integers. Pure: no I/O, no clock.
+//! Types for the ids, codes and times of the contract. With these types, the compiler finds swapped integers. Pure: no
+//! I/O, no clock.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -98,7 +99,7 @@ pub struct BoardPeriod {
 pub struct BoardMember {
     /// Any bytes.
     pub member: Vec<u8>,
-    /// Never NaN, because Redis does not allow it as a score.
+    /// The score is never NaN, because Redis does not allow NaN as a score.
     pub score: f64,
 }
 
@@ -114,7 +115,7 @@ pub struct Freeze {
 }
 
 impl Freeze {
-    /// No run has claimed the board in this data set yet.
+    /// The freeze of a board that no run has claimed in this data set.
     pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
 }
 

@@ -2,8 +2,8 @@
 //!
 //! For a counter with `writer = "daemon"`, Redis contains the value of the table `counter` minus the outbox rows that
 //! have not been added to the bucket. A sample also contains the bucket's offsets, which show the rows that have been
-//! added. So a reconcile does not have to wait for the other rows. It compares a busy counter as exactly as a quiet
-//! counter.
+//! added. So a reconcile does not have to wait for the other rows. A reconcile compares a busy counter as exactly as a
+//! quiet counter.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::coalesce::Pair;
 use crate::model::{Addition, CounterKey, Micros};
 
-/// The partition for corrections that reconciles make in `counter`. It has an outbox but no queue.
+/// The partition for corrections that reconciles make in `counter`. This partition has an outbox but no queue.
 pub const CORRECTIONS: u16 = u16::MAX;
 
 /// The slot of `counter` for imports. No partition uses this slot, so an import never waits for a row that a consumer
@@ -51,7 +51,7 @@ impl OutboxOffsets {
         }
     }
 
-    /// Raises each offset that is higher in `other`.
+    /// Raises each offset to the offset in `other`, if that offset is higher.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);
@@ -100,7 +100,7 @@ pub struct OutboxRow {
     pub likers: Vec<Pair>,
 }
 
-/// The rows of the outboxes as of one instant. A reconcile checks whether a sample contains them.
+/// The rows of the outboxes as of one instant. A reconcile checks which of these rows a sample contains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Since {
     /// The rows, sorted by partition and number.
@@ -136,7 +136,7 @@ impl OutboxLag {
     }
 
     /// Returns the amount that is missing from a sample of the counter. `offsets` are the offsets of the counter's
-    /// bucket in the sample. Returns `None` if needed rows are deleted.
+    /// bucket in the sample. Returns `None` if rows that are needed for this were deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {

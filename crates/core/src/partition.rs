@@ -12,13 +12,13 @@ use crate::model::{Target, UserId};
 /// catch up after a backlog. See docs/scaling.md, "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
-/// Returns the suitable number of partitions for a rate of events.
+/// Returns how many partitions a rate of events needs.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
 }
 
-/// The number of a map's partition is this number plus the map's number (`[[map]]`). It is far above the partition
-/// numbers of `[amqp] partitions`.
+/// The number of a map's partition is this number plus the map's number (`[[map]]`). This number is far above the
+/// highest number that `[amqp] partitions` allows.
 pub const MAPS_FROM: u16 = 60_000;
 
 /// A partition's name in messages: `partition 3`, or `map site`.

@@ -7,17 +7,17 @@
 //! redeliveries the daemon reduces its prefetch, finally to one message. Then it applies the other messages, and only
 //! the message that crashes the daemon returns to the queue.
 
-/// The prefetch before the size of messages is known.
+/// The prefetch while the size of messages is unknown.
 const FIRST_PREFETCH: u16 = 200;
 
 /// The smallest prefetch, for messages of any size. With a prefetch of two, the next message can arrive while the
 /// daemon writes the first one.
 pub const PREFETCH_MIN: u16 = 2;
 
-/// A session that fails before it acknowledges a message divides the next session's prefetch by sixteen. The session
-/// perhaps failed at a message that the library cannot read. The return count of such a message is unknown. Four failed
-/// sessions reduce the largest prefetch to one message. If four daemons receive from the queue in turn, the other
-/// messages are returned sixteen times. The queue's limit is twenty.
+/// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
+/// perhaps failed at a message that the library cannot read. The return count of such a message is unknown. After four
+/// failed sessions, even the largest prefetch is reduced to one message. If four daemons receive from the queue in
+/// turn, the other messages are returned sixteen times. The queue's limit is twenty.
 const FAILED_LEAVES: u16 = 16;
 
 /// Measures the size of a partition's messages.
@@ -28,7 +28,7 @@ pub struct MessageSizes {
 }
 
 impl MessageSizes {
-    /// Adds a message's size to a moving mean.
+    /// Includes a message's size in the moving mean.
     pub fn note(&mut self, bytes: usize) {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }

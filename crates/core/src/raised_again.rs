@@ -1,5 +1,5 @@
 //! Detects a writer that raises counters without events. A run lowers such counters, and the next run finds them too
-//! high again. The repairs would never end, and would remove the writer's likes each time. Pure.
+//! high again. Without this check, the repairs would never end, and each repair would remove the writer's likes. Pure.
 //!
 //! A counter is *raised again* if the last run found it too high, and its drift is now larger than the drift that the
 //! last run left. If the last run lowered the counter, it left zero drift. A run stops its repairs of a metric if both
@@ -23,7 +23,7 @@ pub const RAISED_MIN: u64 = 100;
 pub struct TooHigh {
     /// The drift as a positive number.
     pub by: u64,
-    /// The drift after the run: zero if the run lowered the counter, `by` if the run stopped its repairs.
+    /// The drift that the run left: zero if the run lowered the counter, or `by` if the run stopped its repairs.
     pub left: u64,
 }
 
@@ -82,8 +82,8 @@ mod tests {
         (Target { kind: Kind(1), id: TargetId(id) }, metric)
     }
 
-    /// Simulates a run that finds the counters `high` too high, after the runs `before` and `last`. Returns the drifts
-    /// that the run leaves, and whether it stops.
+    /// Simulates a run that finds the counters in `high` too high. `before` and `last` are the results of the two
+    /// previous runs. Returns the drifts that the run leaves, and whether it stops.
     fn run(before: &AllTooHigh, last: &AllTooHigh, high: &[(CounterKey, u64)]) -> (AllTooHigh, bool) {
         let mut raised = RaisedAgain::new(before, last.clone());
         high.iter().for_each(|(key, by)| raised.note(*key, *by));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each run finds drift in fewer than 400 random targets of ten thousand.
+        /// Each run finds drift in fewer than 400 of ten thousand targets, which are chosen at random.
         #[test]
         fn drift_by_chance_never_stops_repairs(seeds in prop::collection::vec(prop::collection::btree_set(1_u64..10_000, 0..400), 3..8)) {
             let (mut before, mut last) = (AllTooHigh::new(), AllTooHigh::new());

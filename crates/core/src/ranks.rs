@@ -1,4 +1,4 @@
-//! Places on a board, in the three usual ways. Pure.
+//! Computes the places on a board, in one of three usual ways. Pure.
 
 use std::cmp::Ordering;
 

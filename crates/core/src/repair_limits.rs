@@ -1,8 +1,8 @@
 //! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements agree. Above a
 //! safety limit the run changes nothing until a person has checked the drifts. Pure.
 
-/// The percentage is checked only above this number of drifted targets. Otherwise one drifted target of ten would
-/// already be ten percent.
+/// The percentage is checked only above this number of drifted targets. With a lower number, one drifted target of ten
+/// would already be ten percent.
 const TARGETS_MIN: u64 = 100;
 
 /// The limits of one run.

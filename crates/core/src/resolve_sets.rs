@@ -23,7 +23,7 @@ pub struct LastSet {
 /// A counter's state before an event sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `SUM(value)` over the slots of `counter`. It can be larger than one slot's maximum.
+    /// `SUM(value)` over the slots of `counter`. This sum can be larger than one slot's maximum.
     pub counted: i128,
     /// The sum of the changes with an `at` after the set event's `at`.
     pub since: i128,
@@ -69,7 +69,7 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// Returns the change of each row of `counter`, sorted by key. `standing` contains the former state of each counter
+    /// Returns how each row of `counter` changes, sorted by key. `standing` contains the former state of each counter
     /// that an event sets. Returns `None` if a difference does not fit into 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
@@ -183,7 +183,7 @@ mod tests {
             cuts in proptest::collection::vec(1..7_usize, 1..20),
         ) {
             let events: Vec<Message> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
-            // Each event arrives at least once. Some events arrive again, at any later or earlier place.
+            // Each event arrives at least once. Some events arrive more than once, at any places.
             let mut arrived = events.clone();
             for (place, index) in order.iter().enumerate() {
                 match place % 2 {

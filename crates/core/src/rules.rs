@@ -35,7 +35,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule with the default settings for the metric.
+    /// Returns a rule with the default settings for the metric.
     pub fn of(metric: impl Into<String>) -> Self {
         let metric = metric.into();
         Self { metric, kind: None, writer: Writes::default(), below_zero: false, settable: false, board: None }

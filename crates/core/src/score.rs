@@ -10,11 +10,11 @@ use std::fmt;
 /// The bits of a double's integers: every whole number below 2^53 is exact.
 pub const SCORE_BITS: u32 = 53;
 
-/// The maximum number of bits for a time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs them. The
-/// primary number is then at most 134 million.
+/// The maximum number of bits for a time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs them. With this
+/// number of bits, the primary number is at most 134 million.
 pub const LOW_BITS_MAX: u32 = 26;
 
-/// The maximum number of bits for a second number. The primary number is then at most one billion.
+/// The maximum number of bits for a second number. With this number of bits, the primary number is at most one billion.
 pub const SECOND_BITS_MAX: u32 = 23;
 
 /// How members with equal primary numbers are ordered.
@@ -80,7 +80,7 @@ pub struct Columns {
     pub low: u64,
 }
 
-/// A column's value that is too large for the score.
+/// The error for a column's value that is too large for the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{column} is {value}, and the board's scores hold at most {max}")]
 pub struct Overflow {
@@ -145,7 +145,7 @@ impl Packing {
         Ok(((primary << self.low_bits) | low) as f64)
     }
 
-    /// The columns of a score, or `None` if it is not a whole number from 0 to 2^53 - 1.
+    /// Returns the columns of a score, or `None` if the score is not a whole number from 0 to 2^53 - 1.
     pub fn unpack(self, score: f64) -> Option<Columns> {
         #[expect(clippy::cast_precision_loss, reason = "2^53 is exact")]
         let end = (1_u64 << SCORE_BITS) as f64;

@@ -36,7 +36,7 @@ enum Token<'a> {
     Word(&'a str),
     /// `:name`.
     Placeholder(&'a str),
-    /// Anything in quotes, a comment, or the text between words.
+    /// A quoted text, a comment, or the text between two words.
     Other(&'a str),
 }
 
@@ -64,7 +64,7 @@ impl Query {
         query.check_has(placeholders, needed)
     }
 
-    /// Whether the query has the placeholder with this index in the list.
+    /// Whether the query contains the placeholder with this index in the list.
     pub fn has(&self, place: usize) -> bool {
         self.parts.contains(&Part::Value(place))
     }
@@ -175,7 +175,7 @@ fn next(text: &str) -> Result<Option<Token<'_>>, String> {
             Token::Other(taken(end + 2))
         }
         '#' => Token::Other(taken(text.find('\n').unwrap_or(text.len()))),
-        // As in the servers, `--` begins a comment only before white space: 5--1 is a subtraction.
+        // In MySQL and MariaDB, `--` begins a comment only if white space follows. So 5--1 is a subtraction.
         '-' if text.starts_with("--") && text.chars().nth(2).is_none_or(char::is_whitespace) => {
             Token::Other(taken(text.find('\n').unwrap_or(text.len())))
         }
@@ -196,8 +196,8 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// The length of a quoted part with its quotes. A doubled quote does not end the part. A quote after a backslash does
-/// not end it either, except in names.
+/// Returns the length of a quoted part, including its quotes. A doubled quote does not end the part. Outside of names,
+/// a quote after a backslash does not end the part either.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {

@@ -1,10 +1,10 @@
-//! Detects a broker that has messages and does not deliver them. Pure: the current time is an argument.
+//! Detects a broker that has messages but does not deliver them. Pure: the current time is an argument.
 //!
 //! RabbitMQ can stop delivering without an error. For example, a queue that was deleted and recreated within moments
-//! keeps the consumers of the former queue (seen with 3.10). Messages to consumers that have already received a message
-//! are then lost in flight. So a session checks the queue's depth if it has received messages, holds no unacknowledged
-//! message, and receives nothing for 5 s. If two checks in a row find messages in the queue, the session ends. A
-//! consumer that waits for its turn has received nothing, so it does not check.
+//! keeps the consumers of the former queue (seen with 3.10). Then a message to a consumer is lost in flight if this
+//! consumer has already received a message. So a session checks the queue's depth if it has received messages, holds no
+//! unacknowledged message, and receives nothing for 5 s. If two checks in a row find messages in the queue, the session
+//! ends. A consumer that waits for its turn has received nothing, so it does not check.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// duration.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// Detects a broker that has messages and delivers none.
+/// Detects a broker that has messages but delivers none.
 #[derive(Debug, Default)]
 pub struct StallDetector {
     /// The time of the last message or of the last check, whichever is later. `None` before the first message.

@@ -31,7 +31,7 @@ impl Template {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// Returns the end of a sentence that says what is wrong.
+    /// Fails if the pattern is invalid. The error is the end of a sentence that says what is wrong.
     pub fn parse(pattern: &str) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), pattern);
         while let Some((before, after)) = rest.split_once('{') {
@@ -48,7 +48,7 @@ impl Template {
             if before.contains('}') {
                 return Err("has a } without a {".to_owned());
             }
-            // Otherwise the end of one value and the beginning of the next would be unknown.
+            // Without a text between two placeholders, nothing would show where the first value ends.
             if before.is_empty() && matches!(parts.last(), Some(Part::Kind | Part::Id | Part::Metric)) {
                 return Err(format!("needs a character between {{{name}}} and the part before it"));
             }
@@ -80,12 +80,12 @@ impl Template {
         self.0.contains(part)
     }
 
-    /// Whether names of different kinds differ.
+    /// Whether the names contain the kind, so that names of different kinds differ.
     pub fn has_kind(&self) -> bool {
         self.has(&Part::Kind)
     }
 
-    /// Whether names of different metrics differ.
+    /// Whether the names contain the metric, so that names of different metrics differ.
     pub fn has_metric(&self) -> bool {
         self.has(&Part::Metric)
     }
@@ -104,7 +104,7 @@ impl Template {
         name
     }
 
-    /// A MATCH pattern that finds all names of the kind and metric, and possibly others.
+    /// Returns a MATCH pattern that finds all names of the kind and metric, and possibly other names.
     pub fn pattern(&self, kind: &str, metric: &str) -> String {
         let mut pattern = String::new();
         for part in &self.0 {
@@ -121,13 +121,13 @@ impl Template {
     /// Returns the target of a name, or `None` if the name is not for this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
-        // Only the id varies, and the pattern contains the id once.
+        // Only the id varies in these names, and the pattern contains the id once.
         let before: usize =
             self.0.iter().take_while(|part| **part != Part::Id).map(|part| part.len(kind, metric)).sum();
         let (head, tail) = (around.get(..before)?, around.get(before + 1..)?);
         let id = name.strip_prefix(head)?.strip_suffix(tail)?;
         let parsed: u64 = id.parse().ok()?;
-        // Accepts only the spelling that tallyd writes: not 042, not +42.
+        // Accepts an id only in tallyd's spelling: neither 042 nor +42.
         (parsed.to_string() == id).then_some(Target { kind: code, id: TargetId(parsed) })
     }
 }

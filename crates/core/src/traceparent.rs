@@ -3,7 +3,7 @@
 /// The header's name, in HTTP and in AMQP.
 pub const HEADER: &str = "traceparent";
 
-/// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions can append to it.
+/// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions of the standard can append fields.
 const LENGTH: usize = 55;
 
 /// Returns the four fields of a valid header, without additions of later versions. Returns `None` for an invalid

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// targets have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// An increase up to the former value divided by this number is also treated as chance.
+/// An increase is also treated as chance if it is at most the former value divided by this number.
 const TOLERATED_PART: u64 = 20;
 
 /// Returns a short name for a set of compared counters. The results of two runs can be compared if their names are
@@ -23,7 +23,7 @@ pub struct Found {
     pub checked: u64,
     /// The number of targets that differed in both measurements.
     pub differ: u64,
-    /// The sum of the drifts, without signs.
+    /// The sum of all drifts, each without its sign.
     pub drift_sum: u64,
 }
 

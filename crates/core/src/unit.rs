@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Micros;
 
-/// The unit of an integer time since 1970.
+/// The unit of a time that is an integer since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -29,7 +29,7 @@ impl Unit {
         }
     }
 
-    /// Whether two consecutive events can have the same time.
+    /// Whether the unit is so coarse that two consecutive events can have the same time.
     pub fn is_coarse(self) -> bool {
         self != Self::Us
     }

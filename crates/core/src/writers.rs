@@ -34,7 +34,7 @@ impl Writers {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Whether API servers now write a counter that the daemon wrote according to `before`.
+    /// Returns true if API servers now write a counter that, according to `before`, the daemon wrote.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))

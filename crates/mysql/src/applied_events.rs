@@ -3,7 +3,7 @@
 //!
 //! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So the table stores entries with
 //! similar times side by side. The table has 32 partitions, each for one day. An empty partition is used again for a
-//! later day. An expired partition is emptied in one step (TRUNCATE PARTITION), and not row by row.
+//! later day. The daemon empties an expired partition in one step (TRUNCATE PARTITION), and not row by row.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -30,8 +30,8 @@ const DAY_S: i64 = 86_400;
 /// Records that these events were applied. The events must be sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if one of the events was already applied. Then roll the transaction back. The next
-/// transaction must check the ledger first.
+/// Fails with MySQL's error 1062 if one of the events was already applied. Then roll the transaction back. Before it
+/// writes, the next transaction must check the ledger.
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
@@ -43,7 +43,7 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
     Ok(())
 }
 
-/// Returns the entries that were applied before.
+/// Returns which of the entries the ledger already contains.
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();
@@ -102,8 +102,8 @@ impl Store {
                 if held.is_none() {
                     continue;
                 }
-                // This ALTER waits for transactions that use the table, and later statements wait for the ALTER. If it
-                // fails, the connection is closed, so the session's setting does not matter.
+                // This ALTER waits for transactions that use the table, and later statements wait for the ALTER. If the
+                // ALTER fails, the connection is closed, so its changed setting does not matter.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -124,7 +124,7 @@ fn over(now: Micros, keep: Duration) -> Vec<i64> {
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
 }
 
-/// Returns the beginning of the first day that [`over`] keeps.
+/// Returns the beginning of the first day that [`over`] does not treat as expired.
 fn floor_s(now: Micros, keep: Duration) -> i64 {
     ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }

@@ -149,7 +149,7 @@ impl Store {
         .await
     }
 
-    /// Returns the places of one copy after `after` (0 for all), in order, with their members.
+    /// Returns the places of one copy that come after the place `after` (0 for all), in order, with their members.
     pub async fn archived_page(
         &self,
         at: &BoardPeriod,
@@ -184,7 +184,7 @@ impl Store {
 }
 
 /// Returns one statement as text. The server does not prepare this statement. The statement contains strings in
-/// hexadecimal, so no text needs quoting. A score has the fewest digits that represent it exactly.
+/// hexadecimal, so no text needs quoting. Each score is written with the fewest digits that represent it exactly.
 fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
     let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();

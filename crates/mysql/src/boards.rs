@@ -37,7 +37,8 @@ pub struct PeriodRow {
     pub left_out: u64,
     /// The time when the rows were last verified.
     pub done_at: Option<Micros>,
-    /// The time when the frozen zset was restored from the rows. `None` if the zset is the original board.
+    /// The time when the frozen zset was restored from the rows. The value is `None` if the zset is still the original
+    /// board.
     pub restored_at: Option<Micros>,
     /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
@@ -62,7 +63,7 @@ pub struct Done {
 }
 
 impl PeriodRow {
-    /// The tag in the name of a zset in Redis that is restored from the archive.
+    /// Returns the tag for the name of a zset that a run restores from the archive to Redis.
     pub fn tag(&self) -> String {
         format!("a{}", self.done_at.map_or(0, |at| at.0))
     }
@@ -118,7 +119,8 @@ impl Store {
         conn.limit("read a board's state", |connection| read_period(connection, at)).await
     }
 
-    /// Returns the board's latest frozen periods whose names match the pattern `like`, newest first, at most `limit`.
+    /// Returns at most `limit` of the board's latest frozen periods, newest first. Their names match the pattern
+    /// `like`.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -221,7 +223,7 @@ impl Store {
         self.note("record that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Records that an archived board is now in Redis again.
+    /// Records that Redis again contains an archived board.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.

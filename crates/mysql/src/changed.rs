@@ -60,8 +60,8 @@ impl Store {
         .await
     }
 
-    /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots can
-    /// appear twice. A page with fewer than `limit` rows is the last page.
+    /// Returns the next page of counter rows that changed since `since`, newest first. A counter with several slots
+    /// (rows of the table) can appear more than once. A page with fewer than `limit` rows is the last page.
     ///
     /// The newest rows come first. If a row changes meanwhile, it moves to a page that was already read, so the list
     /// ends even if many rows change. The list begins with the counters that change constantly.
@@ -104,8 +104,8 @@ impl Store {
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Returns the oldest hints, at most `limit`, sorted by key. Each hint comes with the time when the hint was last
-    /// recorded.
+    /// Returns at most `limit` hints, the oldest ones, sorted by key. Each hint comes with the time when the hint was
+    /// last recorded.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
@@ -147,7 +147,7 @@ impl Store {
     }
 }
 
-/// Returns when the last reconcile began, or `None` if no reconcile ever began.
+/// Returns the time when the last reconcile began, or `None` if there was no reconcile.
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";

@@ -39,7 +39,8 @@ impl Of {
 pub struct Registered {
     pub code: u8,
     pub name: String,
-    /// Whether the code is removed: a configuration no longer contained the code, and no row used the code.
+    /// Whether the code is removed. A code becomes removed when a configuration no longer contains it and no row uses
+    /// it.
     pub removed: bool,
 }
 
@@ -114,8 +115,8 @@ impl Store {
         }
     }
 
-    /// Gives a code a new name, while the code's meaning stays the same. Returns `false` if its name is no longer
-    /// `from`.
+    /// Gives a code a new name, while the code's meaning stays the same. Returns `false` if the code's name is no
+    /// longer `from`.
     pub async fn rename_code(&self, of: Of, code: u8, from: &str, to: &str) -> Result<bool> {
         const ACTION: &str = "rename a code";
         let (table, column) = of.table();
@@ -147,11 +148,12 @@ impl Store {
     }
 
     /// Whether a counter of this metric exists, or `None` if this is unknown after `limit`. No index begins with the
-    /// metric. So this reads the narrowest index that contains the metric, latest changes first, until it finds a row.
+    /// metric. So the query reads the narrowest index that contains the metric, latest changes first, until it finds a
+    /// row.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "check whether a metric is in use";
         let mut conn = self.acquire().await?;
-        // For both servers, zero means no limit.
+        // In MySQL and MariaDB, zero means that there is no limit.
         let limit = limit.max(Duration::from_millis(1));
         // Only MariaDB reads the first comment, and only MySQL the second one.
         let sql = format!(

@@ -31,7 +31,7 @@ impl Conn {
     /// dropped before the work ends, the connection is closed instead of released.
     ///
     /// # Errors
-    /// Returns the error of `work`, or the timeout.
+    /// Returns the error of `work`, or a timeout error.
     pub async fn limit<'c, T, F>(
         &'c mut self,
         action: &'static str,
@@ -49,8 +49,8 @@ impl Conn {
         ended
     }
 
-    /// Runs `work` without a time limit, for the long reads of a job. The job's lease is renewed on another connection.
-    /// If the lease is lost, the job ends.
+    /// Runs `work` without a time limit, for the long reads of a job. Meanwhile another connection renews the job's
+    /// lease. If the job loses the lease, it ends.
     pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + 'c,
@@ -92,8 +92,8 @@ impl Drop for Conn {
     }
 }
 
-/// Whether the connection must not be used again. This is true after most errors, because the server can be read-only
-/// now, or another server can have its address.
+/// Whether the connection must not be used again. This is true after most errors. The reason is that the server is
+/// perhaps read-only now, or that its address leads to another server.
 fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }

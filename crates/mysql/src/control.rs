@@ -14,7 +14,8 @@ use super::{CLOSE_MAX, Context, Result, Store, micros};
 const USED_WITHIN_S: u32 = 3;
 
 /// The number of checks for other connections. The checks take five seconds in total, which is longer than
-/// `USED_WITHIN_S`. So the last checks no longer find connections of a daemon or command that has just ended.
+/// `USED_WITHIN_S`. So the last checks no longer find a connection if its daemon or command ended just before the first
+/// check.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 

@@ -80,7 +80,8 @@ impl Store {
         .await
     }
 
-    /// Returns the job's highest committed fence in each partition that has committed a fence of the job.
+    /// Returns the job's highest committed fence in each partition. Omits partitions that have committed no fence of
+    /// the job.
     pub async fn fences(&self, job: &'static str) -> Result<HashMap<u16, u64>> {
         const ACTION: &str = "read the fences";
         let mut conn: Conn = self.acquire().await?;

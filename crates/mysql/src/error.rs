@@ -1,4 +1,4 @@
-//! The errors of MySQL, and how the work continues after each error.
+//! The errors of MySQL. Each error says how the work continues after it.
 
 use std::time::Duration;
 
@@ -38,7 +38,8 @@ pub enum StoreError {
     /// The client cannot verify the server, or the server does not trust the client.
     #[error(transparent)]
     TlsFault(#[from] TlsFault),
-    /// The difference between this machine's clock and MySQL's, in seconds. Positive if this machine's clock is ahead.
+    /// The difference between this machine's clock and MySQL's, in seconds. The difference is positive if this
+    /// machine's clock is ahead.
     #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
     ClocksApart(i64),
     /// An event is older than the ledger of applied events. This value contains the time at which the ledger begins.
@@ -68,8 +69,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the server does not support the statement, or a feature that the statement needs. A slower statement
-    /// works.
+    /// Returns true if the server does not support the statement, or a feature that the statement needs. In this case a
+    /// slower statement works.
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Unsupported(_) => true,
@@ -90,7 +91,8 @@ impl StoreError {
         if matches!(self, Self::ReadOnly(_)) {
             return true;
         }
-        // read_only or super_read_only, MySQL's read-only mode, offline_mode, Galera without a quorum.
+        // The errors of read_only or super_read_only, of MySQL's read-only mode, of offline_mode, and of Galera without
+        // a quorum.
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
@@ -159,7 +161,7 @@ fn fate_of(number: u16) -> Fate {
 /// The result of a call to MySQL.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// Adds the failed action to an error.
+/// Adds the name of the failed action to an error.
 pub(super) trait Context<T> {
     fn context(self, action: &'static str) -> Result<T>;
 }

@@ -1,7 +1,7 @@
 //! Parses SHOW GRANTS, and finds the rights that an account lacks on a table.
 
-/// Returns those rights of `needed` that the account lacks on `database`.`table`, in the order of `needed`. Returns
-/// nothing if the account has roles, because SHOW GRANTS does not list the rights of roles.
+/// Returns those rights of `needed` that the account lacks on `database`.`table`, in the order of `needed`. If the
+/// account has roles, the list is empty, because SHOW GRANTS does not list the rights of roles.
 pub(super) fn lacking<'a>(grants: &[String], database: &str, table: &str, needed: &[&'a str]) -> Vec<&'a str> {
     let mut lacking = needed.to_vec();
     for grant in grants {
@@ -43,7 +43,7 @@ fn name(text: &str) -> Option<(String, &str)> {
     loop {
         end += quoted.get(end..)?.find('`')?;
         match quoted.get(end + 1..)? {
-            // A quote within a name is doubled.
+            // A quote within a quoted name is written twice.
             rest if rest.starts_with('`') => end += 2,
             rest => return Some((quoted[..end].replace("``", "`"), rest)),
         }
@@ -57,7 +57,8 @@ fn split<'a>(text: &'a str, at: &str) -> Option<(&'a str, &'a str)> {
     Some((&text[..place], &text[place + at.len()..]))
 }
 
-/// Matches a LIKE pattern: `%` is any text, `_` is any character. After a backslash both are ordinary characters.
+/// Matches a LIKE pattern: `%` matches any text, and `_` matches any character. After a backslash, both are ordinary
+/// characters.
 fn fits(pattern: &[u8], text: &[u8]) -> bool {
     match (pattern, text) {
         ([], _) => text.is_empty(),

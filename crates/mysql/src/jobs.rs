@@ -1,4 +1,4 @@
-//! The lock of each job, and its runs: which run holds the lock, since when, and how earlier runs ended. A job has at
+//! The lock and the runs of each job: which run holds the lock, since when, and how earlier runs ended. A job has at
 //! most one run at a time, in all daemons and commands together.
 //!
 //! The lease alone does not protect writes, because the holder's process can freeze and resume after its lease has
@@ -128,7 +128,7 @@ impl Store {
                 .execute(&mut *connection)
                 .await
                 .context("record the run's end")?;
-            // This time is in the past even if the clock is set back.
+            // The lease's end is set to a time that is in the past even if the clock is set back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
@@ -163,9 +163,9 @@ impl Store {
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Returns the instant, by Redis' clock, up to which a run of the job has compared everything in this layout.
-    /// Returns `None` if no run has compared everything. Ignores an instant after `now`, because such an instant comes
-    /// from a clock that was ahead.
+    /// Returns the instant up to which a run of the job has compared everything in this layout. The instant is a time
+    /// of Redis' clock. Returns `None` if no run has compared everything. Ignores an instant after `now`, because such
+    /// an instant comes from a clock that was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -178,8 +178,8 @@ impl Store {
         .await
     }
 
-    /// Returns when the last run of this mode began. Considers only completed runs and runs that must not be retried
-    /// before the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
+    /// Returns when the last run of this mode began. Considers only completed runs, and runs that forbid a retry before
+    /// the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
@@ -220,9 +220,9 @@ impl Store {
     }
 }
 
-/// Locks the job's row until the transaction ends, if it still names `run`, and renews the lease from now. A job must
-/// call this first in every transaction whose writes must not happen twice. This function locks the row by writing to
-/// the row. The header of `partitions` explains why.
+/// If the job's row still names `run`, locks the row until the transaction ends, and renews the lease from now. A job
+/// must call this first in every transaction whose writes must not happen twice. This function locks the row by writing
+/// to the row. The header of `partitions` explains why.
 ///
 /// # Errors
 /// Returns [`StoreError::TakenOver`] if another run has begun.
@@ -254,7 +254,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     const GIVE: &str =
         "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
     let mut tx = connection.begin().await.context(ACTION)?;
-    // Inserts the row first if it is missing. So of two simultaneous runs, the second waits for the first.
+    // If the row is missing, the statement first inserts the row. So if two runs begin at the same time, the second
+    // waits for the first.
     sqlx::query(
         "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
          ON DUPLICATE KEY UPDATE job = VALUES(job)",

@@ -2,8 +2,8 @@
 //!
 //! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). Each error
 //! says whether a retry can succeed ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or whether one row is the
-//! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 and later and on MariaDB
-//! 10.11 and later, so they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, and MySQL
+//! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 or later, and on MariaDB
+//! 10.11 or later. So they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, and MySQL
 //! deprecates user variables. `likes::old_states` is the alternative without user variables.
 
 #![warn(unreachable_pub)]
@@ -233,10 +233,10 @@ impl Store {
 }
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
-    // Strict mode: without it MySQL would silently truncate values, and the library does not set strict mode.
+    // Strict mode: without strict mode, MySQL would silently truncate values. The library does not set this mode.
     // `wait_timeout`: if a daemon freezes within a transaction, its partition's row stays locked. By default the server
-    // would wait eight hours for this daemon. `autocommit`: a server may have autocommit off. Then writes outside of a
-    // transaction would be rolled back.
+    // would wait eight hours for this daemon. `autocommit`: a server's configuration can switch autocommit off. Then
+    // writes outside of a transaction would be rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -252,7 +252,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let Mysql { url, tls, .. } = config;
     let options = MySqlConnectOptions::from_str(url.expose()).context(ACTION)?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
-    // The library must not log slow and failed statements, because the caller logs them.
+    // The library must not log slow or failed statements, because the caller logs them.
     let mut options = options.disable_statement_logging();
     if let Some(Identity { certificate, key }) = &tls.identity {
         options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
@@ -260,7 +260,7 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
     let mode = match said {
         true => options.get_ssl_mode(),
-        // Uses TLS if the server supports it, without checking the server's identity. Without TLS, MySQL accepts the
+        // Uses TLS if the server supports TLS, but does not check the server's identity. Without TLS, MySQL accepts the
         // password only if the server has cached it.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
         // The library's default mode would not verify the server, and could fall back to plain text.

@@ -1,10 +1,10 @@
 //! The statements of a batch. `src/consumer/transaction.rs` runs them in one transaction.
 //!
-//! There are two ways of writing rows. Both are exact even if two writers write the same (target, user) pair.
-//! [`upsert`] gets each row's old state from the statement that writes the row, under the row's lock. [`upsert`] is 1.5
-//! times as fast as the second way, but it needs user variables, which MySQL deprecates. The second way begins with
-//! [`old_states`], which reads and locks the existing rows. Then missing rows are inserted without an "or update". So
-//! if two writers insert the same row, the later one fails (1062) and runs again.
+//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair.
+//! [`upsert`] writes each row, and gets the row's old state from the same statement, under the row's lock. [`upsert`]
+//! is 1.5 times as fast as the second way, but it needs user variables, which MySQL deprecates. The second way begins
+//! with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted without an "or update".
+//! So if two writers insert the same row, the later one fails (1062) and runs again.
 
 use std::collections::HashMap;
 
@@ -98,7 +98,8 @@ const UPSERT: &str = concat!(
 );
 
 /// Writes only those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows`
-/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. Then roll back.
+/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller
+/// must roll back.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
@@ -148,8 +149,8 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
-/// Parses the text that [`UPSERT`] wrote about `piece`, one entry per existing row. Returns `None` if the text is
-/// invalid.
+/// Parses the text that [`UPSERT`] wrote about `piece`. The text contains one entry for each existing row. Returns
+/// `None` if the text is invalid.
 fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
     let mut next = notes.next();
@@ -169,7 +170,7 @@ fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
             next = notes.next();
         }
     }
-    // If an entry is left here, it belongs to no row of the piece.
+    // An entry that is left here belongs to no row of the piece.
     if next.is_some() { None } else { Some(before) }
 }
 
@@ -198,8 +199,8 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Adds statements that add each difference to the counter's row in the slot `slot`. The differences must be sorted by
-/// key.
+/// Adds statements to the text. They add each difference to the counter's row in the slot `slot`. The differences must
+/// be sorted by key.
 pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
     for piece in differences.chunks(STATEMENT_ROWS) {
         text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");

@@ -15,7 +15,7 @@ pub struct NotedMap {
     pub queue: String,
     /// All pairs of exchange and key with which the queue was ever bound.
     pub bindings: BTreeSet<(String, String)>,
-    /// The daemon that recorded the map: host and process.
+    /// The host and process of the daemon that recorded the map.
     pub noted_by: String,
 }
 
@@ -48,8 +48,8 @@ impl Store {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
 
-    /// Records that a map is in use, unless its number or name is already in use. Then returns the maps in use. Call
-    /// this before the queue is bound.
+    /// Records that a map is in use, unless its number or name is already in use. Then returns the maps in use. The
+    /// caller must do this before it binds the queue.
     pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
         const ACTION: &str = "record that a map is in use";
         let mut conn = self.acquire().await?;

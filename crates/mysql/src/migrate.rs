@@ -28,13 +28,13 @@ const TABLE_REST: Duration = Duration::from_secs(3);
 /// The maximum number of attempts for a step. All attempts together take five minutes.
 const TABLE_TRIES: u32 = 60;
 
-/// MySQL's error number for a lock that was not acquired in time.
+/// MySQL's error number if a lock was not acquired in time.
 const LOCK_TIMEOUT: u16 = 1205;
 
-/// MySQL's error number for an account without a right to the database.
+/// MySQL's error number if an account lacks a right to the database.
 const NO_DATABASE_RIGHT: u16 = 1044;
 
-/// MySQL's error number for an account without a right to the table.
+/// MySQL's error number if an account lacks a right to the table.
 const NO_TABLE_RIGHT: u16 = 1142;
 
 /// The reason why the schema was not created.
@@ -51,7 +51,7 @@ pub enum MigrateError {
     /// A query to MySQL failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another session has locked a table for minutes.
+    /// Another session has locked a table for several minutes.
     #[error(
         "another session has locked one of tallyd's tables for minutes: end that session (see information_schema.innodb_trx), then run `tallyd migrate` again"
     )]

@@ -1,11 +1,11 @@
 //! The outbox: changes that the daemon must add to Redis. The transaction that changes `counter` also writes the
 //! outbox. The module src/outbox adds the outbox rows to Redis.
 //!
-//! A row's number is assigned under the lock of the partition's row in `partition_owner`. So a reader that finds a row
-//! can also read all earlier rows of the row's partition. The number is the last number plus one, and at least MySQL's
-//! clock in microseconds. So MySQL does not assign a number twice, even if it loses commits (after a restore or a
-//! failover). The numbers of new rows are always above Redis' offsets. A row contains up to a thousand items, so a
-//! batch needs only a few rows.
+//! A batch assigns a row's number while it holds the lock of the partition's row in `partition_owner`. So a reader that
+//! finds a row can also read all earlier rows of the row's partition. A new number is the higher of the last number and
+//! MySQL's clock (in microseconds), plus one. So MySQL does not assign a number twice, even if it loses commits (after
+//! a restore or a failover). The numbers of new rows are always above Redis' offsets. A row contains up to a thousand
+//! items, so a batch needs only a few rows.
 //!
 //! A row's body contains additions as `kind:target:metric:delta`. After the additions it contains the new likes as
 //! `kind:target:user`, for Bloom filters.
@@ -45,7 +45,7 @@ pub struct End {
     pub owner: Option<String>,
 }
 
-/// Appends additions to a partition's outbox, in the caller's transaction. Locks the partition's row until the
+/// Appends additions to a partition's outbox, in the caller's transaction. The partition's row stays locked until the
 /// transaction ends.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
@@ -81,7 +81,7 @@ fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> 
     let mut number = after;
     for body in bodies {
         number += 1;
-        // The body has only digits, colons and spaces, so it needs no quoting.
+        // The body contains only digits, colons and spaces, so the body needs no quoting.
         let row = format!("({partition},{number},NOW(6),'{body}')");
         text.statement(&format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {row}"));
     }
@@ -128,8 +128,8 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// Returns the rows after the offsets `since`. Also returns the offsets up to which rows were deleted. The transaction
-/// must be a consistent snapshot.
+/// Returns the rows after the offsets `since`. Also returns the offsets up to which rows were deleted. The caller's
+/// transaction must be a consistent snapshot.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
@@ -222,8 +222,8 @@ impl Store {
     /// Counts the rows that have not been added to Redis.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
-        // Reads the applied offsets before the numbers of the last rows, so an offset is never larger than such a
-        // number.
+        // Reads the applied offsets first. In the other order, an offset could be larger than the number of the
+        // outbox's last row.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -245,11 +245,11 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// Returns a partition's outbox rows after the number `after`, in order, at most `limit`. Each row contains a flag
-    /// that says whether the row is older than `old`.
+    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each row contains a
+    /// flag that says whether the row is older than `old`.
     ///
     /// # Errors
-    /// Fails if MySQL fails, or if a row was changed by hand.
+    /// Fails if MySQL returns an error, or if a row is invalid because a person changed it.
     pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await

@@ -1,10 +1,11 @@
-//! Stores each partition's owner, fences and last outbox number. Also stores the events that a reconcile watches.
+//! Stores each partition's owner, fences and last outbox number. Also stores the events of targets that a reconcile
+//! watches.
 //!
 //! Each batch first writes its partition's row. If a daemon's process freezes and resumes after a takeover, it finds
-//! another epoch (number of takeovers) in this row and writes nothing. On one server a lock would be enough. In
-//! clusters with several writable servers (Galera, group replication), servers do not see each other's locks. In such a
-//! cluster, if two transactions write the same row, the second commit fails. But if one of them only locks the row, no
-//! commit fails.
+//! another epoch (number of takeovers) in this row and writes nothing. On a single server, a lock on the row would be
+//! enough. But in clusters with several writable servers (Galera, group replication), a server does not know the locks
+//! of the other servers. In such a cluster, if two transactions write the same row, the second commit fails. But if one
+//! of them only locks the row, no commit fails.
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -165,7 +166,7 @@ pub struct Owner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
     pub partitions: u16,
-    /// The daemon that raised the number: host and process.
+    /// The host and process of the daemon that raised the number.
     pub raised_by: String,
 }
 
@@ -196,7 +197,7 @@ impl super::Store {
     }
 
     /// Records that `partitions` partitions are in use, unless more partitions are already in use. Returns the number
-    /// of partitions in use. Call this before an event can reach a new partition.
+    /// of partitions in use. The caller must do this before an event can reach a new partition.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "record how many partitions are in use";
         let mut conn = self.acquire().await?;
@@ -204,8 +205,8 @@ impl super::Store {
             if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
                 return Ok(noted.partitions);
             }
-            // If two daemons do this at the same time, the higher number stays. MySQL assigns columns from left to
-            // right.
+            // If two daemons record numbers at the same time, the higher number stays. MySQL assigns columns from left
+            // to right.
             sqlx::query(
                 "INSERT INTO partition_count (one, partitions, raised_at, raised_by) VALUES (1, ?, NOW(6), ?) \
                  ON DUPLICATE KEY UPDATE raised_at = IF(partitions < VALUES(partitions), VALUES(raised_at), raised_at), \
@@ -237,7 +238,7 @@ impl super::Store {
     }
 }
 
-/// Returns the number of partitions in use, as of the connection's transaction.
+/// Returns the number of partitions in use, as the connection's transaction reads it.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

@@ -20,7 +20,7 @@ pub struct Counted {
     pub number: CounterKey,
     /// `SUM(value)`.
     pub value: i64,
-    /// The newest `at` that was applied.
+    /// The newest `at` of the applied events.
     pub update_at: Micros,
     /// The number of the counter's rows: one for each partition that has changed it.
     pub rows: u32,

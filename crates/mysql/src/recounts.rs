@@ -1,7 +1,7 @@
 //! Counters whose correct values are in another table. Runs the operator's query and reads `counter` in one snapshot.
 //!
-//! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. Only the requested rows of its answer
-//! are read.
+//! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. tallyd reads only the requested rows
+//! of the query's answer.
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
@@ -34,7 +34,8 @@ pub struct Question {
 pub struct Answer {
     /// The query's results, in the order of the ids.
     pub truths: Vec<(TargetId, i64)>,
-    /// The counters of the range, in the order of the ids: the target's id, the value, and the newest applied `at`.
+    /// The counters of the range, in the order of the ids. Each has the target's id, the value, and the newest `at` of
+    /// the applied events.
     pub counters: Vec<(TargetId, i64, Micros)>,
     /// The range's last id.
     pub until: TargetId,
@@ -155,8 +156,8 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     ))
 }
 
-/// Returns the metric's counters up to the id `until`, at most `limit`, and the id up to which they were read. If the
-/// kind's other metrics have many rows, this id is lower than `until`.
+/// Returns at most `limit` of the metric's counters, up to the id `until`. Also returns the id up to which the counters
+/// were read. If the kind's other metrics have many rows, this id is lower than `until`.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),

@@ -30,8 +30,8 @@ pub enum RedisFollows {
     SameRun,
 }
 
-/// The maximum number of corrections in one transaction. It is small because consumers wait for the transaction's
-/// locks.
+/// The maximum number of corrections in one transaction. This number is small because consumers wait for the
+/// transaction's locks.
 pub const CORRECTIONS_MAX: usize = 100;
 
 /// The outcome of a repair that a run recorded but did not make. The reason is that a writer changes counters without
@@ -89,7 +89,7 @@ impl Store {
     }
 
     /// Returns the counters that the last two reconciles before `run` found too high in Redis. Considers only completed
-    /// runs that compared all counters or all changed counters.
+    /// runs that compared either all counters or all changed counters.
     pub async fn raised_again(&self, run: u64) -> Result<RaisedAgain> {
         const ACTION: &str = "read which counters the last runs lowered";
         let mut conn = self.acquire().await?;
@@ -168,7 +168,7 @@ impl Store {
 
 async fn too_high(connection: &mut MySqlConnection, run: u64) -> Result<AllTooHigh> {
     const ACTION: &str = "read which counters the last runs lowered";
-    // This reads by the key, because the number of a pass contains its run.
+    // The query finds the rows by their key, because the run can be computed from a pass's number.
     let rows = sqlx::query(
         "SELECT kind, target_id, metric, added, outcome = ? FROM repair WHERE pass BETWEEN ? AND ? \
          AND store = 'redis' AND added < 0 AND outcome IN ('done', ?) ORDER BY pass LIMIT ?",

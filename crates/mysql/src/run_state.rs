@@ -14,7 +14,7 @@ use super::{Context, Result, Store, datetime, micros};
 /// The checkpoints of earlier runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastMarks {
-    /// The newest checkpoint. The outcome of its run does not matter.
+    /// The newest checkpoint. Its run can have any outcome.
     pub newest: Option<String>,
     /// The time since the checkpoint's run was last recorded as alive.
     pub newest_age: Duration,
@@ -42,7 +42,7 @@ pub struct RunRow {
 /// A run that now holds its job's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
-    /// The run's number, which is the fencing token.
+    /// The run's number, which is also its fencing token.
     pub run: u64,
     pub job: String,
     pub mode: String,
@@ -164,7 +164,7 @@ impl Store {
         .await
     }
 
-    /// Returns the checkpoints of this mode's runs before `run`.
+    /// Returns the checkpoints of this mode's runs that are earlier than `run`.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
         const ACTION: &str = "read the last runs' checkpoints";
         // Renewing a run's lease also updates the time when it was last alive.
@@ -196,7 +196,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the checkpoints of one mode's runs. The next run then begins without a checkpoint, like the first run.
+    /// Deletes the checkpoints of one mode's runs. Then the next run begins without a checkpoint, like a first run.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());

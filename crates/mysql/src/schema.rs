@@ -14,7 +14,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 /// The state of the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// The schema is as this version needs it.
+    /// The schema is exactly the one that this version needs.
     Current,
     /// The schema lacks this number of steps. `tallyd migrate` runs the missing steps.
     Behind(usize),
@@ -79,7 +79,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     let missing = known.iter().filter(|step| !applied.contains(step)).count();
     let newer = applied.iter().filter(|step| !known.contains(step)).count();
     if floor.is_some_and(|floor| !known.contains(&floor)) {
-        // The result is the same while the step that raises the floor is running, and after this step was interrupted.
+        // `TooNew` is also the result while the step that raises the floor is running, or if this step was interrupted.
         return Schema::TooNew;
     }
     match (missing, newer) {

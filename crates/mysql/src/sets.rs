@@ -1,7 +1,7 @@
 //! Counters with set events: the newest set of each counter, and the recent additions to the counter.
 //!
-//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. Only after that does it read
-//! and write other data of these counters. These reads take no locks and return only committed data (READ COMMITTED).
+//! A transaction first locks the counters' rows in `number_set`, in the order of the keys. After that it reads and
+//! writes other data of these counters. These reads take no locks and return only committed data (READ COMMITTED).
 //! Because of the first lock, no other transaction changes this data until the commit.
 
 use std::collections::HashMap;
@@ -93,8 +93,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Returns the query for the additions to each counter after the `at` of its set. These additions are in the partitions
-/// of certain days: from the earliest `at` to the newest applied event.
+/// Returns the query for the additions to each counter after the `at` of its set. The query reads only the partitions
+/// of some days, from the earliest `at` of a set to the newest applied event.
 fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
     let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();

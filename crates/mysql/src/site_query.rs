@@ -1,8 +1,8 @@
 //! A site's own query, of a `[[recount]]` or an `[[import]]`: its columns, how the server would run it, and its errors.
 //!
-//! The operator writes the query, so its errors are sentences for the operator ([`QueryError::Query`]). Errors of an
-//! unreachable server are separate. The query runs with a time limit, and only the requested rows of its answer are
-//! read.
+//! The operator writes the query, so errors of the query are sentences for the operator ([`QueryError::Query`]). If the
+//! server is unreachable, the error is another variant. The query runs with a time limit, and tallyd reads only the
+//! requested rows of its answer.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use sqlx::{AssertSqlSafe, Column as _, Executor, MySqlConnection, Row, TypeInfo}
 
 use super::{Conn, Context, Result, StoreError};
 
-/// If no answer arrives within this duration after the server's own limit, the connection is closed.
+/// The connection is closed if no answer arrives within the server's own time limit plus this duration.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
 /// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
-    /// The query is wrong or not permitted. Contains a sentence for its author.
+    /// The query is wrong or not permitted. The value is a sentence for the query's author.
     #[error("{0}")]
     Query(String),
     /// MySQL failed.
@@ -56,8 +56,8 @@ impl Statement {
                 "the account of {} is not allowed to run the query ({said}): grant this account the right to SELECT from the table",
                 self.url_key
             )),
-            // Temporary errors: a server that stops, has too many connections or a broken connection, competing
-            // transactions, a killed connection.
+            // These errors are temporary: the server stops or has too many connections, transactions compete, or a
+            // connection was broken or killed.
             1040 | 1053 | 1077 | 1078 | 1079 | 1152..=1161 | 1205 | 1213 | 1317 | 1927 | 2006 | 2013 | 3169 => {
                 StoreError::sql("run the query")(error).into()
             }
@@ -89,7 +89,7 @@ impl Column {
     }
 }
 
-/// How the server would read one table of a query.
+/// Describes how the server would read one table of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     table: String,
@@ -101,7 +101,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the problem that makes each page slower than the page before, or `None`.
+    /// If something makes each page slower than the page before, returns a description of the problem.
     pub fn fault(&self) -> Option<String> {
         let Self { table, access, key, extra, .. } = self;
         if table == "-" || table.starts_with('<') {
@@ -134,8 +134,8 @@ pub(super) fn wrong(sentence: impl Display) -> QueryError {
     QueryError::Query(sentence.to_string())
 }
 
-/// Parses an integer in the server's format. Returns the text if it is not an integer. The server can write a DECIMAL
-/// as 12.00.
+/// Parses an integer in the server's format. Returns the text itself if it is not an integer. The server can write a
+/// whole DECIMAL as 12.00.
 pub(super) fn number<T: std::str::FromStr>(value: &str) -> std::result::Result<T, &str> {
     let whole = match value.split_once('.') {
         Some((whole, fraction)) if fraction.bytes().all(|digit| digit == b'0') => whole,
@@ -179,7 +179,7 @@ pub(super) async fn columns(connection: &mut MySqlConnection, statement: &Statem
 }
 
 pub(super) async fn explain(connection: &mut MySqlConnection, statement: &Statement) -> Told<Vec<Plan>> {
-    // Without FORMAT, MySQL 9 would return a tree.
+    // Without FORMAT, MySQL 9 would return the plan as a tree.
     let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", statement.sql);
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;
     let rows = rows.map_err(|error| statement.error(error))?;

@@ -32,13 +32,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns true if the mark in Redis shows that the board in Redis is at least as new as this snapshot. A run
-    /// writes the mark to Redis before it writes the number to MySQL.
+    /// Returns true if the mark in Redis shows that the board in Redis is at least as new as this snapshot. This is
+    /// reliable because a run writes the mark to Redis before it writes its number to MySQL.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
         mark.is_some_and(|mark| mark >= self.number)
     }
 
-    /// The tag in the name of a zset in Redis that is restored from this snapshot.
+    /// Returns the tag for the name of a zset that a run restores from this snapshot to Redis.
     pub fn tag(&self) -> String {
         format!("s{}-{}", self.number, self.taken_at.map_or(0, |at| at.0))
     }
@@ -126,7 +126,7 @@ impl Store {
         .await
     }
 
-    /// Returns the snapshot's members after `after`, in the order of their bytes.
+    /// Returns the snapshot's members that come after the member `after`, in the order of their bytes.
     pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a snapshot";
         let mut conn = self.acquire().await?;
@@ -212,7 +212,7 @@ impl Store {
         self.note("record that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
-    /// Returns the snapshot's best members, at most `limit`.
+    /// Returns at most `limit` of the snapshot's best members.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read the best members of a snapshot";
         let mut conn = self.acquire().await?;

@@ -96,7 +96,7 @@ impl Store {
     }
 }
 
-/// Returns the ids of each kind, separated by commas.
+/// Returns for each kind a text with its ids, separated by commas.
 fn by_kind(targets: &[Target]) -> BTreeMap<Kind, String> {
     let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
     for target in targets {

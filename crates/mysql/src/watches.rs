@@ -52,9 +52,9 @@ impl Store {
         .await
     }
 
-    /// Starts to log every event of the counters `numbers` in every partition, until [`Store::unwatch`] or for
-    /// `seconds`. `watch` must be a new number. Every batch that begins after this call logs its events. If a later run
-    /// has already started a watch, that watch stays.
+    /// Starts a watch: every partition logs every event of the counters `numbers`, for `seconds` or until
+    /// [`Store::unwatch`]. `watch` must be a new number. Every batch that begins after this call logs its events. If a
+    /// later run has already started a watch, that watch stays.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: &Partitions, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;

@@ -1,4 +1,4 @@
-//! The errors of RabbitMQ, and how the work continues after each error.
+//! The errors of RabbitMQ. Each error says how the work continues after it.
 
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 //! each event is a like, a count, a set, a fence, or a refusal with a stable reason. Pure: the current time is an
 //! argument.
 //!
-//! A field of the wrong type never fails the parse. The parser reads every field as a scalar, and checks its type and
-//! value later. So a refusal can say which field is wrong and which values are allowed.
+//! A field of the wrong type never fails the parse. The parser first reads every field as a scalar, and then checks the
+//! field's type and value. So a refusal can say which field is wrong and which values are allowed.
 
 mod encode;
 pub(crate) mod raw;
@@ -55,7 +55,7 @@ pub enum Message {
     Like(LikeEvent),
     /// A target's counter changes by an amount.
     Count(CountEvent),
-    /// A target's counter is set to a value.
+    /// An event sets a target's counter to a value.
     Set(SetEvent),
     /// A job's marker in a queue, with the marker's number. When the fence is committed, every event that was published
     /// before the fence is committed, too.
@@ -63,7 +63,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Returns the message, or a refusal if only tallyd is allowed to send it.
+    /// Returns the message of a producer. A fence is refused, because only tallyd is allowed to send fences.
     ///
     /// # Errors
     /// Fails if the message is a fence.
@@ -113,9 +113,9 @@ pub struct SetEvent {
     pub at: Micros,
 }
 
-/// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 of target, metric and id. So `count` events
-/// for different counters can have the same `event_id`. Among 10^12 events, two have the same key with a probability of
-/// 10^-15.
+/// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 over target, metric and `event_id`. So `count`
+/// events for different counters can have the same `event_id`. Among 10^12 events, two have the same key with a
+/// probability of 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub [u8; 16]);
 
@@ -204,7 +204,7 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(refuse(Reason::MalformedJson, "the body is not a JSON object".to_owned()));
     }
-    // The parser does not check that ignored fields are UTF-8.
+    // This check is needed because the parser does not check whether ignored fields are UTF-8.
     let text = std::str::from_utf8(body).map_err(|error| {
         refuse(Reason::MalformedJson, format!("the body is not valid UTF-8 at byte {}", error.valid_up_to()))
     })?;

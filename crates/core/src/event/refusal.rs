@@ -3,7 +3,7 @@
 /// The reason why an event can never be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The stable code for machines, a column of `dead_letter`.
+    /// The stable code for programs, as in the column `reason` of `dead_letter`.
     pub reason: Reason,
     /// A sentence for a person, with the problem and the allowed values.
     pub error: String,
@@ -14,7 +14,7 @@ pub struct Refusal {
 pub enum Reason {
     /// The body is larger than [`super::BODY_BYTES_MAX`].
     TooLarge,
-    /// The body is not JSON, not UTF-8 or not an object, or it has a field twice.
+    /// The body is not JSON, is not UTF-8, is not an object, or contains a field twice.
     MalformedJson,
     /// `type` is missing or is not text.
     NoType,

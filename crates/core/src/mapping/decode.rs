@@ -1,5 +1,5 @@
 //! Converts a site's JSON to events. The converter finds each field by its JSON pointer, and gives it the field's name
-//! in tallyd's events. Then it checks the field by the same rules as for tallyd's events. A refusal contains the
+//! in tallyd's events. Then it checks the field by the rules that are valid for tallyd's events. A refusal contains the
 //! field's pointer.
 
 use std::borrow::Cow;
@@ -42,7 +42,7 @@ pub fn decode_all(
     }
 }
 
-/// The list of events in the body, or `None` if the body is one event.
+/// Returns the list of events in the body, or `None` if the body is one event.
 fn list_of<'a>(body: &'a [u8], map: &Map) -> Result<Option<&'a [u8]>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
         let error = format!("the body has {} bytes, at most {LIST_BYTES_MAX} are allowed", body.len());

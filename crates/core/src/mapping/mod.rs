@@ -83,7 +83,7 @@ impl Map {
         MAPS_FROM + u16::from(self.number)
     }
 
-    /// Returns all fields except `at`, with their names.
+    /// Returns all configured fields except `at`, with their names.
     pub fn fields(&self) -> [(&'static str, Option<&Source>); 8] {
         [
             ("type", Some(&self.event_type)),
@@ -126,7 +126,7 @@ impl Source {
     }
 }
 
-/// Where the time of an event is.
+/// Where an event contains its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Time {

@@ -68,7 +68,7 @@ impl PeriodKind {
     }
 }
 
-/// The instant when the remaining time of [`PeriodKind::Total`] is zero, in seconds since the epoch. It is in 2097.
+/// The instant at which the remaining time of [`PeriodKind::Total`] is zero, in seconds since the epoch. It is in 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
 /// One day, week or month, or all time.
@@ -144,7 +144,7 @@ impl Period {
         }
     }
 
-    /// Returns the instant when the remaining time for `tie = "earliest"` is zero, in seconds since the epoch.
+    /// Returns the instant at which the remaining time (for `tie = "earliest"`) is zero, in seconds since the epoch.
     pub fn time_ends_s(self, calendar: &Calendar) -> i64 {
         match self.kind {
             PeriodKind::Total => TOTAL_ENDS_S,

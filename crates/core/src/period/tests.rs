@@ -8,7 +8,7 @@ const KINDS: [PeriodKind; 3] = [PeriodKind::Day, PeriodKind::Week, PeriodKind::M
 
 /// Zones whose clocks behave differently at midnight. In some zones nothing happens. The clocks of Sao Paulo (until
 /// 2018), Beirut, and Toronto (1919, from 23:30) jump over midnight. St John's (until 2011, from 00:01) steps back over
-/// midnight. Lord Howe has half-hour steps. Apia left out a whole day (2011-12-30).
+/// midnight. Lord Howe has half-hour steps. Apia skipped a whole day (2011-12-30).
 const ZONES: [&str; 12] = [
     "UTC",
     "Asia/Shanghai",
@@ -58,7 +58,7 @@ fn an_instant_lies_in_the_period_that_the_zones_calendar_shows() {
         ("America/New_York", "2026-11-01T03:59:59Z", ["2026-10-31", "2026-W44", "2026-10"]),
         ("Europe/Berlin", "2026-03-29T21:59:59Z", ["2026-03-29", "2026-W13", "2026-03"]),
         ("Europe/Berlin", "2026-03-29T22:00:00Z", ["2026-03-30", "2026-W14", "2026-03"]),
-        // New Year within a week: the week's year differs from the day's.
+        // If New Year is within a week, the week's year can differ from the day's year.
         ("UTC", "2027-01-01T00:00:00Z", ["2027-01-01", "2026-W53", "2027-01"]),
         ("UTC", "2024-12-30T12:00:00Z", ["2024-12-30", "2025-W01", "2024-12"]),
         ("UTC", "2028-02-29T12:00:00Z", ["2028-02-29", "2028-W09", "2028-02"]),

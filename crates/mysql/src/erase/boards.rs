@@ -64,7 +64,7 @@ impl Store {
         .await
     }
 
-    /// Lists the placeholders for erased members in all copies of the period's archive.
+    /// Lists the names that have replaced erased members, in all copies of the period's archive.
     pub async fn placeholders_of(&self, at: &BoardPeriod) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "search an archived board";
         let mut conn = self.acquire().await?;
@@ -76,7 +76,7 @@ impl Store {
         .await
     }
 
-    /// Returns the place that the name `by` gets in a copy if it replaces the member at `from`.
+    /// Returns the place that the name `by` gets if it replaces the member at the place `from` of a copy.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \

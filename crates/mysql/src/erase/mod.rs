@@ -80,7 +80,7 @@ impl Store {
         .await
     }
 
-    /// Reads the target's next rows after the user `after`.
+    /// Reads the target's next rows, which come after the user `after`.
     pub async fn likes_of_target(&self, target: Target, after: UserId, limit: u64) -> Result<Vec<LikeRow>> {
         const ACTION: &str = "read the likes of a target";
         let mut conn = self.acquire().await?;

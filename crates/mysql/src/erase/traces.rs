@@ -22,15 +22,15 @@ pub struct NamedRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedRun {
     pub run: u64,
-    /// JSON, or empty if there is none.
+    /// The report as JSON. The text is empty if the run has no report.
     pub report: String,
-    /// JSON, or empty if there is none.
+    /// The checkpoint as JSON. The text is empty if the run has no checkpoint.
     pub checkpoint: String,
 }
 
 impl Store {
     /// Returns the next rows of a partition's outbox that possibly contain the subject. Also returns the number of the
-    /// last row that was read. This number is `None` at the end.
+    /// last row that was read. This number is `None` if the outbox has no more rows.
     pub async fn outbox_naming(
         &self,
         partition: u16,

@@ -10,7 +10,7 @@ pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 
-/// A message that can never be applied, before it is stored.
+/// A message that can never be applied, as it will be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The message's body.

@@ -45,7 +45,7 @@ pub struct Selection {
     pub replayed: Option<bool>,
 }
 
-/// The counts of dead letters with one reason.
+/// The numbers of dead letters that have the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Total {
     pub reason: String,
@@ -59,7 +59,7 @@ pub struct Total {
     pub newest: Micros,
 }
 
-/// A list contains this number of bytes of each body.
+/// In a list, each body is cut to this number of bytes.
 pub const HEAD_BYTES: u32 = 200;
 
 /// The condition of a [`Selection`] in SQL, with the parameters of `selected`. It has no index, because there are
@@ -175,8 +175,8 @@ impl Store {
         .await
     }
 
-    /// Records that dead letters were replayed. With each id, the caller passes the letter's number of refusals when
-    /// the letter was read. If the letter was refused again since then, it stays open. Returns how many letters were
+    /// Records that dead letters were replayed. Each id comes with the letter's number of refusals at the time when the
+    /// caller read the letter. If the letter was refused again since then, it stays open. Returns how many letters were
     /// marked as replayed.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "record replayed dead letters";
@@ -185,7 +185,7 @@ impl Store {
         }
         let ids: Vec<u64> = letters.iter().map(|(id, _)| *id).collect();
         let pairs: Vec<String> = letters.iter().map(|(id, refusals)| format!("({id}, {refusals})")).collect();
-        // The first condition lets MySQL find the rows by key.
+        // MySQL needs the first condition to find the rows by their key.
         let sql = format!(
             "UPDATE dead_letter SET replayed_at = ? WHERE id IN ({}) AND (id, refusals) IN ({})",
             comma_separated(&ids),
@@ -200,7 +200,7 @@ impl Store {
         .await
     }
 
-    /// Deletes these dead letters if they are still in the selection. Returns how many were deleted.
+    /// Deletes these dead letters, but only those that are still in the selection. Returns how many were deleted.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {

@@ -23,8 +23,8 @@ pub fn time_literal(at: Micros) -> String {
 }
 
 impl Store {
-    /// Returns the next rows of these targets after the key `after`, in the order of their keys. Includes only rows
-    /// whose version is `since` or later. The targets must be sorted by id.
+    /// Returns the next rows of these targets, which come after the key `after`, in the order of their keys. Includes
+    /// only rows whose version is `since` or later. The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,

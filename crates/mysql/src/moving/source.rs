@@ -14,7 +14,7 @@ use crate::ranges::LAST;
 use crate::site_query::{self, Column, Plan, QueryError, Statement, Told, number, part, wrong};
 use crate::{Context, Store, micros};
 
-/// The columns of a query for likes, and the format of its times.
+/// The columns of a query for likes, and the format of the times in these columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LikeColumns {
     target: usize,
@@ -26,7 +26,7 @@ pub struct LikeColumns {
 }
 
 impl LikeColumns {
-    /// Whether the table has the time of each row.
+    /// Whether the table has a column with the time of each row.
     pub fn has_times(&self) -> bool {
         self.at.is_some()
     }
@@ -64,7 +64,7 @@ pub struct SitePage<T> {
     pub answered: usize,
     /// The number of duplicate rows. These rows were skipped.
     pub repeated: u64,
-    /// The number of rows out of order. These rows were skipped.
+    /// The number of rows that were not in order. These rows were skipped.
     pub unordered: u64,
     /// A sentence about the first duplicate or unordered row.
     pub fault: Option<String>,
@@ -77,7 +77,7 @@ impl Store {
         Ok((like_columns(&columns, unit)?, plan))
     }
 
-    /// Does the same for a query for counters.
+    /// Does the same as the function above, for a query for counters.
     pub async fn number_columns(&self, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         let known = ["target", "value"];

@@ -4,10 +4,10 @@
 //! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`. This product has 64 bits. The
 //! checksum of a range is the XOR of all parts. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and
 //! (2,11) have the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs
-//! stays the same for about one in 30,000 of such swaps. A product of two different CRCs carries from bit to bit, so it
-//! is not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
+//! stays the same for about one of 30,000 such swaps. A product of two different CRCs carries from bit to bit, so it is
+//! not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
 //! duplicate cancel each other. But the count includes both, and `like_record` has no duplicates. A sum of the products
-//! would work as well, but takes MariaDB twice as long, because MariaDB adds decimals.
+//! would work as well. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
 //!
 //! The checksum uses the ids as text, in the site's spelling. So an id such as 042 never matches the id in tallyd. Then
 //! the checksums differ, and the import reads the row.
@@ -30,18 +30,19 @@ pub struct SiteSums {
     pub answered: usize,
     /// The count and checksum of the rows that are likes.
     pub sums: Sums,
-    /// The largest key. `None` if a row is invalid: an id is not a number, or `deleted` is neither 0 nor 1.
+    /// The largest key. The value is `None` if a row is invalid, because an id is not a number or `deleted` is neither
+    /// 0 nor 1.
     pub last: Option<Key>,
 }
 
-/// A key's target id is multiplied by this factor. Then one number contains both ids of the key.
+/// A key's target id is multiplied by this factor. So one number can contain both ids of the key.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
     /// Returns the sums of the next likes. The site's query is a subquery that returns at most `limit` rows.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
-        // The line break is needed because the query's last line can be a comment.
+        // Without the line break, a comment in the query's last line would hide the rest of the statement.
         let sql = format!("SELECT {} FROM (\n{}\n) AS page", columns.sums, statement.sql);
         let ask = async |connection: &mut MySqlConnection| {
             site_query::limit_time(connection, Some(statement.query_max)).await?;
