@@ -23,10 +23,10 @@
 -- members with equal primary numbers, the member who reached that number first is ahead. A "plain" score is the sum of
 -- the amounts.
 --
--- Returns the member's new score in each zset, as text. If the score falls to zero or below, the member is removed and
--- its score is zero. For "second", neither number falls below zero, and a member is removed when both are zero. For
--- "earliest", a member is removed when its primary number is zero. If a number doesn't fit, the script fails with an
--- error that names the key and the member, and changes no zset.
+-- Returns the member's new score in each zset, as text. If the score falls to zero or below, the script removes the
+-- member and returns zero. For "second", neither number falls below zero, and a member is removed when both are zero.
+-- For "earliest", a member is removed when its primary number is zero. If a number doesn't fit, the script fails with
+-- an error that names the key and the member, and changes no zset.
 --
 -- If the archiver has moved a zset away, this script creates it again. The archiver merges these late members into the
 -- frozen zset.

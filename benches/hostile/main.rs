@@ -139,7 +139,8 @@ async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
     })
 }
 
-/// Returns messages as routing key and body. Good messages are spread evenly, and the last message is good.
+/// Returns messages as routing key and body. Good messages are spread evenly among the bad messages, and the last
+/// message is good.
 fn mixed(
     mut good: impl Iterator<Item = LikeEvent>,
     messages: u64,

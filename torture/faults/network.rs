@@ -18,7 +18,7 @@ enum Harm {
     Cut,
     /// All connections close every two seconds.
     CutAgain,
-    /// Each piece of data takes 50 to 300 ms.
+    /// Each piece of data is delayed by 50 to 300 ms.
     Delayed,
     /// Connections are accepted and stay open, but transfer nothing.
     Silent,

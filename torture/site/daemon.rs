@@ -1,4 +1,4 @@
-//! A daemon that is restarted as systemd would restart it: always, unless a restart would not help.
+//! Restarts a daemon as systemd would: always, unless a restart would not help.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::ExitStatusExt;

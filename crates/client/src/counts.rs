@@ -56,7 +56,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Describes a change that was made at `at` and is not counted yet, for [`Client::republish`].
+    /// Describes a change that was made at `at` and has not been counted yet, for [`Client::republish`].
     pub fn at(target: Target, metric: Metric, change: Change, at: Micros) -> Self {
         Self { target, metric, change, at, count: None, added: 0 }
     }

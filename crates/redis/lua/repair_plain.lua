@@ -26,7 +26,7 @@ local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now + 300000000 then
     set_at = 0
 end
--- Write this field first. If a later command fails, a repeated call must not add again.
+-- Write this field first. If a later command fails, a repeated call must not add the amounts again.
 redis.call('HSET', KEYS[1], '_', ARGV[2])
 local done = {}
 for index = 2, #KEYS do

@@ -31,7 +31,7 @@ const NOTE_USERS: usize = 1_000;
 /// a filter for less than this time.
 const NOTED_S: u64 = 7 * 86_400;
 
-/// Fields or members per step of a scan.
+/// One step of a scan reads about this number of fields or members.
 const SCAN_COUNT: u64 = 1_000;
 
 /// The state of a target's filter.
