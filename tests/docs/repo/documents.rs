@@ -267,7 +267,7 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
-/// Returns the paths of the documents for developers. These documents name files of the code.
+/// Returns the paths of the documents for developers. These documents refer to source files.
 fn for_developers() -> Vec<PathBuf> {
     let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];
     documents()

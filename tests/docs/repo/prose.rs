@@ -190,7 +190,7 @@ fn documents_are_in_plain_words_and_short_lines() {
 const BEING: [&str; 6] = ["is", "are", "was", "were", "be", "been"];
 const PARTICIPLES: [&str; 9] = ["shown", "written", "read", "sent", "kept", "made", "taken", "given", "found"];
 
-/// These words begin a relative clause, which is allowed to be passive: "dead letters that were replayed".
+/// These words begin a subordinate clause, which is allowed to be passive: "dead letters that were replayed".
 const SUBORDINATE: [&str; 14] = [
     "that", "which", "who", "whose", "if", "when", "while", "until", "because", "after", "before", "to", "could",
     "where",

@@ -98,7 +98,8 @@ pub fn of_help(text: &str) -> Vec<Paragraph> {
     found.finish()
 }
 
-/// Returns the comments and the strings of a source. Comments begin with `mark`, and strings have three words or more.
+/// Returns the comments and the strings of a source file. Comments begin with `mark`, and strings have three words or
+/// more.
 pub fn of_code(text: &str, mark: &str) -> Vec<Paragraph> {
     let (mut found, mut is_code) = (Collected::default(), false);
     for (place, text) in text.lines().enumerate() {

@@ -108,8 +108,8 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     like("a first", 3).await.unwrap();
     assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
     stage.lose(&at).await;
-    // An all-time board counts time in minutes, so both members have the same time. Between equal scores the greater
-    // member wins.
+    // An all-time board counts time in minutes, so both members have the same time. If scores are equal, the greater
+    // member has the better place.
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());

@@ -96,7 +96,7 @@ impl<'a> Mutations<'a> {
                 self.now.drain(at..until);
                 self.token(at);
             }
-            // Repeats a piece of the input, up to many times.
+            // Repeats a piece of the input, sometimes many times.
             5 => {
                 let until = (at + 1 + self.below(24)).min(self.now.len());
                 let piece = self.now[at..until].to_vec();

@@ -78,7 +78,7 @@ impl Mover {
         )
     }
 
-    /// Makes the programs that the page's commands use, for the test's servers.
+    /// Makes scripts with the names of the programs in the page's commands. The scripts use the test's servers.
     fn make_programs(&self) {
         let folder = self.folder().join("bin");
         fs::create_dir(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Decides whether a repair was right, from everything that was counted and published. Does no I/O.
+//! Decides from everything that was counted and published whether a repair was right. Does no I/O.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -45,9 +45,9 @@ struct Step {
 ///
 /// * The cut is after the run's begin, and at least `grace` before the row was written. A run waits for `grace` between
 ///   the last sample and its fence, and repairs after the fence.
-/// * Redis' count at an instant is the sum of all earlier counts and repairs. If a run was killed, Redis may or may not
-///   have added the run's repair. So the proof keeps every possible sum that explains all repairs so far. A rejected
-///   repair added nothing, but its measurement is checked, too.
+/// * Redis' count at an instant is the sum of all earlier counts and repairs. If a run was killed, it is unknown
+///   whether Redis has added the run's repair. So the proof keeps every possible sum that explains all repairs so far.
+///   A rejected repair added nothing, but its measurement is checked, too.
 /// * MySQL's count at an instant comes from all published events whose `at` is not later. The repair must lead towards
 ///   this count, with one exception. If an event reached the broker later than `grace` after the cut, it can have been
 ///   behind the fence. For such a like Redis can look too high by one. For such an unlike it can look too low by one.

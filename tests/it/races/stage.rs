@@ -67,7 +67,7 @@ impl Stage {
         self.world.drained(&self.publisher).await;
     }
 
-    /// Waits until MySQL has the model's count for a target. Its published events are then written.
+    /// Waits until MySQL has the model's count for a target. Then the target's published events are written.
     pub async fn applied(&self, id: u64) {
         let count = self.model.counters()[&target(id)];
         eventually("the likes are in MySQL", || async { self.world.counters().await.get(&target(id)) == Some(&count) })

@@ -1,5 +1,5 @@
-//! The accounts of the files under ops/ must not have these rights. Nearly all other tests use these accounts, so those
-//! tests show that the rights are enough.
+//! The accounts that the files under ops/ create must not have these rights. Nearly all other tests use these accounts,
+//! so those tests show that the rights are enough.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;

@@ -125,7 +125,7 @@ async fn lock_backwards(world: &World, rounds: u32) {
                     .bind(id)
                     .fetch_all(&mut *tx)
                     .await;
-            // Sometimes MySQL aborts this transaction instead.
+            // Sometimes MySQL aborts this transaction instead of the batch.
             if locked.is_err() {
                 break;
             }

@@ -232,7 +232,8 @@ impl Cluster {
             .await;
     }
 
-    /// Closes all connections between a node and the other nodes, and rejects new ones for this many seconds.
+    /// Closes all connections between a node and the other nodes, and rejects new connections for this number of
+    /// seconds.
     pub fn cut_off(&self, place: usize, seconds: u64) {
         let others: Vec<String> =
             (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
