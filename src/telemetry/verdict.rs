@@ -33,7 +33,7 @@ verdicts! {
     /// Redis is wrong at two cuts, in a dry run.
     Drifted = "drifted", "Redis is wrong at two cuts; a dry run adds nothing";
     /// Redis was wrong at the first cut. At the second cut it was right, or wrong in the other direction.
-    Transient = "transient", "Redis was wrong at only one cut, because an event was in flight; nothing was added";
+    Transient = "transient", "Redis was not wrong in the same direction at both cuts: an event was in flight, and nothing was added";
     /// No cut could be compared with MySQL.
     Undecided = "undecided", "events arrived so close to each cut that their order is unknown; the next run checks again";
     /// Redis does not have the counter.

@@ -276,7 +276,7 @@ async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
         ),
         ("[metrics]\nlike = 1\nview = 3\nshare = 2\n", "[metrics] share = 2, but in MySQL 2 is the code of view"),
         ("[metrics]\nlike = 1\nview = 4\nshare = 3\n", "[metrics] view = 4, but in MySQL its code is 2"),
-        ("[metrics]\nlike = 1\nview = 2\n", "[metrics] has no share any more"),
+        ("[metrics]\nlike = 1\nview = 2\n", "[metrics] no longer has share"),
     ] {
         world.write(settings);
         for command in [&[][..], &["reconcile"], &["config", "check"]] {
