@@ -69,7 +69,7 @@ pub struct Watched {
 /// The result of one measurement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Redis' value minus MySQL's value, both as of the cut. Zero means no drift.
+    /// Redis' value minus MySQL's value, both as of the cut. If the result is zero, there is no drift.
     Drift(i64),
     /// MySQL's value already contains events after the cut. The caller must watch the target instead.
     Busy,
@@ -126,8 +126,8 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
-/// Computes the value of a counter other than likes as of `cut`, from the current value `now` and the logged changes.
-/// The log must begin before the cut.
+/// Computes the value as of `cut` of a counter that does not count likes. Uses the current value `now` and the logged
+/// changes. The log must begin before the cut.
 ///
 /// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
 /// if an event is within `skew` of the cut. A set event before the cut causes no problem, because it makes only changes

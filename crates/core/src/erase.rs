@@ -55,7 +55,7 @@ impl Subject {
         self.id().to_string()
     }
 
-    /// Removes the subject's events from a body. The body is one event or a list of events.
+    /// Removes the subject's events from a message's body. The body is one event or a list of events.
     pub fn clear(&self, body: &[u8]) -> Cleared {
         let untouched = |unclear| Cleared { removed: 0, body: Some(body.to_vec()), unclear };
         if body.trim_ascii_start().first() != Some(&b'[') {

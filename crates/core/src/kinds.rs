@@ -81,7 +81,7 @@ fn codes(schema: &mut schemars::Schema) {
     schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
 }
 
-/// Does the same as [`codes`], and requires `like`.
+/// Does the same as [`codes`], and makes the name `like` required.
 fn codes_with_like(schema: &mut schemars::Schema) {
     codes(schema);
     schema.insert("required".to_owned(), json!([LIKE]));

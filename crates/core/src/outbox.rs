@@ -194,8 +194,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two partitions commit batches. Each batch is added to the two buckets some time later, or has not been added
-        /// at the end. At any time, the sampled buckets plus the missing rows must give the counters.
+        /// Two partitions commit batches. Each batch is added to the two buckets some time later, or never. At any
+        /// time, the sampled buckets plus the missing rows must give the counters.
         #[test]
         fn what_a_bucket_holds_and_what_waits_make_the_counter(
             batches in prop::collection::vec((0..2_u16, 1..5_u64, -9..9_i64), 0..40),

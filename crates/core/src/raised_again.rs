@@ -7,8 +7,8 @@
 //! its repairs, the drifts stay. If these drifts grow, the next run also stops its repairs. Otherwise the next run
 //! repairs the drifts.
 //!
-//! So many counters are not raised again by chance. Likes are sometimes lost or counted twice, but not for the same
-//! hundred targets in three runs.
+//! If so many counters are raised again, this is not chance. Likes are sometimes lost or counted twice, but not for the
+//! same hundred targets in three runs.
 
 use std::collections::{BTreeMap, HashMap};
 

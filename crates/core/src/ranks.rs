@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use crate::model::BoardMember;
 
-/// How members with equal scores get places.
+/// The rule by which members with equal scores get places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ranking {
     /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
@@ -35,8 +35,8 @@ pub struct Before {
     pub members: u64,
     /// The number of members whose score is higher than the score of the page's first member.
     pub higher: u64,
-    /// The number of different scores that are higher than the score of the page's first member. Only used by
-    /// [`Ranking::Dense`].
+    /// The number of different scores that are higher than the score of the page's first member. Only
+    /// [`Ranking::Dense`] uses this number.
     pub distinct: u64,
 }
 

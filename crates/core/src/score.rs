@@ -65,7 +65,7 @@ impl Rule {
     }
 }
 
-/// How a score is packed.
+/// Says how a score is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     low_bits: u32,

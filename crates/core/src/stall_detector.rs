@@ -32,7 +32,7 @@ impl StallDetector {
         self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
     }
 
-    /// Records how many messages the queue has. Returns whether the broker has stalled.
+    /// Records how many messages the queue has. Returns true if the broker has stalled.
     pub fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
         let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
         self.since = Some(now);

@@ -86,7 +86,7 @@ impl Store {
         let done = conn.limit(ACTION, |connection| async move {
             let sql = match noted {
                 Noted::New => format!("INSERT INTO {table} (name, {column}) VALUES (?, ?)"),
-                // The condition ensures that the row has not changed meanwhile.
+                // The condition on the name ensures that no other process has changed the row.
                 Noted::Was(_) => {
                     format!(
                         "UPDATE {table} SET name = ?, removed_at = NULL \

@@ -9,7 +9,7 @@ use tallyd_connect::tls::TlsFault;
 use tallyd_connect::whole::Whole;
 use tallyd_core::model::Micros;
 
-/// An error of MySQL or of the connection to it.
+/// An error of MySQL, or of the connection to MySQL.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// MySQL rejected the statement, or the connection failed.

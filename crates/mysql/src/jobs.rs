@@ -178,15 +178,15 @@ impl Store {
         .await
     }
 
-    /// Returns when the last run of this mode began. Considers only completed runs, and runs that forbid a retry before
-    /// the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
+    /// Returns the time when the last run of this mode began. Considers only completed runs, and runs that forbid a
+    /// retry before the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
         self.time_of_run(SQL, job, mode).await
     }
 
-    /// Returns when the last successful run of this mode ended, or `None` if no run was successful.
+    /// Returns the time when the last successful run of this mode ended, or `None` if no run was successful.
     pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";

@@ -22,12 +22,12 @@ pub struct Counted {
     pub value: i64,
     /// The newest `at` of the applied events.
     pub update_at: Micros,
-    /// The number of the counter's rows: one for each partition that has changed it.
+    /// The number of the counter's rows. Each partition that has changed the counter has one row.
     pub rows: u32,
 }
 
-/// All counters of one kind's targets in a range of ids. The range can also contain like records of targets without a
-/// counter.
+/// All counters of a kind's targets whose ids are in a range. The range can also contain like records of targets
+/// without a counter.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub kind: Kind,

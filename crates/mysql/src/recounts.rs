@@ -1,4 +1,5 @@
-//! Counters whose correct values are in another table. Runs the operator's query and reads `counter` in one snapshot.
+//! Reads counters, and their correct values from another table. Runs the operator's query and reads `counter` in one
+//! snapshot.
 //!
 //! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. tallyd reads only the requested rows
 //! of the query's answer.

@@ -90,7 +90,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
     }
 }
 
-/// Returns the completed steps. Empty if `tallyd migrate` never ran.
+/// Returns the completed steps. The list is empty if `tallyd migrate` never ran.
 pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
     if !has_table(connection, HISTORY).await? {
         return Ok(Vec::new());

@@ -30,7 +30,7 @@ const UNWATCHED_ROWS: u64 = 10_000;
 
 impl Store {
     /// Returns everything that the watch has logged, and the counters `numbers`, as of one instant. Returns `None` if
-    /// one of `partitions` was not watched without a gap, or if a partition was added after the start of the watch.
+    /// the watch of one of `partitions` had a gap, or if a partition was added after the start of the watch.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],

@@ -9,7 +9,7 @@ use tallyd_connect::secret::Secret;
 use tallyd_connect::tls::Tls;
 use tallyd_core::partition::PartitionBy;
 
-/// The largest number of partitions: each costs a queue and a connection to the broker.
+/// The largest number of partitions. Each partition costs a queue and a connection to the broker.
 pub const PARTITIONS_MAX: u16 = 256;
 
 /// `[amqp]`

@@ -9,7 +9,7 @@ use tallyd_connect::whole::Whole;
 
 use super::probe::{ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, NOT_IMPLEMENTED};
 
-/// An error of RabbitMQ or of the connection to it.
+/// An error of RabbitMQ, or of the connection to RabbitMQ.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
     /// The broker rejected the call, or the connection failed.

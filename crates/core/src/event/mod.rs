@@ -57,8 +57,8 @@ pub enum Message {
     Count(CountEvent),
     /// An event sets a target's counter to a value.
     Set(SetEvent),
-    /// A job's marker in a queue, with the marker's number. When the fence is committed, every event that was published
-    /// before the fence is committed, too.
+    /// A job's marker in a queue, with the marker's number. When the fence is committed, every event published earlier
+    /// than the fence is also committed.
     Fence(u64),
 }
 
@@ -120,7 +120,7 @@ pub struct SetEvent {
 pub struct EventId(pub [u8; 16]);
 
 impl EventId {
-    /// Returns the key of the `event_id` `text` for this target and metric.
+    /// Returns the key for this target, this metric and the `event_id` in `text`.
     pub fn of(target: Target, metric: Metric, text: &str) -> Self {
         let of = format!("{}:{}:{}:{text}", target.kind.0, target.id.0, metric.0);
         let digest: [u8; 32] = Sha256::digest(of.as_bytes()).into();
@@ -172,7 +172,7 @@ pub fn decode_all(
     }
 }
 
-/// Splits a body that is a list into its events.
+/// Splits a body into its events. The body must be a list.
 ///
 /// # Errors
 /// Fails if the body is not a JSON list or is too large.
@@ -296,7 +296,7 @@ fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
     })
 }
 
-/// Checks the `at` of a count or set. The ledger keeps such an event for `applied_event_keep`.
+/// Checks the `at` of a count or set. The ledger remembers such an event for `applied_event_keep`.
 fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(&raw.at, now, terms.future_max)?;
     if at < now.before(terms.applied_event_keep) {

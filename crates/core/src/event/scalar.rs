@@ -13,7 +13,8 @@ pub(crate) enum Scalar<'a> {
     Unsigned(u64),
     Negative(i64),
     Text(Cow<'a, str>),
-    /// A value that no field allows: a fraction, a boolean, null, a list or an object. Contains the name of its type.
+    /// A value that no field allows: a fraction, a boolean, null, a list or an object. The text is the name of the
+    /// value's type.
     Other(&'static str),
 }
 

@@ -53,9 +53,9 @@ pub struct Total {
     pub open: u64,
     /// The number of replayed letters.
     pub replayed: u64,
-    /// When the oldest letter was first seen.
+    /// The time when the oldest letter was first seen.
     pub oldest: Micros,
-    /// When the newest letter was first seen.
+    /// The time when the newest letter was first seen.
     pub newest: Micros,
 }
 
@@ -200,7 +200,8 @@ impl Store {
         .await
     }
 
-    /// Deletes these dead letters, but only those that are still in the selection. Returns how many were deleted.
+    /// Deletes these dead letters, but only those that are still in the selection. Returns how many letters were
+    /// deleted.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {
