@@ -73,7 +73,11 @@ async fn an_account_without_the_right_to_read_is_told_which_right() {
     let query = Schema::HardDelete.query().replace("FROM old_like", &format!("FROM {other}.old_like"));
     world.set(&block(&query, ""));
     let output = world.tallyd(&["import"]);
-    assert!(stderr(&output).contains("the account of [mysql] url is not allowed to run the query"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("the account of [mysql] url is not allowed to run the query"),
+        "{}",
+        stderr(&output)
+    );
     // As in docs/moving-reference.md.
     run(&world, &format!("GRANT SELECT ON {other}.old_like TO {account}")).await;
     assert_eq!(report(&world, 0, &[])["added"], 1);
