@@ -152,7 +152,7 @@ async fn work(shown: &mut Shown, world: &World, environment: &[(&str, &str)], li
         shown.run(world, &arguments, &trace);
     }
     daemon.signal("HUP");
-    daemon.logged("the configuration was read again").await;
+    daemon.logged("the configuration was reloaded").await;
     shown.note("the log", daemon.log());
     assert!(daemon.stop().success());
 }
