@@ -13,10 +13,11 @@ const MARGIN: f64 = 14.0;
 const FRAME_S: f64 = 0.35;
 const LAST_S: f64 = 8.0;
 
-fn main() {
+fn main() -> std::io::Result<()> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).expect("the log of a run on standard input");
+    std::io::stdin().read_to_string(&mut text)?;
     print!("{}", svg(&text));
+    Ok(())
 }
 
 /// Keep the lines from the legend of the columns to the verdict. The other lines are about this machine.
