@@ -330,8 +330,8 @@ impl Outbox {
     }
 }
 
-/// Several instants, oldest first. For each instant it stores the last rows that were in Redis then. Rows are deleted
-/// `KEPT` after their instant.
+/// Several instants, oldest first. For each instant it stores the last rows that were in Redis then. A row is
+/// deleted when it is older than `KEPT`.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 

@@ -167,8 +167,8 @@ impl Triggers {
         let now = clock::now();
         let trigger = |(schedule, wake): (Schedule, _)| Trigger { next: schedule.next(now), schedule, wake };
         let mut triggers: Vec<Trigger> = schedules.into_iter().map(trigger).collect();
-        // The library only gives a tick each second. The library's own schedules would keep the offset that a zone had
-        // at startup.
+        // The library is only used for a tick each second. Its own schedules would keep the offset that a time zone
+        // had at startup.
         let tick = Job::new("* * * * * *", move |_, _| {
             let now = clock::now();
             triggers.iter_mut().for_each(|trigger| trigger.look(now));

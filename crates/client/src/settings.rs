@@ -27,9 +27,9 @@ pub struct Settings {
     pub kinds: Kinds,
     /// `[metrics]`: the names of the numbers, with their codes (1 to 255). One name is `like`.
     pub metrics: Metrics,
-    /// All blocks `[[board]]`: the leaderboards.
+    /// All `[[board]]` blocks: the leaderboards.
     pub boards: Vec<Board>,
-    /// All blocks `[[rule]]`: how numbers count. The daemons' announcement decides which side counts a number in Redis.
+    /// All `[[rule]]` blocks: how events change each number. The daemons' announcement decides which side counts a number in Redis.
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many clicks a user can make.
     pub limits: ClickLimits,

@@ -65,7 +65,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the boards that the order names. For a target, also returns the boards to which rules add targets of
+    /// Returns the boards that the command lists. For a target, also returns the boards to which rules add targets of
     /// this kind.
     fn boards(&self) -> Vec<String> {
         let mut boards: BTreeSet<String> = self.order.boards.iter().cloned().collect();

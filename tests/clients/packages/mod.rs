@@ -67,7 +67,10 @@ fn install_node(folder: &Path) {
     fs::write(folder.join("package.json"), "{\"private\": true}").unwrap();
     let options = ["install", "--offline", "--no-save", "--no-audit", "--no-fund", "--silent"];
     run(Command::new("npm").args(options).arg("./tallyd-0.1.0.tgz").current_dir(folder));
-    assert!(folder.join("node_modules/tallyd/src/index.d.ts").exists(), "the tarball must have its types");
+    assert!(
+        folder.join("node_modules/tallyd/src/index.d.ts").exists(),
+        "the tarball must contain the type declarations"
+    );
 }
 
 impl Package {

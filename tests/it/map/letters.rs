@@ -1,4 +1,5 @@
-//! Events with invalid fields: the dead letters name the JSON pointer, and a replay goes through the map.
+//! Events with invalid fields. Each dead letter names the JSON pointer of the wrong field, and a replay applies the map
+//! again.
 
 use super::{Site, event, now_ms, settings};
 use crate::common::{eventually, stderr, stdout};

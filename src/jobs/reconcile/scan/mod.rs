@@ -71,8 +71,8 @@ async fn compared_until(run: &RunContext<'_>, report: &Report, now: Micros) -> R
     Ok(by_mysql.min(by_redis))
 }
 
-/// Compares the kept counters. Their suspects are not rechecked separately: among so few counters, the drifted counters
-/// would exceed the percentage of the safety limit.
+/// Compares the kept counters. It does not recheck their suspects on their own: in so small a group, a few drifted
+/// counters are a high percentage, and the safety limit would stop the run.
 async fn compare_kept(comparer: &mut Comparer<'_>, kept: &[CounterKey]) -> Result<()> {
     for page in kept.chunks(comparer.throttle.page()) {
         if comparer.run.early_end.is_due() {
