@@ -8,7 +8,7 @@ use crate::rounds::Standing;
 
 const WIDTH: f64 = 760.0;
 /// Width of the names, to the left of the bars.
-const NAMES: f64 = 300.0;
+const NAMES: f64 = 260.0;
 /// Width of the numbers, to the right of the longest bar.
 const NUMBERS: f64 = 90.0;
 const ROW: f64 = 34.0;
@@ -17,9 +17,9 @@ const LABELS: [(&str, &str); 6] = [
     (TALLYD, "tallyd"),
     (BATCHED[2], "Go, batches"),
     (BATCHED[0], "Node, batches"),
-    (GO_EXACT, "Go, batches and counters"),
+    (GO_EXACT, "Go, batches"),
     (BATCHED[1], "Python, batches"),
-    (NODE_ROW, "Node, one row per message"),
+    (NODE_ROW, "Node, row by row"),
 ];
 
 /// Draws one bar for tallyd and one bar for each peer. The fastest peer comes first. Returns `None` if one of these
