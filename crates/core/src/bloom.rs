@@ -1,6 +1,6 @@
-//! The arithmetic of a Bloom filter. The arithmetic is the same as in Redisson's `RBloomFilter<String>`, so Java
-//! servers can read the filters. A test compares this code with the results of Redisson's own code in
-//! tests/vectors/filters.json. Pure.
+//! The arithmetic of a Bloom filter. It is the same as in Redisson's `RBloomFilter<String>`, so Java servers can read
+//! tallyd's filters. A test compares this code with the results of Redisson's own code in tests/vectors/filters.json.
+//! Pure.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -13,26 +13,27 @@ const KEY: Key = Key([0x9e37_79b9_7f4a_7c15, 0xf39c_c060_5ced_c834, 0x1082_276b_
 /// Redis.
 const SIZE_MAX: u64 = 2 * i32::MAX as u64;
 
-/// The maximum number of bits per user. No rate of false positives that the configuration allows needs more bits.
+/// The maximum number of bits per user. This is enough for the lowest rate of false positives that the configuration
+/// allows.
 const ITERATIONS_MAX: u32 = 64;
 
-/// The size of a filter, and how many bits each user sets in it.
+/// The size of a filter, and the number of its bits that are set for each user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The size in bits.
     pub size: u64,
-    /// The number of bits that one user sets. Two of these positions can be the same bit.
+    /// The number of bits that are set for one user. The hash can choose the same bit twice.
     pub iterations: u32,
 }
 
 impl Shape {
-    /// Returns the shape for `expected` users. `false_positive` is the share of users outside the filter for whom the
-    /// filter wrongly answers yes. If the largest filter cannot hold `expected` users at this rate, returns the shape
-    /// of the largest filter.
+    /// Returns the shape for `expected` users. `false_positive` is the share of wrong "yes" answers for users that are
+    /// not in the filter. If the largest filter cannot hold `expected` users at this rate, returns the shape of the
+    /// largest filter.
     pub fn of(expected: u64, false_positive: f64) -> Self {
         let users = expected.max(1) as f64;
         let ln_2 = std::f64::consts::LN_2;
-        // Like Redisson, the cast cuts off the fraction.
+        // The cast drops the fraction, as Redisson does.
         let size = ((-users * false_positive.ln() / (ln_2 * ln_2)) as u64).clamp(1, SIZE_MAX);
         let iterations = (size as f64 / users * ln_2 + 0.5).floor().max(1.0);
         Self { size, iterations: iterations as u32 }
@@ -56,8 +57,8 @@ impl Shape {
         self.size.div_ceil(8)
     }
 
-    /// Returns the positions of the bits that a user sets. Redisson's string codec writes the id in decimal. Bit 0 is
-    /// the highest bit of the first byte, as in Redis' SETBIT.
+    /// Returns the positions of the bits that are set for a user. The hash is over the id in decimal, as in Redisson's
+    /// string codec. Bit 0 is the highest bit of the first byte, as in Redis' SETBIT.
     pub fn bits(self, user: UserId) -> impl Iterator<Item = u64> {
         let [first, second] = hash(user);
         let mut sum = first;
@@ -73,7 +74,7 @@ fn hash(user: UserId) -> [u64; 2] {
     HighwayHasher::new(KEY).hash128(user.to_string().as_bytes())
 }
 
-/// Hashes a text with the filter's hash function.
+/// Hashes a text with the same function that the filters use.
 pub fn number_of(text: &str) -> u64 {
     HighwayHasher::new(KEY).hash64(text.as_bytes())
 }
@@ -86,12 +87,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// Creates a part without set bits. The part has `bytes` bytes and begins at byte `from`.
+    /// Creates a part in which every bit is 0. The part has `bytes` bytes and begins at byte `from`.
     pub fn new(from: u64, bytes: usize) -> Self {
         Self { from: from * 8, bytes: vec![0; bytes] }
     }
 
-    /// Sets the user's bits that are in this part.
+    /// Sets those of the user's bits that are in this part.
     pub fn add(&mut self, shape: Shape, user: UserId) {
         for bit in shape.bits(user) {
             let Some(place) = bit.checked_sub(self.from) else { continue };

@@ -10,13 +10,13 @@ use crate::pause::Pause;
 use crate::period::{Calendar, PeriodKind, WeekStart};
 use crate::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 
-/// One board and length of period.
+/// A board with periods of one length.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Board {
     /// Name in keys, tables and commands: 1 to 32 of a-z, 0-9, - and _.
     pub name: String,
-    /// Length of a period. Each has its own zset.
+    /// Length of a period. Each period has its own zset.
     pub period: PeriodKind,
     /// Time zone in which days begin: an IANA name.
     #[serde(default = "utc")]
@@ -24,20 +24,21 @@ pub struct Board {
     /// First day of a week.
     #[serde(default)]
     pub week_starts: WeekStart,
-    /// Metric that ranks members, and with `tie = "second"` a second one.
+    /// Metric that ranks members. `tie = "second"` needs a second metric.
     #[serde(default = "like")]
     pub score: Vec<String>,
     /// Order of equal scores. Don't change it while Redis has the board.
     #[serde(default)]
     pub tie: Tie,
-    /// Bits of the second metric, of a score's 53. 20 hold a million, and leave eight billion for the first metric.
+    /// How many of a score's 53 bits the second metric gets. With 20: a million, and eight billion for the first
+    /// metric.
     #[serde(default = "twenty")]
     #[schemars(range(min = 1, max = SECOND_BITS_MAX))]
     pub second_bits: u32,
-    /// Time for late writes after a period ends.
+    /// How long the archiver waits for late writes after a period ends.
     #[serde(default = "hour")]
     pub archive_grace: Pause,
-    /// Places to archive. 0: all. Other places are lost when the board leaves Redis.
+    /// Number of top places to archive. 0: all. Lower places are lost when the board leaves Redis.
     #[serde(default)]
     pub archive_top: u32,
     /// How long MySQL keeps an archive. 0: forever.
@@ -46,7 +47,8 @@ pub struct Board {
     /// How long an archived board stays in Redis. 0 deletes it immediately.
     #[serde(default = "month")]
     pub expire_after: Pause,
-    /// How often an open board is copied to MySQL. 0: never. If Redis loses the board, at most this time is lost.
+    /// How often an open board is copied to MySQL. 0: never. If Redis loses the board, writes of at most this time are
+    /// lost.
     #[serde(default = "hour")]
     pub snapshot_every: Pause,
 }

@@ -9,9 +9,9 @@ use crate::pause::Pause;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClickLimits {
-    /// How long Redis remembers a click at least: longer than an event needs to reach MySQL.
+    /// Minimum time that Redis remembers a click. An event must reach MySQL within this time.
     pub recent_keep: Pause,
-    /// Most likes and unlikes of a user per window. 0: no limit.
+    /// Maximum number of likes and unlikes of a user per window. 0: no limit.
     pub rate_likes_max: u32,
     /// Length of a window, from the user's first click.
     pub rate_window: Pause,

@@ -1,14 +1,14 @@
 //! Reduces a batch of events to the newest state of each row and the change of each counter. Pure: no I/O, no clock.
 //!
-//! Keeps invariants 2 and 3. Invariant 2: for each (target, user), the newest `at` wins, in any order of arrival and
-//! with any number of duplicates. Invariant 3: each target's difference is computed from the old states of the rows.
+//! Keeps invariants 2 and 3. Invariant 2: for each (target, user), the newest `at` wins, even if events arrive in any
+//! order and several times. Invariant 3: each target's difference is computed from the old states of the rows.
 
 use std::collections::HashMap;
 
 use crate::event::{CountEvent, EventId, LikeEvent};
 use crate::model::{Difference, Metric, Micros, Target, UserId};
 
-/// A row's key (kind, target, user). These keys sort in the order of the primary key.
+/// A row's key (kind, target, user). Sorted keys are in the order of the primary key.
 pub type Pair = (Target, UserId);
 
 /// A row's state.
@@ -47,7 +47,7 @@ impl Entry {
 }
 
 /// Returns the newest event of each (target, user), sorted by key. If a like and an unlike have the same `at`, the
-/// unlike wins. So the order of arrival does not matter.
+/// unlike wins, in any order of arrival.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
     let states =
         events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
@@ -57,7 +57,7 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// Returns the former state of each winner's row. `old` contains no entry for a row that does not exist.
+/// Returns the former state of each winner's row. If a row does not exist, `old` has no entry for it.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -68,8 +68,8 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
 }
 
 /// Returns each counter's difference, sorted by key. `winners` is the result of [`coalesce`]. `before` is the former
-/// state of each winner's row. A target whose rows changed is included even if its difference is zero, because its
-/// `update_at` must change.
+/// state of each winner's row. If rows of a target changed, the target is included even with a difference of zero,
+/// because the `update_at` of its counter must change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -98,8 +98,8 @@ pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     new.map(|((pair, _), _)| *pair).collect()
 }
 
-/// Removes duplicate counts, and sorts the other counts in the order of the ledger. Events with the same id and `at`
-/// are the same event.
+/// Removes duplicate count events, and sorts the other events by their keys in the ledger. Events with the same id and
+/// `at` are duplicates.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();
     distinct.sort_unstable_by_key(Entry::of);

@@ -70,7 +70,7 @@ impl Command {
     }
 }
 
-/// A command that lasts until `until`.
+/// A command for one task, valid until a given time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     pub task: Task,

@@ -1,8 +1,8 @@
 //! Distinguishes drift from events in flight. Pure.
 //!
-//! Redis is ahead of MySQL by the events in flight. So a run compares the values of both as of the same moment, the
-//! *cut*. The first value is Redis' sample, read at the cut. The second value is MySQL's value as of the cut. A run
-//! reads it after every event up to the cut is committed. Drift is the difference of these two values.
+//! Redis is ahead of MySQL by the events in flight. So a run compares Redis' value and MySQL's value as of the same
+//! moment, the *cut*. The run reads Redis' value at the cut. The run reads MySQL's value later, when every event up to
+//! the cut is committed, and computes the value as of the cut. Drift is the difference of these two values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,10 +19,9 @@ pub struct Sample {
     /// The time when the sample was read, by Redis' clock. The `at` of every like in the sample is earlier than this
     /// time.
     pub cut: Micros,
-    /// The state of the target's bucket at the cut.
+    /// Whether the target's bucket was loaded at the cut.
     pub loaded: Loaded,
-    /// Maps each partition to a row number of its outbox. At the cut, the bucket contained all outbox rows up to this
-    /// number.
+    /// For each partition, the number of the last outbox row that was in the bucket at the cut.
     pub offsets: OutboxOffsets,
 }
 
@@ -38,16 +37,16 @@ pub struct Truth {
     pub update_at: Option<Micros>,
 }
 
-/// A logged event of a user and a watched target, or the state of their row before an event.
+/// A logged event about a user and a watched target, or the state of this user's row before such an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
     /// The event, or the row's state before an event.
     pub event: LikeEvent,
-    /// True if this is the row's state before an event.
+    /// True if `event` is the row's state before an event.
     pub is_former: bool,
 }
 
-/// A change of a watched counter since the watch began. The counter's metric is not `like`.
+/// A change of a watched counter since the watch began. The metric of this counter is not `like`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     pub number: CounterKey,
@@ -71,13 +70,14 @@ pub struct Watched {
 pub enum Judgement {
     /// Redis' value minus MySQL's value, both as of the cut. If the result is zero, there is no drift.
     Drift(i64),
-    /// MySQL's value already contains events after the cut. The caller must watch the target instead.
+    /// MySQL's value already contains events after the cut. The caller must watch the target to compute the value at
+    /// the cut.
     Busy,
 }
 
-/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if no event that is newer
-/// than the cut was applied to it. The current value of a quiet target is also its value as of the cut. The clock of
-/// the events differs from Redis' clock by at most `skew`.
+/// Compares a sample with MySQL's value, which was read after the fence. A target is quiet if MySQL contains no event
+/// for the target that is newer than the cut. The current value of a quiet target is also its value as of the cut. The
+/// clock of the events differs from Redis' clock by at most `skew`.
 pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
     let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
@@ -86,8 +86,8 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
     Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
-/// Compares a sample with MySQL's value, for a counter that the daemon writes to Redis. `lacks` is the amount that was
-/// missing from the bucket at the time of the sample, or `None` if this amount is unknown.
+/// Compares a sample with MySQL's value. The counter is one that the daemon writes to Redis. `lacks` is the amount that
+/// the daemon had not yet added to Redis when the sample was read, or `None` if this amount is unknown.
 ///
 /// The sample is compared with the table `counter` and not with the rows of `like_record`. If `counter` and the rows
 /// differ, a full run adds the difference to `counter` and to the outbox. The daemon then adds this difference to
@@ -130,8 +130,8 @@ pub fn value_at<'a>(
 /// changes. The log must begin before the cut.
 ///
 /// Returns `None` if the counter was set after the cut, because its earlier value is then unknown. Also returns `None`
-/// if an event is within `skew` of the cut. A set event before the cut causes no problem, because it makes only changes
-/// void that were also before the cut.
+/// if an event is within `skew` of the cut. A set event before the cut causes no problem, because it overrides only
+/// changes that were also before the cut.
 pub fn counted_at<'a>(
     cut: Micros,
     skew: Duration,
@@ -157,8 +157,8 @@ pub struct Logged {
 }
 
 impl Logged {
-    /// Sorts `watched`. The entries can be in any order. `like` is the metric of likes, whose events are logged
-    /// together with the earlier row states.
+    /// Sorts `watched`. The entries can be in any order. `like` is the metric of likes. Like events are logged together
+    /// with the earlier states of their rows.
     pub fn new(like: Metric, mut watched: Watched) -> Self {
         watched.likes.sort_by_key(|logged| logged.event.target);
         watched.counts.sort_by_key(|logged| logged.number);

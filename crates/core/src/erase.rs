@@ -28,12 +28,12 @@ pub struct Cleared {
     pub removed: usize,
     /// The remaining body, or `None` if nothing remains.
     pub body: Option<Vec<u8>>,
-    /// True if the remaining body contains the subject's id in an unexpected place. Then a person must decide what the
-    /// id means in this place.
+    /// True if the remaining body contains the subject's id in an unexpected place, so that a person must decide what
+    /// it means.
     pub unclear: bool,
 }
 
-/// Whether an event is about the subject.
+/// The answer to the question whether an event is about the subject.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Yes,
@@ -161,12 +161,12 @@ impl Subject {
 /// `taken`, because a zset contains each member once.
 pub fn placeholder(taken: &[Vec<u8>]) -> Vec<u8> {
     let names = std::iter::once("0".to_owned()).chain((1..).map(|number| format!("0:{number}")));
-    // The search always finds a name, because there are more names than `taken` can contain.
+    // The search always finds a name, because the list of names is endless and `taken` is not.
     names.map(String::into_bytes).find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
 /// Replaces the name of a target, for example `video:42`, everywhere in the text, but not inside longer names. Returns
-/// `None` if the text does not contain it.
+/// `None` if the text does not contain the name.
 pub fn replaced(text: &str, name: &str, by: &str) -> Option<String> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
     let (mut new, mut from) = (String::new(), 0);

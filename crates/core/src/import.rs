@@ -1,17 +1,17 @@
 //! Rules for importing a site's like table. They define which version an imported row gets, how to recognise imported
 //! rows, and how to compare the site's table with tallyd's. Pure.
 //!
-//! If a site's table does not keep deleted rows, it does not show that a row was deleted. So a second pass removes
-//! imported rows that the site's table no longer contains. The pass recognises the import's rows by their `update_at`,
-//! the signature:
+//! Some site tables do not keep deleted rows. For such a table, a second pass removes imported rows that the table no
+//! longer contains. The pass recognises imported rows by their `update_at`, the signature:
 //!
 //! * If the table has no times, `update_at` is the import's start.
 //! * If the table has times, `update_at` is the row's time in whole seconds, minus two seconds, plus the microseconds
 //!   of the import's start.
 //!
-//! The site's table has perhaps rounded a time up to the next second. Because of the two seconds, the import's row is
-//! older than the event that made the site's row. So every event for this row wins over the import's row. The start's
-//! microseconds are never whole milliseconds, so the time of a millisecond clock never matches the signature.
+//! The site's table can contain times that were rounded up to the next second. Because of the two seconds, the imported
+//! row is older than the event that made the site's row. So every event for this row wins over the imported row. The
+//! microseconds of the start are never whole milliseconds. So the time of an event never matches the signature if the
+//! event's clock gives whole milliseconds.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -45,8 +45,8 @@ pub struct SiteLike {
     pub at: Option<Micros>,
 }
 
-/// The count and checksum of the likes in a range of rows, on one side. If the sums of both sides are equal, their
-/// likes are equal.
+/// The count and checksum of the likes in a range of rows, in the site's table or in tallyd's. If both tables have the
+/// same sums, they have the same likes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub count: u64,
@@ -69,14 +69,15 @@ impl Start {
         match at {
             None => self.0,
             Some(at) if !keeps_deleted => Micros((at.0.div_euclid(SECOND) - 2) * SECOND + self.signature()),
-            // The site's table has perhaps rounded the time up to this whole second. The imported row must not be newer
-            // than the event that made the site's row.
+            // The site's table can contain a time that was rounded up to this whole second. The imported row must not
+            // be newer than the event that made the site's row.
             Some(at) if at.0 % SECOND == 0 => Micros(at.0 - SECOND),
             Some(at) => at,
         }
     }
 
-    /// Returns true if this import wrote the row with this version, and no event has changed the row since.
+    /// Returns true if this import wrote the row, and no event has changed the row since. `version` is the row's
+    /// `update_at`.
     pub fn is_of_import(self, version: Micros, has_times: bool) -> bool {
         if has_times { version.0.rem_euclid(SECOND) == self.signature() } else { version == self.0 }
     }
@@ -86,7 +87,7 @@ impl Start {
     }
 }
 
-/// The side that contains a row, if the other side lacks this row.
+/// The only table that contains a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The site's table.
@@ -99,7 +100,7 @@ pub enum Side {
 /// own range.
 const TOGETHER: usize = 100;
 
-/// A range of rows in which the sides differ.
+/// A range of rows in which the two tables differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differing {
     /// The key before the range's first row.
@@ -107,16 +108,16 @@ pub struct Differing {
     /// The key of the range's last row.
     pub until: Key,
     pub rows: BTreeSet<(Key, Side)>,
-    /// The total number of rows of both sides in the range.
+    /// The number of rows in the range, in both tables together.
     pub size: usize,
 }
 
-/// Returns the short ranges of rows where the two sorted sides differ.
+/// Returns the short ranges of rows in which the two sorted tables differ.
 pub fn differing(site: &[Key], here: &[Key]) -> Vec<Differing> {
     let mut found: Vec<Differing> = Vec::new();
     let mut last = 0;
     for (key, side) in differences(site.iter().copied(), here.iter().copied()) {
-        // The total number of rows that both sides have before the difference.
+        // The number of rows before the difference, in both tables together.
         let place = site.partition_point(|row| *row < key) + here.partition_point(|row| *row < key);
         match found.last_mut() {
             Some(range) if place - last <= TOGETHER => {
@@ -139,7 +140,7 @@ pub fn before((target, user): Key) -> Key {
     (target, UserId(user.0.saturating_sub(1)))
 }
 
-/// Returns the rows that only one side has. Both sides are sorted.
+/// Returns the rows that only one of the two tables has. Both iterators must be sorted.
 pub fn differences(
     site: impl IntoIterator<Item = Key>,
     here: impl IntoIterator<Item = Key>,

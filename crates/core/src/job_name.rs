@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A job. Each job has one lock. All daemons, commands and modes of the job share this lock. So a job has at most one
-/// run at a time.
+/// A job. Each job has one lock. All its runs need this lock, in every mode, by daemons and by commands. So a job has
+/// at most one run at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobName {
     /// Compares Redis with MySQL.
@@ -30,7 +30,7 @@ impl JobName {
     }
 }
 
-/// A kind of run that only a command can start. Each kind of run has one lock, like each job.
+/// A kind of run that only a command can start. Each of these kinds has one lock, as each job has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandName {
     /// Copies a site's like table.

@@ -16,8 +16,9 @@ pub const SET_AT: &str = "_s";
 /// The first character of bucket fields that do not hold a target.
 pub const NO_TARGET: char = '_';
 
-/// Returns the maximum number of bucket fields that do not hold a target. These are `_` and `_s`. If the daemon writes
-/// counters, a bucket also contains `_o`, `_m`, one field per partition and one field for corrections by reconciles.
+/// Returns the maximum number of bucket fields that do not hold a target. Every bucket can contain `_` and `_s`. If the
+/// daemon writes counters, a bucket also contains `_o`, `_m`, one field per partition, and one field for the
+/// corrections that reconciles make.
 pub fn fields_beside(partitions: u16) -> u64 {
     u64::from(partitions) + 5
 }
@@ -34,10 +35,10 @@ pub struct Keys {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
-    /// Which part of the key holds the counter: the place in a bucket's field, `entity:` and a field's name, or
-    /// `string`.
+    /// The part of the key that holds the counter. It is the counter's place in the text of a bucket's field, `entity:`
+    /// with a field's name, or `string`.
     pub part: String,
-    /// The key of the target's bucket. This key is set only if the counter is not in the bucket.
+    /// The key of the target's bucket, or `None` if the counter itself is in the bucket.
     pub bucket: Option<String>,
 }
 
@@ -96,8 +97,8 @@ impl Keys {
         Place { key, part: self.part(metric), bucket: Some(bucket) }
     }
 
-    /// Returns the pattern of the counters' keys for messages: `like:count:{id}`, or `tally:c:{...}` if buckets hold
-    /// the counters.
+    /// Returns the pattern of the counters' keys, as messages show it: `like:count:{id}`, or `tally:c:{...}` if buckets
+    /// hold the counters.
     pub fn counter_names(&self) -> String {
         match &self.layout.template {
             Some(template) => format!("{}{template}", self.prefix),
@@ -139,9 +140,9 @@ impl Keys {
         [key, former]
     }
 
-    /// `filter:{video:3a2f}:42`, and the same key with `:config` (Redisson's name) or `:added`. The three keys contain
-    /// a target's Bloom filter, the filter's shape, and new likers. New likers are users who like the target but have
-    /// not been added to the filter's bits. All these keys are in the bucket's slot.
+    /// `filter:{video:3a2f}:42` contains a target's Bloom filter. The same key with `:config` (Redisson's name)
+    /// contains the filter's shape. The same key with `:added` contains new likers: users who like the target but are
+    /// not yet in the filter. All these keys are in the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
         let bucket = self.bucket_name(kind, self.bucket(target));
         let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
@@ -181,13 +182,13 @@ impl Keys {
         format!("{}c:missing", self.prefix)
     }
 
-    /// `c:writers`: the list of counters that API servers write. With this key, daemons announce the list to clients.
+    /// `c:writers`: the list of counters that API servers write. Daemons write this key so that clients know the list.
     pub fn writers(&self) -> String {
         format!("{}c:writers", self.prefix)
     }
 
-    /// `c:compared:{7}:packed:13`: the time up to which the layout's counters were compared. In a Cluster, keys with
-    /// different numbers (here 7) are in different slots.
+    /// `c:compared:{7}:packed:13`: the time up to which reconciles have compared the counters of this layout with
+    /// MySQL. In a Cluster, keys with different numbers (here 7) are in different slots.
     pub fn compared(&self, number: u16) -> String {
         format!("{}c:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
     }
@@ -207,8 +208,8 @@ impl Keys {
         format!("{}:frozen", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. When the zset is
-    /// deleted, this key is deleted, too.
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the last snapshot of the period. When the
+    /// period's zset is deleted, this key is deleted, too.
     pub fn board_mark(&self, board: &str, period: &str) -> String {
         format!("{}:snapshot", self.board(board, period))
     }
@@ -219,24 +220,24 @@ impl Keys {
     }
 
     /// `board:{likes}:2026-W47:restored-s7`: the complete zset, restored from the source with this tag. In the next
-    /// step, this zset replaces the zset of the period.
+    /// step of a restore, this zset replaces the zset of the period.
     pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
     /// `board:{likes}:freezes`: maps each frozen period to the run that restored the period. The field `-` contains the
-    /// generation of Redis' data.
+    /// number of the first run since Redis lost all data.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }
 
-    /// `board:{likes}:2026-W46:raised`: how many pages of the archive were added to a live zset that is older than the
-    /// archive.
+    /// `board:{likes}:2026-W46:raised`: the number of archive pages that were added to a live zset, because the zset
+    /// was older than the archive.
     pub fn raised_board(&self, board: &str, period: &str) -> String {
         format!("{}:raised", self.board(board, period))
     }
 
-    /// `board:{likes}:claim`: the number of the archiver's run that has the right to change the board's closed periods.
+    /// `board:{likes}:claim`: the number of the archiver run that is allowed to change the board's closed periods.
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
     }

@@ -1,5 +1,4 @@
-//! The places of a target's counters in Redis. Rust code, script arguments and documents all use this description.
-//! Pure.
+//! The places of a target's counters in Redis. Rust code, script arguments and documents use these terms. Pure.
 //!
 //! * *packed*: each kind has 2^`bucket_bits` hashes (buckets), and each target is in one bucket. Each bucket is small,
 //!   so Redis stores it compactly as a listpack. A field's name is the target's id in decimal. A field's value is a
@@ -7,8 +6,8 @@
 //! * *entity*: each target has a hash with one field for each metric.
 //! * *string*: each counter has its own key.
 //!
-//! In the layouts entity and string, a bucket does not contain counters. There a bucket only shows whether Redis has
-//! lost the counters of the bucket's targets.
+//! In the layouts entity and string, a bucket contains no counters. It only shows whether Redis has lost the counters
+//! of the bucket's targets.
 
 use std::fmt;
 
@@ -37,7 +36,7 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Hashes of many targets: the least memory.
+    /// Hashes that each hold many targets. This form needs the least memory.
     Packed,
     /// A hash for each target.
     Entity,
@@ -60,7 +59,7 @@ impl Layout {
     /// Creates a layout. If `template` is empty, the layout uses the default names.
     ///
     /// # Errors
-    /// Fails if the names cannot be used. The error is the end of a sentence that says why.
+    /// Fails if the names cannot be used. The error is the end of a sentence that begins with the key pattern.
     pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
         let template = match (form, template) {
             (Form::Packed, "") => None,
@@ -116,13 +115,13 @@ impl Layout {
         }
     }
 
-    /// Returns the layout's name with its key pattern. Two different layouts never have the same full name.
+    /// Returns the layout's name with its key pattern. Different layouts have different full names.
     pub fn full_name(&self) -> String {
         self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
     }
 
-    /// Returns the key names of one target, for each kind and metric. Each name must be unique within a layout and
-    /// between layouts. In the layout `entity` all metrics are in one hash.
+    /// Returns the key names of one target, for each kind and metric. Each name must be unique in this layout and in
+    /// all other layouts. In the layout `entity` all metrics are in one hash.
     pub fn key_names(&self, kinds: &[&str], metrics: &[&str]) -> Vec<String> {
         let Some(template) = &self.template else { return Vec::new() };
         let metrics = if self.form == Form::Entity { metrics.get(..1).unwrap_or_default() } else { metrics };
@@ -131,7 +130,7 @@ impl Layout {
         kinds.iter().flat_map(name).collect()
     }
 
-    /// Returns true if some key belongs to both layouts.
+    /// Returns true if at least one key belongs to both layouts.
     pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
         let names = other.key_names(kinds, metrics);
         // If two layouts have the same name, the keys of their buckets and recent clicks are also the same.
@@ -160,7 +159,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// The target's bucket: the low `bucket_bits` bits of the CRC-32 (zlib's) of the id in decimal. The id is hashed
+/// Returns the target's bucket: the lowest `bucket_bits` bits of zlib's CRC-32 of the id in decimal. The id is hashed
 /// because the low bits of snowflake ids are nearly constant.
 pub fn bucket(id: TargetId, bucket_bits: u8) -> u32 {
     let hash = crc32fast::hash(id.to_string().as_bytes());

@@ -1,5 +1,5 @@
-//! Types for the ids, codes and times of the contract. With these types, the compiler finds swapped integers. Pure: no
-//! I/O, no clock.
+//! Types for ids, codes and times. With these types, the compiler finds an integer that was passed as the wrong
+//! argument. Pure: no I/O, no clock.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +22,8 @@ pub struct TargetId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UserId(pub u64);
 
-/// Microseconds since the Unix epoch: for example the version of a like record, or the instant of a cut.
+/// Microseconds since the Unix epoch: for example the version of a like record, or the moment at which a reconcile
+/// compares counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Micros(pub i64);
 
@@ -103,11 +104,12 @@ pub struct BoardMember {
     pub score: f64,
 }
 
-/// The freeze of a board's period in Redis. The greater of two freezes is newer, because run numbers grow.
+/// The state of a closed period of a board, after which Redis accepts no more writes to the period. The greater of two
+/// freezes is newer, because run numbers grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Freeze {
-    /// The number of the first run that claimed the board in this data set of Redis. After each loss of all data, the
-    /// number is higher than before.
+    /// The number of the first archiver run that changed the board since Redis last lost all data. After each loss of
+    /// all data, this number is higher than before.
     pub generation: u64,
     /// The number of the run that restored the frozen zset, or 0 if the zset was never restored. `None` if the period
     /// was never frozen.
@@ -115,7 +117,7 @@ pub struct Freeze {
 }
 
 impl Freeze {
-    /// The freeze of a board that no run has claimed in this data set.
+    /// The freeze of a board that no archiver run has changed since Redis last lost all data.
     pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
 }
 

@@ -1,9 +1,10 @@
-//! Outboxes: their rows, how far each outbox is applied, and which rows are missing from a sample of Redis. Pure.
+//! Outboxes: their rows, how far Redis contains each outbox, and which rows are missing from a sample that was read
+//! from Redis. Pure.
 //!
 //! For a counter with `writer = "daemon"`, Redis contains the value of the table `counter` minus the outbox rows that
 //! have not been added to the bucket. A sample also contains the bucket's offsets, which show the rows that have been
-//! added. So a reconcile does not have to wait for the other rows. A reconcile compares a busy counter as exactly as a
-//! quiet counter.
+//! added. So a reconcile does not have to wait until the other rows are added. It compares a counter exactly, even
+//! while the counter changes.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -13,15 +14,16 @@ use std::sync::Arc;
 use crate::coalesce::Pair;
 use crate::model::{Addition, CounterKey, Micros};
 
-/// The partition for corrections that reconciles make in `counter`. This partition has an outbox but no queue.
+/// The partition number for the corrections that reconciles make in `counter`. This partition has an outbox but no
+/// queue.
 pub const CORRECTIONS: u16 = u16::MAX;
 
-/// The slot of `counter` for imports. No partition uses this slot, so an import never waits for a row that a consumer
-/// has locked.
+/// The slot number of the `counter` rows that imports write. No partition uses this slot, so an import never waits for
+/// a row that a consumer has locked.
 pub const IMPORTS: u16 = u16::MAX - 1;
 
-/// Maps a partition to its offset: the number of a row in the partition's outbox. The offset zero means that no row is
-/// applied. The text form is `0:17,3:12`. Cheap to clone.
+/// Maps a partition to its offset: the number of a row in the partition's outbox. An offset of zero means that Redis
+/// contains no row of this outbox. The text form is `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
@@ -51,7 +53,7 @@ impl OutboxOffsets {
         }
     }
 
-    /// Raises each offset to the offset in `other`, if that offset is higher.
+    /// Raises each offset to the partition's offset in `other`, if the latter is higher.
     pub fn raise_all(&mut self, other: &Self) {
         for (partition, number) in other.iter() {
             self.raise(partition, number);
@@ -109,7 +111,7 @@ pub struct Since {
     pub pruned: OutboxOffsets,
 }
 
-/// The outbox rows that can be missing from the samples of a page. A sample can already contain some of these rows.
+/// The outbox rows that can be missing from the samples of one page of counters.
 #[derive(Debug, Default)]
 pub struct OutboxLag {
     /// Maps each counter to the rows that change it. A row is given by its partition, its number in the outbox, and the
@@ -136,7 +138,7 @@ impl OutboxLag {
     }
 
     /// Returns the amount that is missing from a sample of the counter. `offsets` are the offsets of the counter's
-    /// bucket in the sample. Returns `None` if rows that are needed for this were deleted.
+    /// bucket in the sample. Returns `None` if rows that are needed for this sum were deleted.
     pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
         let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
@@ -216,7 +218,7 @@ mod tests {
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
                 rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() });
             }
-            // The caller knows that both buckets contain these rows.
+            // Rows up to these offsets are known to be in both buckets.
             let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Target, UserId};
 
-/// The maximum number of events per second for one partition in the busiest hour. At this rate the partition can still
-/// catch up after a backlog. See docs/scaling.md, "Bottlenecks by rate".
+/// The maximum rate of one partition in the busiest hour, in events per second. At this rate the partition can still
+/// work off a backlog. See docs/scaling.md, "Bottlenecks by rate".
 const EVENTS_OF_ONE: u32 = 62_500;
 
-/// Returns how many partitions a rate of events needs.
+/// Returns how many partitions are needed for this rate of events.
 pub fn suited_partitions(events_per_s: u32) -> u16 {
     u16::try_from(events_per_s.div_ceil(EVENTS_OF_ONE).max(1)).unwrap_or(u16::MAX)
 }
@@ -70,13 +70,13 @@ impl FromIterator<(u16, String)> for Partitions {
     }
 }
 
-/// How a like's partition is chosen. For any other number the target chooses it.
+/// How a like's partition is chosen. The partition of any other event is chosen by the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PartitionBy {
-    /// Likes of one target spread over all partitions.
+    /// The likes of one target go to all partitions.
     User,
-    /// All events of a target go through one partition.
+    /// All likes of a target go to the same partition.
     Target,
 }
 

@@ -1,11 +1,12 @@
 //! Calculates the prefetch from the sizes of messages and from the number of redeliveries. Pure: no I/O, no clock.
 //!
-//! The broker counts messages and not bytes, but a list of events has a thousand times the bytes of one event.
+//! The broker limits the number of messages and not their bytes, but a list of events can be a thousand times larger
+//! than one event.
 //!
 //! A quorum queue counts how often each message is returned, and dead-letters a message after twenty returns. If one
 //! message crashes the daemon, all messages that the daemon holds return to the queue, again and again. So after many
-//! redeliveries the daemon reduces its prefetch, finally to one message. Then it applies the other messages, and only
-//! the message that crashes the daemon returns to the queue.
+//! redeliveries the daemon reduces its prefetch, finally to one message. Then the daemon applies the other messages,
+//! and only the message that crashes the daemon returns to the queue.
 
 /// The prefetch while the size of messages is unknown.
 const FIRST_PREFETCH: u16 = 200;
@@ -15,9 +16,9 @@ const FIRST_PREFETCH: u16 = 200;
 pub const PREFETCH_MIN: u16 = 2;
 
 /// If a session fails before it acknowledges a message, the next session's prefetch is divided by sixteen. The session
-/// perhaps failed at a message that the library cannot read. The return count of such a message is unknown. After four
-/// failed sessions, even the largest prefetch is reduced to one message. If four daemons receive from the queue in
-/// turn, the other messages are returned sixteen times. The queue's limit is twenty.
+/// may have failed at a message that the AMQP library cannot read. For such a message, the daemon does not know how
+/// often it was returned. After four failed sessions, even the largest prefetch is reduced to one message. If four
+/// daemons receive from the queue in turn, the other messages are returned sixteen times. The queue allows twenty.
 const FAILED_LEAVES: u16 = 16;
 
 /// Measures the size of a partition's messages.
@@ -33,8 +34,8 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Sets a new mean after an inbox has grown too large. The new mean weights each message by its size, so a few
-    /// large messages raise it.
+    /// Sets a new mean after the received messages need too much memory. The new mean weights each message by its size,
+    /// so that a few large messages raise the mean.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -43,8 +44,8 @@ impl MessageSizes {
         }
     }
 
-    /// Returns how many messages can be in flight: at most `configured`, and only as many as fit into `bytes_max` bytes
-    /// by the mean size.
+    /// Returns how many messages can be in flight: at most `configured`, and only as many messages of the mean size as
+    /// fit into `bytes_max` bytes.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),
@@ -55,7 +56,7 @@ impl MessageSizes {
     }
 }
 
-/// A limit that redeliveries set on the prefetch. By default there is no limit.
+/// A limit on the prefetch, which the daemon sets after redeliveries. By default there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefetchLimit(u16);
 

@@ -1,21 +1,22 @@
-//! Detects a writer that raises counters without events. A run lowers such counters, and the next run finds them too
-//! high again. Without this check, the repairs would never end, and each repair would remove the writer's likes. Pure.
+//! Detects a writer that raises counters without events. A reconcile lowers such counters, and the next reconcile finds
+//! the counters too high again. Without this check, the repairs would never end, and each repair would remove likes
+//! that the writer added. Pure.
 //!
-//! A counter is *raised again* if the last run found it too high, and its drift is now larger than the drift that the
-//! last run left. If the last run lowered the counter, it left zero drift. A run stops its repairs of a metric if both
+//! A counter is *raised again* if the last run found it too high, and its drift is now larger than after the last run.
+//! If the last run lowered the counter, the drift after that run was zero. A run stops its repairs of a metric if both
 //! this run and the previous run found at least [`RAISED_MIN`] of the metric's counters raised again. If a run stops
-//! its repairs, the drifts stay. If these drifts grow, the next run also stops its repairs. Otherwise the next run
-//! repairs the drifts.
+//! its repairs, the drift of each counter stays. If the drift grows, the next run also stops its repairs. Otherwise the
+//! next run repairs the counters.
 //!
-//! If so many counters are raised again, this is not chance. Likes are sometimes lost or counted twice, but not for the
-//! same hundred targets in three runs.
+//! Likes are sometimes lost or counted twice, but not for the same hundred targets in three runs. So another program
+//! writes these counters.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::model::{CounterKey, Metric};
 
-/// If fewer than this number of a metric's counters are raised again, a run repairs them. The reason is that a few hot
-/// targets can drift in each run.
+/// If fewer counters of a metric are raised again, a run repairs them, because the counters of a few popular targets
+/// can drift between any two runs.
 pub const RAISED_MIN: u64 = 100;
 
 /// A counter that a run found too high.
@@ -30,7 +31,7 @@ pub struct TooHigh {
 /// The counters that one run found too high.
 pub type AllTooHigh = HashMap<CounterKey, TooHigh>;
 
-/// Counts the counters that this run found raised again, and those that the previous run found raised again.
+/// Counts the counters that were raised again, in this run and in the previous run.
 #[derive(Clone, Debug, Default)]
 pub struct RaisedAgain {
     last: AllTooHigh,
@@ -83,7 +84,7 @@ mod tests {
     }
 
     /// Simulates a run that finds the counters in `high` too high. `before` and `last` are the results of the two
-    /// previous runs. Returns the drifts that the run leaves, and whether it stops.
+    /// previous runs. Returns each counter's drift after the run, and whether the run stops its repairs.
     fn run(before: &AllTooHigh, last: &AllTooHigh, high: &[(CounterKey, u64)]) -> (AllTooHigh, bool) {
         let mut raised = RaisedAgain::new(before, last.clone());
         high.iter().for_each(|(key, by)| raised.note(*key, *by));

@@ -1,10 +1,10 @@
-//! Computes the places on a board, in one of three usual ways. Pure.
+//! Computes the places of members on a board, by one of three usual rules. Pure.
 
 use std::cmp::Ordering;
 
 use crate::model::BoardMember;
 
-/// The rule by which members with equal scores get places.
+/// The rule that gives places to members with equal scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ranking {
     /// 1, 2, 3, 4: each member has its own place. Equal members keep Redis' order.
@@ -24,11 +24,11 @@ pub struct Placed {
     pub place: u64,
     /// Any bytes.
     pub member: Vec<u8>,
-    /// The score in the zset.
+    /// The member's score in the zset.
     pub score: f64,
 }
 
-/// Describes the members that are before a page of a board.
+/// Counts of the members that are before a page of a board.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     /// The number of members before the page's first member.
@@ -41,12 +41,12 @@ pub struct Before {
 }
 
 /// Compares two members in the order of a board, as Redis' ZRANGE REV does. The higher score is first. If the scores
-/// are equal, the greater member is first, byte by byte.
+/// are equal, the names are compared byte by byte, and the greater name is first.
 pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
     b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
 }
 
-/// Gives places to the members of a sorted page. `before` describes the members before the page.
+/// Gives places to the members of a sorted page. `before` has the counts of the members before the page.
 pub fn place(ranking: Ranking, before: Before, page: Vec<BoardMember>) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::with_capacity(page.len());
     let (mut shared, mut distinct) = (before.higher + 1, before.distinct + 1);

@@ -1,7 +1,7 @@
-//! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements agree. Above a
-//! safety limit the run changes nothing until a person has checked the drifts. Pure.
+//! The safety limits of a reconcile or a recount. A run repairs a counter only if two measurements show drift in the
+//! same direction. If a safety limit is exceeded, no run changes anything until a person has checked the drifts. Pure.
 
-/// The percentage is checked only above this number of drifted targets. With a lower number, one drifted target of ten
+/// The percentage is checked only if more targets than this number have drifted. Otherwise one drifted target among ten
 /// would already be ten percent.
 const TARGETS_MIN: u64 = 100;
 
@@ -12,7 +12,7 @@ pub struct RepairLimits<'a> {
     pub targets_max_percent: u8,
     /// The largest allowed drift of a counter.
     pub abs_max: i64,
-    /// The command that repairs without these limits.
+    /// The command that repairs the counters without these limits.
     pub command: &'a str,
     /// The command that loads all counters again, if such a command exists.
     pub reload: Option<&'a str>,
@@ -24,8 +24,8 @@ pub struct RepairLimits<'a> {
 pub struct LimitExceeded(pub String);
 
 impl RepairLimits<'_> {
-    /// Checks whether a run that found `drifted` of `checked` targets drifted is allowed to repair them. `largest` is
-    /// the largest drift without its sign.
+    /// Checks whether a run is allowed to repair its drifted targets. `drifted` is the number of drifted targets among
+    /// the `checked` targets. `largest` is the largest drift without its sign.
     ///
     /// # Errors
     /// Returns [`LimitExceeded`] with the reason.

@@ -1,18 +1,18 @@
-//! Counters with set events. Decides which events of a batch are valid, and computes the changes of the table
-//! `counter`. Pure: no I/O, no clock.
+//! Counters with set events. This module decides which events of a batch are valid, and computes the changes of the
+//! table `counter`. Pure: no I/O, no clock.
 //!
-//! A counter's value is the value of its newest set event, plus all counts whose `at` is later than the `at` of this
-//! set. Counts with an earlier or equal `at` are void, even if they arrive later. So the order of arrival does not
-//! matter. A count that arrives after a newer set adds nothing. A set that arrives after newer counts keeps these
-//! counts (table `recent_delta`).
+//! A counter's value is the value of its newest set event, plus all count events with a later `at`. Count events with
+//! an earlier or equal `at` are void, even if they arrive after the set event. So the order of arrival does not matter.
+//! A count event that arrives after a newer set event adds nothing. If a set event arrives after newer count events,
+//! these counts are added to the value of the set event (table `recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
 use crate::model::{CounterKey, Difference, Micros};
 
-/// The last set of a counter. The newer set is greater. If two sets have the same `at`, the set with the larger value
-/// is greater.
+/// The last set of a counter. In comparisons, the newer set is greater. If two sets have the same `at`, the set with
+/// the larger value is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LastSet {
     /// The event's `at`, or 0 if no event has set the counter.
@@ -20,28 +20,28 @@ pub struct LastSet {
     pub value: i64,
 }
 
-/// A counter's state before an event sets it.
+/// The state of a counter before an event sets the counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// `SUM(value)` over the slots of `counter`. This sum can be larger than one slot's maximum.
     pub counted: i128,
-    /// The sum of the changes with an `at` after the set event's `at`.
+    /// The sum of the changes whose `at` is later than that of the set event.
     pub since: i128,
-    /// The newest `at` that was applied.
+    /// The newest `at` of the events that were applied to the counter.
     pub update_at: Option<Micros>,
 }
 
 /// The valid events of a batch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
-    /// The sets that are newer than the counter's last set, sorted by key.
+    /// The set events that are newer than the last set of their counter, sorted by key.
     pub won: Vec<(CounterKey, LastSet)>,
-    /// The counts that no set makes void, in the order of the ledger.
+    /// The count events that no set event makes void, sorted by their keys in the ledger.
     pub live: Vec<CountEvent>,
 }
 
-/// Returns the newest set of each counter. If two sets have the same `at`, the larger value wins. So the order of
-/// arrival does not matter.
+/// Returns the newest set of each counter. If two sets have the same `at`, the larger value wins, in any order of
+/// arrival.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
     for SetEvent { target, metric, value, at } in sets {
@@ -99,7 +99,7 @@ mod tests {
     use crate::event::{EventId, Message};
     use crate::model::{Kind, Metric, Target, TargetId};
 
-    /// Tables that the test writes by the consumer's rules.
+    /// The tables of the test, which the test writes by the consumer's rules.
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,

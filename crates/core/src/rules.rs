@@ -1,4 +1,4 @@
-//! Rules for metrics that differ from the default, for one kind or for all.
+//! The `[[rule]]` blocks: settings of a metric that differ from the default, for one kind or for all kinds.
 
 use std::collections::HashMap;
 
@@ -27,8 +27,8 @@ pub struct Rule {
     /// Whether `set` and `reset` events are accepted. Not for `like`.
     #[serde(default)]
     pub settable: bool,
-    /// Board that also counts the additions: a `[[board]]` whose `score` has the metric. Members are target ids in
-    /// decimal.
+    /// Board to which additions are also added: a `[[board]]` with this metric in its `score`. Members are target ids
+    /// in decimal.
     #[serde(default)]
     #[schemars(with = "String")]
     pub board: Option<String>,
@@ -46,7 +46,7 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
-    /// API servers, before they publish: lua/count.lua, for likes lua/like.lua.
+    /// API servers, with lua/count.lua (likes: lua/like.lua), before they publish.
     Api,
     /// The daemon, after the commit.
     #[default]
@@ -64,7 +64,7 @@ pub struct Ruled {
     pub settable: bool,
 }
 
-/// All rules, ready for look-ups.
+/// All rules, by kind and metric.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     of_kind: HashMap<(Kind, Metric), Ruled>,
@@ -101,7 +101,7 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
-    /// Returns the board that also counts this metric's additions for this kind.
+    /// Returns the board to which the additions to this metric of this kind are also added.
     pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
         let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
         self.boards.get(&(of, metric)).map(String::as_str)

@@ -1,17 +1,17 @@
-//! A board's score: two columns in 53 bits. A zset's score is a double. A double represents integers of 53 bits
-//! exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both. Pure.
+//! A board's score: two columns in 53 bits. The score of a zset member is a double, which represents integers of 53
+//! bits exactly. lua/board.lua packs scores in the same way. tests/vectors/scores.json tests both programs. Pure.
 //!
 //! `score = primary * 2^low_bits + low`. The board's `tie` decides what `low` is: nothing, a second number, or the
-//! remaining time. The remaining time is the time from the moment when the member reached the primary number to the
-//! period's end. With the remaining time, the member that reached the number first is ahead.
+//! remaining time. The remaining time is the time that was left in the period when the member reached its primary
+//! number. With the remaining time, the member that reached the number first is ahead.
 
 use std::fmt;
 
-/// The bits of a double's integers: every whole number below 2^53 is exact.
+/// The number of bits of the integers that a double holds exactly.
 pub const SCORE_BITS: u32 = 53;
 
-/// The maximum number of bits for a time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs them. With this
-/// number of bits, the primary number is at most 134 million.
+/// The maximum number of bits for the remaining time. [`PeriodKind::Total`](crate::period::PeriodKind::Total) needs
+/// this number. With this number of bits, the primary number is at most 134 million.
 pub const LOW_BITS_MAX: u32 = 26;
 
 /// The maximum number of bits for a second number. With this number of bits, the primary number is at most one billion.
@@ -21,16 +21,16 @@ pub const SECOND_BITS_MAX: u32 = 23;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Tie {
-    /// The greater member, byte by byte, is ahead.
+    /// The names are compared byte by byte, and the greater name is ahead.
     #[default]
     Member,
-    /// The higher second metric is ahead.
+    /// The member with the higher second metric is ahead.
     Second,
-    /// The first to reach the number is ahead.
+    /// The member that reached its number first is ahead.
     Earliest,
 }
 
-/// The rule that creates and orders a board's scores.
+/// The rule by which a board's scores are created and ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// How equal members are ordered.
@@ -65,7 +65,7 @@ impl Rule {
     }
 }
 
-/// Says how a score is packed.
+/// How the two columns are packed into a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     low_bits: u32,
@@ -80,7 +80,7 @@ pub struct Columns {
     pub low: u64,
 }
 
-/// The error for a column's value that is too large for the score.
+/// The error if the value of a column is too large for the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{column} is {value}, and the board's scores hold at most {max}")]
 pub struct Overflow {
@@ -128,7 +128,7 @@ impl Packing {
         (1 << self.low_bits) - 1
     }
 
-    /// Packs the columns into a score. Scores sort by (primary, low).
+    /// Packs the columns into a score. Sorted scores are in the order of (primary, low).
     ///
     /// # Errors
     /// Fails if a column does not fit, because such a score would rank wrongly.

@@ -4,10 +4,10 @@
 //! The parser recognises only quotes, comments, and the words outside of quotes and comments. MySQL checks everything
 //! else.
 
-/// The placeholders of a `[[recount]]`: the last id of the previous page, and the number of rows.
+/// The placeholders of a `[[recount]]`: the last id of the previous page, and the maximum number of rows.
 pub const OF_RECOUNT: &[&str] = &["after", "limit"];
 
-/// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the number of rows.
+/// The placeholders of an `[[import]]` of likes: the last row of the previous page, and the maximum number of rows.
 pub const OF_LIKES: &[&str] = &["after_target", "after_user", "rows"];
 
 /// The placeholders of an `[[import]]` of another metric's counters.
@@ -41,7 +41,7 @@ enum Token<'a> {
 }
 
 impl Query {
-    /// Finds the placeholders. The query must contain all of them.
+    /// Finds the placeholders. The query must contain all names in `placeholders`.
     ///
     /// # Errors
     /// Returns a sentence that says why the query cannot be used.
@@ -77,7 +77,7 @@ impl Query {
     }
 
     /// Returns the statement with the values in place of the placeholders. `values` are in the order of the
-    /// placeholders that [`Self::parse`] received. A value is a number, or text that a server parses as one value.
+    /// placeholders that [`Self::parse`] received. A value is a number, or SQL text for one value.
     pub fn sql<V: ToString>(&self, values: &[V]) -> String {
         let text = |part: &Part| match part {
             Part::Text(text) => text.clone(),
@@ -166,7 +166,8 @@ fn next(text: &str) -> Result<Option<Token<'_>>, String> {
     let taken = |length: usize| text.get(..length).unwrap_or(text);
     let token = match first {
         '\'' | '"' | '`' => Token::Other(taken(quoted(text, first)?)),
-        // The server executes such comments (/*! ... */, /*M! ... */), so they cannot be checked here.
+        // The MySQL server executes such comments (/*! ... */, /*M! ... */), and this parser cannot check their
+        // content.
         _ if text.starts_with("/*!") || text.starts_with("/*M!") => {
             return Err("query has a comment that servers execute (/*! */): remove it".to_owned());
         }
@@ -196,8 +197,8 @@ fn word_length(text: &str) -> usize {
     text.find(|letter| !is_of_word(letter)).unwrap_or(text.len())
 }
 
-/// Returns the length of a quoted part, including its quotes. A doubled quote does not end the part. Outside of names,
-/// a quote after a backslash does not end the part either.
+/// Returns the length of a quoted part, including its quotes. A doubled quote does not end the part. In a string, a
+/// quote after a backslash does not end the part either.
 fn quoted(text: &str, quote: char) -> Result<usize, String> {
     let mut letters = text.char_indices().skip(1).peekable();
     while let Some((place, letter)) = letters.next() {

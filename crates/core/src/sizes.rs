@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The number of drifts of each size.
+/// The number of drifts in each range of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     /// Drifts by 1.

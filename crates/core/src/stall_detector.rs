@@ -1,15 +1,15 @@
 //! Detects a broker that has messages but does not deliver them. Pure: the current time is an argument.
 //!
-//! RabbitMQ can stop delivering without an error. For example, a queue that was deleted and recreated within moments
-//! keeps the consumers of the former queue (seen with 3.10). Then a message to a consumer is lost in flight if this
+//! RabbitMQ can stop delivering without an error. For example, if a queue is deleted and quickly recreated, the new
+//! queue keeps the consumers of the old one (seen with 3.10). Then a message to a consumer is lost in flight if this
 //! consumer has already received a message. So a session checks the queue's depth if it has received messages, holds no
 //! unacknowledged message, and receives nothing for 5 s. If two checks in a row find messages in the queue, the session
-//! ends. A consumer that waits for its turn has received nothing, so it does not check.
+//! ends. A session that has received no message makes no checks, because another consumer may be the active one.
 
 use std::time::{Duration, Instant};
 
-/// If no message arrives for this duration, the session checks the queue's depth. It repeats the check after the same
-/// duration.
+/// The duration without a message after which the session checks the queue's depth, and the interval between two
+/// checks.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Detects a broker that has messages but delivers none.
@@ -49,12 +49,12 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut detector = StallDetector::default();
-        assert!(!detector.is_due(at(1_000)), "no message has arrived yet: another consumer may have its turn");
+        assert!(!detector.is_due(at(1_000)), "no message has arrived yet: another consumer may be the active one");
         detector.received(at(0));
         assert!(!detector.is_due(at(4)));
         assert!(detector.is_due(at(5)));
         assert!(!detector.is_stalled(0, at(5)));
-        assert!(!detector.is_stalled(7, at(10)), "they may be in flight");
+        assert!(!detector.is_stalled(7, at(10)), "the seven messages may be in flight");
         assert!(!detector.is_due(at(14)));
         detector.received(at(14));
         assert!(!detector.is_stalled(7, at(19)));

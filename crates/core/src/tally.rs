@@ -1,4 +1,5 @@
-//! The number and checksum of a board's members, to compare two stores. Pure.
+//! The number and checksum of a board's members. With them, an archive in MySQL is compared with the board in Redis.
+//! Pure.
 
 use crate::model::BoardMember;
 
@@ -29,7 +30,7 @@ impl Tally {
 fn digest(member: &BoardMember) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
-    // Adding zero turns -0 into 0, because both stores treat -0 and 0 as equal.
+    // Adding zero turns -0 into 0. Both stores treat -0 and 0 as equal, so their checksums must be equal, too.
     let score = (member.score + 0.0).to_bits().to_le_bytes();
     let bytes = member.member.iter().chain(&score);
     bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))

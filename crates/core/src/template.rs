@@ -1,4 +1,5 @@
-//! Patterns of key names such as `counter:{kind}:{id}`, for layouts where each target or counter has its own key. Pure.
+//! Patterns of key names, such as `counter:{kind}:{id}`. They are used in layouts in which each target or counter has
+//! its own key. Pure.
 
 use std::fmt;
 
@@ -31,7 +32,7 @@ impl Template {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// Fails if the pattern is invalid. The error is the end of a sentence that says what is wrong.
+    /// Fails if the pattern is invalid. The error is the end of a sentence that begins with the pattern.
     pub fn parse(pattern: &str) -> Result<Self, String> {
         let (mut parts, mut rest) = (Vec::new(), pattern);
         while let Some((before, after)) = rest.split_once('{') {
@@ -48,7 +49,7 @@ impl Template {
             if before.contains('}') {
                 return Err("has a } without a {".to_owned());
             }
-            // Without a text between two placeholders, nothing would show where the first value ends.
+            // Without a text between two placeholders, a reader of the name could not see where the first value ends.
             if before.is_empty() && matches!(parts.last(), Some(Part::Kind | Part::Id | Part::Metric)) {
                 return Err(format!("needs a character between {{{name}}} and the part before it"));
             }
@@ -121,7 +122,7 @@ impl Template {
     /// Returns the target of a name, or `None` if the name is not for this kind and metric.
     pub fn target(&self, name: &str, (kind, code): (&str, crate::model::Kind), metric: &str) -> Option<Target> {
         let around = self.name(kind, TargetId(0), metric);
-        // Only the id varies in these names, and the pattern contains the id once.
+        // Names for this kind and metric differ only in the id, which the pattern contains once.
         let before: usize =
             self.0.iter().take_while(|part| **part != Part::Id).map(|part| part.len(kind, metric)).sum();
         let (head, tail) = (around.get(..before)?, around.get(before + 1..)?);
@@ -143,7 +144,7 @@ impl Part {
     }
 }
 
-/// Escapes text for MATCH.
+/// Escapes text for a MATCH pattern.
 pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

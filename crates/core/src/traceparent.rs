@@ -6,8 +6,8 @@ pub const HEADER: &str = "traceparent";
 /// `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions of the standard can append fields.
 const LENGTH: usize = 55;
 
-/// Returns the four fields of a valid header, without additions of later versions. Returns `None` for an invalid
-/// header. The standard says to ignore such a header.
+/// Returns the four fields of a valid header, without fields that a later version of the standard has appended. Returns
+/// `None` for an invalid header, which must be ignored according to the standard.
 pub fn parse(value: &str) -> Option<&str> {
     let (fields, rest) = value.split_at_checked(LENGTH)?;
     let mut parts = fields.split('-');
@@ -21,7 +21,7 @@ pub fn parse(value: &str) -> Option<&str> {
     is_valid.then_some(fields)
 }
 
-/// An id of zeros is invalid.
+/// An id that consists of zeros is invalid.
 fn is_id(part: &str, length: usize) -> bool {
     is_hex(part, length) && part.bytes().any(|byte| byte != b'0')
 }

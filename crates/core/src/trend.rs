@@ -3,11 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An increase up to this amount is treated as chance, even if few targets are compared. The reason is that a few hot
-/// targets have events in flight.
+/// An increase up to this amount is not reported, even if few targets are compared, because a few popular targets
+/// always have events in flight.
 const TOLERATED_MIN: u64 = 10;
 
-/// An increase is also treated as chance if it is at most the former value divided by this number.
+/// An increase is also not reported if it is at most the former value divided by this number.
 const TOLERATED_PART: u64 = 20;
 
 /// Returns a short name for a set of compared counters. The results of two runs can be compared if their names are
@@ -16,7 +16,7 @@ pub fn series(number: &str, of: &str, text: &str) -> String {
     format!("{number} {of} {:08x}", crc32fast::hash(text.as_bytes()))
 }
 
-/// The result of one comparison, as in its report.
+/// The figures of one comparison, as in its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// The number of compared targets.
@@ -28,7 +28,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Describes a value that has increased since `before` by more than chance explains. Returns `None` if there is no
+    /// Describes a value that has increased since `before` by more than these limits. Returns `None` if there is no
     /// such value.
     pub fn grows_from(&self, before: &Self) -> Option<String> {
         let more = |before: &str, after: &str, now: u64, then: u64| {

@@ -23,7 +23,7 @@ struct Announced {
 }
 
 impl Writers {
-    /// Finds out from the rules who writes each counter in Redis.
+    /// Finds out from the rules whether API servers or the daemon write each counter in Redis.
     pub fn new(kinds: &Kinds, metrics: &Metrics, rules: &Rules) -> Self {
         let numbers = pairs(kinds, metrics).map(|(_, number)| number);
         Self { by_api: numbers.filter(|(kind, metric)| rules.of(*kind, *metric).writer == Writes::Api).collect() }
@@ -34,30 +34,30 @@ impl Writers {
         if self.by_api.contains(&(kind, metric)) { Writes::Api } else { Writes::Daemon }
     }
 
-    /// Returns true if API servers now write a counter that, according to `before`, the daemon wrote.
+    /// Returns true if API servers write a counter that the daemon wrote according to `before`, the former list.
     pub fn hands_to_api(&self, before: &Self, kinds: &Kinds, metrics: &Metrics) -> bool {
         let is_handed = |number: &(Kind, Metric)| self.by_api.contains(number) && !before.by_api.contains(number);
         pairs(kinds, metrics).any(|(_, number)| is_handed(&number))
     }
 
-    /// Adds the counters that API servers write according to `other`.
+    /// Adds the counters that API servers write according to the list `other`.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
         self.by_api.extend(&other.by_api);
         self
     }
 
-    /// Returns the text that daemons announce. `since` is the time when the daemon decided this. If announcements
-    /// differ, the newest decision is valid.
+    /// Returns the text that daemons announce. `since` is the time when the daemon decided on this list. If the
+    /// announcements of two daemons differ, the newer list is valid.
     pub fn encode(&self, kinds: &Kinds, metrics: &Metrics, since: Micros) -> String {
         let by_api = pairs(kinds, metrics).filter(|(_, number)| self.by_api.contains(number));
         let announced = Announced { api: by_api.map(|(name, _)| name).collect(), since: since.0 };
-        // A list of strings always has a JSON form.
+        // A list of strings can always be converted to JSON.
         serde_json::to_string(&announced).unwrap_or_default()
     }
 
-    /// Parses a daemon's announcement. Returns `None` if the text is no announcement. Skips names that this
-    /// configuration lacks.
+    /// Parses a daemon's announcement. Returns `None` if the text is not an announcement. Skips kinds and metrics that
+    /// are not in the configuration.
     pub fn decode(text: &str, kinds: &Kinds, metrics: &Metrics) -> Option<Self> {
         let Announced { api, .. } = serde_json::from_str(text).ok()?;
         let known: BTreeMap<String, (Kind, Metric)> = pairs(kinds, metrics).collect();
@@ -65,7 +65,7 @@ impl Writers {
     }
 }
 
-/// Returns the time of the announced decision, or `None` if the text is no announcement.
+/// Returns the `since` of the announced list, or `None` if the text is not an announcement.
 pub fn since(text: &str) -> Option<Micros> {
     let Announced { since, .. } = serde_json::from_str(text).ok()?;
     Some(Micros(since))

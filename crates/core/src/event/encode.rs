@@ -3,7 +3,7 @@
 use super::LikeEvent;
 use crate::model::{Micros, TargetId};
 
-/// A fence's body. Returns the body of a fence. A job sends the fence directly to each partition's queue.
+/// Returns the body of a fence, the marker message that a job sends directly to each partition's queue.
 pub fn encode_fence(number: u64) -> Vec<u8> {
     format!("{{\"type\":\"fence\",\"fence\":{number}}}").into_bytes()
 }

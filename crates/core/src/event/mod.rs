@@ -57,13 +57,13 @@ pub enum Message {
     Count(CountEvent),
     /// An event sets a target's counter to a value.
     Set(SetEvent),
-    /// A job's marker in a queue, with the marker's number. When the fence is committed, every event published earlier
-    /// than the fence is also committed.
+    /// A fence: a marker message with a number, which a job sends to a queue. When a fence is committed, every event
+    /// that was published before the fence is also committed.
     Fence(u64),
 }
 
 impl Message {
-    /// Returns the message of a producer. A fence is refused, because only tallyd is allowed to send fences.
+    /// Returns the message if a producer is allowed to send it. Only tallyd is allowed to send fences.
     ///
     /// # Errors
     /// Fails if the message is a fence.
@@ -100,8 +100,8 @@ pub struct CountEvent {
     pub id: EventId,
 }
 
-/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. It makes `count`
-/// events with an earlier or equal `at` void.
+/// `set` sets a counter to a value, and `reset` sets it to zero. The newest of these events wins. It overrides all
+/// `count` events with an earlier or equal `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
     pub target: Target,
@@ -114,8 +114,8 @@ pub struct SetEvent {
 }
 
 /// The ledger's key for an `event_id`: the first 16 bytes of the SHA-256 over target, metric and `event_id`. So `count`
-/// events for different counters can have the same `event_id`. Among 10^12 events, two have the same key with a
-/// probability of 10^-15.
+/// events for different counters can have the same `event_id`. The probability that two of 10^12 events have the same
+/// key is 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub [u8; 16]);
 
@@ -137,10 +137,10 @@ pub struct Terms {
     pub kinds: BTreeMap<String, u8>,
     /// `[metrics]`.
     pub metrics: BTreeMap<String, u8>,
-    /// The maximum time by which an `at` can be in the future. Without this limit, an event with a wrong, far later
-    /// `at` would win against all correct events of its row.
+    /// The maximum time by which an `at` can be in the future. Without this limit, an event with a wrong `at` in the
+    /// far future would win against all correct events of its row.
     pub future_max: Duration,
-    /// The maximum age of the `at` of a count or set. The ledger keeps applied events for this duration.
+    /// The maximum age of a count or set event. The ledger keeps applied events for this duration.
     pub applied_event_keep: Duration,
     /// The rules of the metrics, for example whether a metric can be set.
     pub rules: Rules,
@@ -148,8 +148,9 @@ pub struct Terms {
     pub partition_by: PartitionBy,
 }
 
-/// Checks a message's body. The body is one event or a list of up to [`LIST_EVENTS_MAX`] events. Calls `each` with
-/// every result and the event's place in the body. A refused event in a list does not affect the other events.
+/// Checks a message's body. The body is one event or a list of up to [`LIST_EVENTS_MAX`] events. Calls `each` for every
+/// event, with the result and the event's place in the body. A refused event in a list does not affect the other
+/// events.
 pub fn decode_all(
     body: &[u8],
     terms: &Terms,
@@ -164,7 +165,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body. So its place is the event's address minus the body's address.
+                // The event is a slice of the body. So the event's place is its address minus the body's address.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
             }
@@ -296,7 +297,7 @@ fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
     })
 }
 
-/// Checks the `at` of a count or set. The ledger remembers such an event for `applied_event_keep`.
+/// Checks the `at` of a count or set. The ledger keeps such an event for `applied_event_keep`.
 fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(&raw.at, now, terms.future_max)?;
     if at < now.before(terms.applied_event_keep) {

@@ -50,7 +50,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All reasons, in the order of the checks.
+    /// All reasons, in the order in which they are checked.
     pub const ALL: [Self; 17] = [
         Self::TooLarge,
         Self::MalformedJson,

@@ -1,6 +1,6 @@
 //! Converts a site's JSON to events. The converter finds each field by its JSON pointer, and gives it the field's name
-//! in tallyd's events. Then it checks the field by the rules that are valid for tallyd's events. A refusal contains the
-//! field's pointer.
+//! in tallyd's events. Then it checks the field with the same rules as in tallyd's own events. A refusal names the
+//! field by its pointer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +16,8 @@ use crate::event::scalar::Scalar;
 use crate::event::{BODY_BYTES_MAX, LIST_BYTES_MAX, Message, Reason, Refusal, Terms, judge, split};
 use crate::model::Micros;
 
-/// Checks a body that is one event or a list. Calls `each` with every result and the event's place in the body.
+/// Checks a body that is one event or a list. Calls `each` for every event, with the result and the event's place in
+/// the body.
 pub fn decode_all(
     body: &[u8],
     map: &Map,
@@ -34,7 +35,7 @@ pub fn decode_all(
         Ok(events) => {
             for event in events {
                 let event = event.get().as_bytes();
-                // The event is a slice of the body. So its place is the event's address minus the body's address.
+                // The event is a slice of the body. So the event's place is its address minus the body's address.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
                 each(decode(event, map, terms, now), from..from + event.len());
             }
@@ -112,7 +113,7 @@ fn decode(body: &[u8], map: &Map, terms: &Terms, now: Micros) -> Result<Message,
     judge(&raw, terms, now).map_err(|refusal| with_pointer(refusal, map, &raw))
 }
 
-/// Reads a field of the event as the map says.
+/// Reads a field of the event. The map says where the field is and what its values mean.
 fn mapped<'a>(
     event: &'a Value,
     name: &'static str,
@@ -135,8 +136,8 @@ fn mapped<'a>(
     let value = key.as_deref().and_then(|key| source.values.get(key));
     value.map(|value| Scalar::Text(Cow::Borrowed(value))).ok_or_else(|| {
         let is = match found.map_or(Scalar::Missing, scalar) {
-            // For a boolean or null, the message shows the value and not its type. The reason is that `values` can
-            // contain the other boolean.
+            // For a boolean or null, the message shows the value and not its type, because `values` can contain `true`
+            // and not `false`.
             Scalar::Other(_) => key.map_or_else(|| "an object or a list".to_owned(), Cow::into_owned),
             scalar => scalar.to_string(),
         };
@@ -176,7 +177,8 @@ fn as_text(scalar: Scalar<'_>) -> Scalar<'_> {
     }
 }
 
-/// Returns the time in microseconds. If the unit is coarser, the time is the first microsecond of its unit.
+/// Returns the time in microseconds. If the event's time has a coarser unit, for example seconds, returns the first
+/// microsecond of that second.
 fn at<'a>(event: &'a Value, Time { pointer, unit }: &Time) -> Result<Scalar<'a>, Refusal> {
     let found = number(event.pointer(pointer).map_or(Scalar::Missing, scalar));
     let micros = unit.micros().unsigned_abs();

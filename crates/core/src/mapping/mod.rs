@@ -1,7 +1,8 @@
-//! `[[map]]`: events from a site with its own JSON. A map says where each field is in a body, and what its values mean.
+//! `[[map]]`: events from a site with its own JSON. A map says where each field is in a message's body, and what the
+//! field's values mean.
 //!
-//! `decode` converts bodies to events, with the same checks as for tallyd's own events. If several events can have the
-//! same time, `order` also uses their order of arrival. Pure.
+//! `decode` converts bodies to events, with the same checks as for tallyd's own events. If the times are so coarse that
+//! several events can have the same time, `order` also uses their order of arrival. Pure.
 
 mod decode;
 mod order;
@@ -37,11 +38,11 @@ pub struct Map {
     /// Binding keys of tallyd's queue. The default selects all messages.
     #[serde(default = "all_keys")]
     pub binding_keys: Vec<String>,
-    /// JSON pointer to a list of events. A body without it is one event or a list.
+    /// JSON pointer to a list of events. A body without this list is one event or a list.
     #[serde(default)]
     #[schemars(with = "String")]
     pub list: Option<String>,
-    /// Type: like, unlike, count, set or reset. Each field is a JSON pointer, optionally with a table of values, or a
+    /// Type: like, unlike, count, set or reset. Each field is a JSON pointer (optionally with a table of values) or a
     /// constant.
     #[serde(rename = "type")]
     pub event_type: Source,
@@ -53,7 +54,8 @@ pub struct Map {
     #[serde(default)]
     #[schemars(with = "Source")]
     pub user_id: Option<Source>,
-    /// When it happened. If two likes have the same time in a unit coarser than "us", the later arrival wins.
+    /// Time of the event. If two likes have the same time in a unit coarser than "us", the like that arrives later
+    /// wins.
     pub at: Time,
     /// A name of `[metrics]`, for count, set and reset.
     #[serde(default)]
@@ -67,7 +69,7 @@ pub struct Map {
     #[serde(default)]
     #[schemars(with = "Source")]
     pub value: Option<Source>,
-    /// Unique text of the event, for count.
+    /// Unique id of the event, for count.
     #[serde(default)]
     #[schemars(with = "Source")]
     pub event_id: Option<Source>,

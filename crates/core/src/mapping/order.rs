@@ -3,13 +3,12 @@
 //! These races are possible:
 //!
 //! * A is a like. B is an unlike of the same user and target in the same second. The daemon writes A and then B, and
-//!   crashes before it acknowledges the two events. The broker delivers both again. An event in the same unit as the
-//!   row's version always wins, and the row gets a version that is one microsecond newer. So A wins again for a moment.
-//!   But the broker redelivers in the order of the queue, so B arrives after A and wins.
-//! * A is an event, and the broker redelivers only A. The row already has A's state, so the second delivery of A
-//!   changes nothing.
-//! * A is a like. B is an event with an earlier second, but B arrives after A. The newer version wins, as for all
-//!   events, so A wins.
+//!   crashes before it acknowledges the two events. The broker delivers both again. An event in the same second as the
+//! row's version always wins, and the row gets a version that is one microsecond newer. So A wins again for a moment.
+//! But the broker redelivers events in the order of the queue, so B arrives after A and wins.
+//! * The broker redelivers only A. The row already has A's state, so the second delivery changes nothing.
+//! * A is a like. B is an event from an earlier second, but B arrives after A. A wins, because the newer version wins
+//!   for all events.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +18,7 @@ use crate::model::Micros;
 use crate::unit::Unit;
 
 /// Returns the new row states, sorted by key, and the former state of each row. `events` are in the order of arrival.
-/// The `at` of each event is the beginning of its unit. `old` contains no entry for a row that does not exist.
+/// The `at` of each event is the beginning of its unit. If a row does not exist, `old` has no entry for it.
 pub fn in_arrival(events: &[LikeEvent], unit: Unit, old: &HashMap<Pair, State>) -> (Vec<(Pair, State)>, Vec<Before>) {
     let mut states: BTreeMap<Pair, Option<State>> = BTreeMap::new();
     for event in events {

@@ -1,7 +1,7 @@
 //! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and the current time is an
 //! argument.
 //!
-//! A week can begin on any day. A week's name is the ISO week that contains most of the week's days.
+//! A week can begin on any day. A week has the name of the ISO week that contains most of its days.
 //!
 //! A period lasts from its start to the start of the next period. So every instant is in exactly one period, even if
 //! the zone's clocks change at midnight.
@@ -17,8 +17,8 @@ use jiff::{Span, Timestamp, ToSpan};
 
 use crate::model::Micros;
 
-/// The archiver checks this number of the latest closed periods. If it missed a period that is now older than these 400
-/// days (or weeks, or months), an operator must request that period by name.
+/// The archiver checks this many of the latest closed periods. If the archiver missed an older period, an operator must
+/// request that period by name.
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
@@ -38,7 +38,7 @@ pub enum PeriodKind {
 }
 
 impl PeriodKind {
-    /// The number of bits for the remaining time, which is counted in steps of [`Self::step_s`]. These bits can
+    /// The number of bits for the remaining time, which is counted in steps of [`Self::step_s`] seconds. These bits can
     /// represent the longest period plus one hour.
     pub const fn time_bits(self) -> u32 {
         match self {
