@@ -36,7 +36,7 @@ impl ServerUrl {
     pub fn at(&self, server: &str) -> Result<Self, String> {
         let wrong = || "is not HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
-        // The library would silently use only the text before these characters as the host.
+        // Without this check, the library would silently cut the host at one of these characters.
         if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
             return Err(wrong());
         }
@@ -47,7 +47,7 @@ impl ServerUrl {
         Ok(Self(url.to_string().into()))
     }
 
-    /// Returns the address with its user, and with `***` in place of each secret.
+    /// Returns the address with `***` in place of each secret. The user stays readable.
     pub fn masked(&self) -> String {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
@@ -56,8 +56,8 @@ impl ServerUrl {
         if url.password().is_some() {
             let _ = url.set_password(Some(MASK));
         } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
-            // A Redis user always has a password. This address contains no password, so the text in the user's place is
-            // the password.
+            // A Redis user always has a password. If a Redis address has a user and no password, the user's text is a
+            // password that was written in the wrong place.
             let _ = url.set_username(MASK);
         }
         let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();

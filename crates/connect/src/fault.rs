@@ -1,13 +1,13 @@
-//! Named points where a test can stop the process. A point can kill the process like SIGKILL, or stop the process like
-//! SIGSTOP until the test continues the process. A point can also make the current task hang. The points exist only
-//! with the feature `fault-points`. No release has this feature.
+//! Named points where a test can stop the process. At a point, the test can kill the process, stop the process until
+//! SIGCONT, or make the current task hang. The points exist only with the feature `fault-points`. No release has this
+//! feature.
 
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Kills the process if `TALLYD_FAULT_POINT` names this point. Hangs forever if `TALLYD_HANG_POINT` names this point.
-/// `TALLYD_PAUSE_POINT` is a comma-separated list of points. If this point is the next one in the list, the process
-/// stops.
+/// `TALLYD_PAUSE_POINT` is a comma-separated list of points. Stops the process if this point is the next point in that
+/// list.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
     static REACHED: AtomicUsize = AtomicUsize::new(0);
@@ -30,11 +30,11 @@ pub fn point(name: &str) {
     }
 }
 
-/// Stops the process. Returns when another process sends SIGCONT.
+/// Stops the process with SIGSTOP. The call returns after another process has sent SIGCONT.
 #[cfg(feature = "fault-points")]
 fn stop_here() {
-    // The signal goes to this thread, but it stops the whole process. If the signal went to the process, another thread
-    // could receive it, and this thread would run for another moment.
+    // SIGSTOP is sent to this thread, and stops the whole process. If SIGSTOP were sent to the process, another thread
+    // could receive the signal, and this thread would continue for a moment.
     let thread = std::fs::read_link("/proc/thread-self").ok();
     let number = thread.as_ref().and_then(|link| link.file_name()).unwrap_or_default();
     if let Err(error) = std::process::Command::new("kill").arg("-STOP").arg(number).status() {

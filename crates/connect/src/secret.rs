@@ -15,7 +15,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Returns the password. Only the call that needs the password should use this function.
+    /// Returns the password. Call this function only where the password is passed to a library.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
     }

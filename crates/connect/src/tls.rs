@@ -1,5 +1,6 @@
-//! Collects the authorities that TLS connections trust, and explains why a TLS connection failed. A message says which
-//! server failed, why, and what to do. The client libraries wrap the TLS error in their own errors.
+//! Collects the certificate authorities that TLS connections trust, and explains why a TLS connection failed. Each
+//! explanation names the server, the cause and the correction. The client libraries wrap the TLS error in their own
+//! errors, so this module extracts it.
 
 use std::error::Error;
 use std::fmt::{self, Write};
@@ -18,7 +19,7 @@ use crate::secret::Secret;
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
     /// Certificates of trusted authorities (PEM). tallyd trusts these authorities in addition to the system's
-    /// authorities, or instead of them.
+    /// authorities, or instead of the system's authorities.
     pub authorities: Option<String>,
     /// The client certificate, for a server that requests one.
     pub identity: Option<Identity>,
@@ -27,13 +28,13 @@ pub struct Tls {
 /// A client certificate and its key.
 #[derive(Clone)]
 pub struct Identity {
-    /// The certificate and its intermediate certificates: PEM.
+    /// The certificate and its intermediate certificates, as PEM.
     pub certificate: String,
-    /// The private key: PEM.
+    /// The private key, as PEM.
     pub key: Secret,
 }
 
-/// Prints neither the certificate nor the key, because the certificate's file can also contain the key.
+/// The output contains neither the key nor the certificate, because the certificate's file can also contain the key.
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity(***)")
@@ -80,7 +81,7 @@ pub fn authorities(own: Option<&str>) -> String {
 }
 
 impl TlsFault {
-    /// Explains a TLS error. Returns `None` if the connection failed for another reason.
+    /// Explains a TLS error. Returns `None` if `error` contains no TLS error.
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
         let error = within(error)?;
@@ -103,12 +104,13 @@ impl TlsFault {
         Some(Self { said, is_nameless: is_nameless(error) })
     }
 
-    /// Returns true if the certificate is trusted but names no server. MySQL generates such certificates.
+    /// Returns true if the server's certificate is trusted but contains no server name. MySQL generates such
+    /// certificates.
     pub fn is_nameless(&self) -> bool {
         self.is_nameless
     }
 
-    /// Reports a server without TLS support. `plain` says how to choose plain text.
+    /// Builds the error for a server that does not support TLS. `plain` says how to allow a connection without TLS.
     pub fn without_tls(server: Server<'_>, plain: &str) -> Self {
         let Server { name, address, section, .. } = server;
         let said = format!(
@@ -125,7 +127,7 @@ fn is_nameless(error: &rustls::Error) -> bool {
     )
 }
 
-/// Returns the end of the sentence "shows a certificate ...".
+/// Returns the text that follows "shows a certificate" in the error message.
 fn of_certificate(wrong: &CertificateError, Server { address, section, .. }: Server<'_>) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     match wrong {
@@ -171,7 +173,7 @@ fn date(time: UnixTime) -> String {
     Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Returns true if the server rejects our certificate, or requires a certificate that we did not send.
+/// Returns true if the server rejected tallyd's certificate, or required a certificate that tallyd did not send.
 fn is_about_ours(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -188,7 +190,7 @@ fn is_about_ours(alert: AlertDescription) -> bool {
     )
 }
 
-/// Finds the TLS error that another error wraps.
+/// Finds the TLS error inside the library's error.
 fn within<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {

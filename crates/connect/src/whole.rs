@@ -1,7 +1,7 @@
 //! Errors from libraries.
 
-/// An error whose text already contains its causes. It reports no source, because otherwise the causes would be printed
-/// twice.
+/// An error whose text already contains its causes. This type hides the error's `source()`, because otherwise the
+/// causes would be printed twice.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Whole<E>(pub E);

@@ -1,9 +1,10 @@
-//! The ledger of applied `count` events. With this ledger, each event is applied once, even if the broker delivers the
-//! event several times.
+//! The ledger: the table of the `count` events that were applied. With this table, the daemon applies each event once,
+//! even if the broker delivers the event several times.
 //!
-//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. So the table stores entries with
-//! similar times side by side. The table has 32 partitions, each for one day. An empty partition is used again for a
-//! later day. The daemon empties an expired partition in one step (TRUNCATE PARTITION), and not row by row.
+//! An entry consists of the event's `at` in seconds and 16 bytes of its id's hash. The entry begins with the time, so
+//! the table stores entries with similar times side by side. The table has 32 partitions, each for one day. An empty
+//! partition is used again for a later day. The daemon empties an expired partition in one step (TRUNCATE PARTITION),
+//! and not row by row.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -30,8 +31,8 @@ const DAY_S: i64 = 86_400;
 /// Records that these events were applied. The events must be sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if one of the events was already applied. Then roll the transaction back. Before it
-/// writes, the next transaction must check the ledger.
+/// Fails with MySQL's error 1062 if one of the events was already applied. Then the caller must roll the transaction
+/// back, and must read the ledger before its next attempt.
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
@@ -43,7 +44,7 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
     Ok(())
 }
 
-/// Returns which of the entries the ledger already contains.
+/// Returns the entries that the ledger already contains.
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();
@@ -74,13 +75,13 @@ fn listed(entries: &[Entry]) -> String {
 }
 
 impl Store {
-    /// Deletes expired days from the ledger, and from the log of additions to settable counters. A day expires `keep`
-    /// after its end. Returns how many partitions were emptied.
+    /// Deletes expired days from two tables: the ledger, and the log of additions to settable counters. A day expires
+    /// `keep` after its end. Returns how many partitions were emptied.
     ///
-    /// First raises the ledger's floor. From then on every batch refuses events of the expired days, even if the
-    /// batch's daemon has another configuration. A batch that still uses the former floor has locked its partition's
-    /// row. This call waits for such a batch, but only for a few seconds. If the time is not enough, the next call
-    /// deletes the rest.
+    /// This call first raises the ledger's floor (the oldest event time that batches accept). From then on every batch
+    /// refuses events of the expired days, even if the batch's daemon has another configuration. A batch that still
+    /// uses the former floor has locked its partition's row. This call waits a few seconds for such a batch. If the
+    /// batch takes longer, the next call deletes the remaining days.
     ///
     /// # Errors
     /// Fails if MySQL returns an error, for example because the account has no right to ALTER and DROP the tables.
@@ -103,7 +104,7 @@ impl Store {
                     continue;
                 }
                 // This ALTER waits for transactions that use the table, and later statements wait for the ALTER. If the
-                // ALTER fails, the connection is closed, so its changed setting does not matter.
+                // ALTER fails, the connection is closed, so its `lock_wait_timeout` need not be reset.
                 let sql = format!(
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
@@ -117,8 +118,8 @@ impl Store {
     }
 }
 
-/// Returns the partitions whose days are all expired. Because clocks differ, the day before the first kept day and the
-/// two days after today are not expired either.
+/// Returns the partitions that contain only expired days. The day before the first kept day and the two days after
+/// today do not count as expired, because the clocks of machines differ.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
@@ -151,7 +152,7 @@ mod tests {
         let kept: Vec<i64> =
             (0..DAYS).filter(|it| !over(day(19_210), Duration::from_secs(86_400)).contains(it)).collect();
         assert_eq!(kept, [8, 9, 10, 11, 12]);
-        assert_eq!(over(day(19_210), Duration::from_secs(27 * 86_400)), [13], "the longest time leaves one to empty");
+        assert_eq!(over(day(19_210), Duration::from_secs(27 * 86_400)), [13], "one partition is still expired");
     }
 
     proptest! {

@@ -16,7 +16,7 @@ const TRIM_ROWS_MAX: u64 = 1_000;
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1_000;
 
-/// SQL statements that write members to their places. `Places` can be built while other statements run.
+/// SQL statements that write the members of a board to their places. These statements can be built while others run.
 pub struct Places(Vec<String>);
 
 impl Places {
@@ -30,7 +30,7 @@ impl Places {
 /// The state of a closed period in MySQL, as clients read it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Archived {
-    /// The archive is verified. This value contains a page of the archive.
+    /// The archive is verified. The value is one page of the archive.
     Page {
         /// The number of members of the whole board.
         members: u64,
@@ -38,15 +38,15 @@ pub enum Archived {
     },
     /// The archive is deleted.
     Pruned,
-    /// The zset is frozen, and no copy of the zset is verified.
+    /// The zset is frozen, and no archived copy of the zset is verified.
     Frozen,
     /// MySQL has no record that the zset was frozen.
     Absent,
 }
 
 impl Store {
-    /// Reads `count` members of an archived period, after the first `after` members. The verified copy is complete,
-    /// even while a run copies late writes to another copy.
+    /// Skips the first `after` members of an archived period, and reads the next `count` members. The verified copy
+    /// stays complete, even while a run writes late members to another copy.
     pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
         let (copy, members) = match self.board_period(at).await? {
             None => return Ok(Archived::Absent),
@@ -126,8 +126,8 @@ impl Store {
         .await
     }
 
-    /// Counts the places up to `after` whose score is above `score`. The second number counts the different scores of
-    /// these places.
+    /// Counts the places up to `after` with a score above `score`. Returns this count, and the number of different
+    /// scores among these places.
     async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count the places before a page";
         let mut conn = self.acquire().await?;
@@ -149,7 +149,7 @@ impl Store {
         .await
     }
 
-    /// Returns the places of one copy that come after the place `after` (0 for all), in order, with their members.
+    /// Returns the members of one copy with their places, in order. Skips the places up to `after` (0 skips no place).
     pub async fn archived_page(
         &self,
         at: &BoardPeriod,

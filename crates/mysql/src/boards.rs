@@ -1,5 +1,5 @@
 //! The archive of boards: the rows of closed periods, and each period's state. Every write is fenced: its transaction
-//! checks that the job's lock still names the run.
+//! checks that the run still holds the job's lock.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
@@ -10,7 +10,7 @@ use tallyd_core::tally::Tally;
 
 use super::{Context, Result, Store, datetime, jobs, micros};
 
-/// The job whose lock fences the archive.
+/// The job whose lock a run must hold to write the archive.
 pub const JOB: &str = "archive";
 
 /// The state of a closed period.
@@ -30,8 +30,8 @@ pub enum PeriodState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeriodRow {
     pub state: PeriodState,
-    /// The tally (number and checksum) of the rows at the last verification. Before the first verification, all its
-    /// numbers are zero.
+    /// The tally (number and checksum) of the rows at the last verification. Before the first verification, all numbers
+    /// in the tally are zero.
     pub tally: Tally,
     /// The number of the board's members that are not archived.
     pub left_out: u64,
@@ -42,7 +42,7 @@ pub struct PeriodRow {
     pub restored_at: Option<Micros>,
     /// The verified copy of the rows, or `None` before the first verification.
     pub copy: Option<u8>,
-    /// The freeze that was in Redis when the rows were verified.
+    /// The identity of the frozen zset that was in Redis when the rows were verified.
     pub frozen: Freeze,
     /// The number of late members that Redis had moved into the frozen zset when the rows were verified.
     pub late_members: u64,
@@ -56,14 +56,15 @@ pub struct Done {
     /// The number of members that are not archived.
     pub left_out: u64,
     pub copy: u8,
-    /// The freeze that is in Redis.
+    /// The identity of the frozen zset that is in Redis.
     pub frozen: Freeze,
     /// The number of late members that Redis has moved into the frozen zset.
     pub late_members: u64,
 }
 
 impl PeriodRow {
-    /// Returns the tag for the name of a zset that a run restores from the archive to Redis.
+    /// Returns a tag. When a run restores the zset from the archive to Redis, this tag becomes a part of the zset's
+    /// name.
     pub fn tag(&self) -> String {
         format!("a{}", self.done_at.map_or(0, |at| at.0))
     }
@@ -81,8 +82,8 @@ impl PeriodState {
 }
 
 impl Store {
-    /// Lists the closed periods whose archiving has begun and has not ended. Their number is limited, because boards
-    /// leave Redis after `expire_after`.
+    /// Lists the closed periods whose archiving has begun and has not ended. The list stays short, because boards are
+    /// deleted from Redis after `expire_after`.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
         let mut conn = self.acquire().await?;
@@ -200,7 +201,7 @@ impl Store {
         .await
     }
 
-    /// Records that the rows of a copy are verified. From now on these rows are the archive.
+    /// Records that the rows of a copy are verified. From then on, these rows are the period's archive.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -275,8 +276,8 @@ impl Store {
         .await
     }
 
-    /// Runs `query` in a transaction of `run`. The function binds the board and the period as the query's last
-    /// parameters.
+    /// Runs `query` in a transaction of `run`. This function binds the board and the period as the last parameters of
+    /// `query`.
     pub(super) async fn note(
         &self,
         action: &'static str,
@@ -294,8 +295,8 @@ impl Store {
     }
 }
 
-/// Begins a transaction that locks the job's row until its end. So no other run can take the job over before the
-/// commit.
+/// Begins a transaction, and locks the job's row until the transaction ends. So no other run can take the job over
+/// before the commit.
 pub(super) async fn begin<'c>(
     connection: &'c mut MySqlConnection,
     run: u64,

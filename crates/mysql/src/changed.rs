@@ -1,5 +1,6 @@
-//! Selects the counters that the next `changed` reconcile compares. It first selects hints, and then the counters that
-//! changed recently. A hint is a counter in which a run found drift, or a counter with late events.
+//! Selects the counters that the next `changed` reconcile compares. The reconcile compares the hints first, and then
+//! the counters that changed recently. A hint is a counter with late events, or a counter in which an earlier run found
+//! drift (a difference between Redis and MySQL).
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
@@ -8,7 +9,7 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders, target};
 
-/// The maximum number of hints in the table. A run first compares at most half of this number.
+/// The maximum number of hints in the table. One run compares at most half of this number.
 const HINTS_MAX: usize = 10_000;
 
 const KEEP: &str = "record hints of drifts";
@@ -97,15 +98,15 @@ impl Store {
         .await
     }
 
-    /// Records hints up to the maximum number. A hint contains Redis' drift, if the drift is known. Returns how many
-    /// hints were not recorded.
+    /// Records hints until the table has the maximum number. Each hint contains the counter's drift in Redis, or zero
+    /// if the drift is unknown. Returns how many hints were not recorded.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(KEEP, |connection| keep_hints(connection, seen)).await
     }
 
-    /// Returns at most `limit` hints, the oldest ones, sorted by key. Each hint comes with the time when the hint was
-    /// last recorded.
+    /// Returns the oldest hints, at most `limit` of them, sorted by key. Each counter comes with the time when its hint
+    /// was last recorded.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read hints of drifts";
         let mut conn = self.acquire().await?;
@@ -124,7 +125,7 @@ impl Store {
         .await
     }
 
-    /// Deletes the hints in `seen`, except those that were recorded again later.
+    /// Deletes the hints in `seen`, except the hints that were recorded again after the caller read them.
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "delete hints of drifts";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };

@@ -39,8 +39,8 @@ impl Of {
 pub struct Registered {
     pub code: u8,
     pub name: String,
-    /// Whether the code is removed. A code becomes removed when a configuration no longer contains it and no row uses
-    /// it.
+    /// Whether the code is marked as removed. A daemon marks a code when its configuration no longer contains the code
+    /// and no row uses the code.
     pub removed: bool,
 }
 
@@ -49,8 +49,8 @@ pub struct Registered {
 pub enum Noted {
     /// The code is new.
     New,
-    /// The code was removed before, and is now in use again with the same name or another one. This value contains the
-    /// code's former name.
+    /// The code was removed before, and is now in use again. The value is the code's former name, which can be the
+    /// same.
     Was(String),
     /// The code is removed. Contains its name.
     Removed,

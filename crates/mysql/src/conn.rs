@@ -1,5 +1,5 @@
-//! A connection from the pool. A connection is closed instead of released if its work has not ended, or if its server
-//! is perhaps no longer the primary.
+//! A connection from the pool. After use, the connection is normally returned to the pool. The connection is closed
+//! instead if its work has not ended, or if its server is perhaps no longer the primary.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,8 +11,8 @@ use tallyd_connect::fate::Fate;
 
 use super::{Result, Store, StoreError};
 
-/// For this duration after a server's last "not the primary" error, MySQL's address can still lead to the former
-/// primary.
+/// The duration for which MySQL's address can still lead to the former primary, after a server's last "not the primary"
+/// error.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
 /// The maximum number of attempts for a transaction that other transactions block.
@@ -22,7 +22,7 @@ pub(crate) const TRIES: u32 = 10;
 pub struct Conn {
     pub(super) connection: PoolConnection<MySql>,
     pub(super) limit: Duration,
-    /// True while work has begun but not ended. A statement can then still be running.
+    /// True from the begin of the work to its end. Meanwhile a statement can still be running.
     pub(super) broken: bool,
 }
 
@@ -50,7 +50,7 @@ impl Conn {
     }
 
     /// Runs `work` without a time limit, for the long reads of a job. Meanwhile another connection renews the job's
-    /// lease. If the job loses the lease, it ends.
+    /// lease. If the lease is lost, the job's run ends.
     pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + 'c,
@@ -92,8 +92,8 @@ impl Drop for Conn {
     }
 }
 
-/// Whether the connection must not be used again. This is true after most errors. The reason is that the server is
-/// perhaps read-only now, or that its address leads to another server.
+/// Whether the connection must not be used again. This is true after most errors, because the server is perhaps
+/// read-only now, or MySQL's address perhaps leads to another server.
 fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }

@@ -9,17 +9,17 @@ use tallyd_core::control::{Command, Order, Task};
 
 use super::{CLOSE_MAX, Context, Result, Store, micros};
 
-/// A connection is in use if it ran a statement within this number of seconds. A running daemon reads its orders once a
-/// second.
+/// A connection counts as used if it ran a statement within this number of seconds. A running daemon reads its orders
+/// once a second.
 const USED_WITHIN_S: u32 = 3;
 
 /// The number of checks for other connections. The checks take five seconds in total, which is longer than
-/// `USED_WITHIN_S`. So the last checks no longer find a connection if its daemon or command ended just before the first
-/// check.
+/// `USED_WITHIN_S`. If a daemon or command ended just before the first check, the last checks no longer find its
+/// connection.
 const LOOKS: u32 = 25;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// An order, and its remaining time by MySQL's clock.
+/// An order and its remaining time. The time is computed with MySQL's clock.
 pub type InForce = (Order, Duration);
 
 impl Store {
@@ -107,8 +107,8 @@ impl Store {
                            AND COALESCE(info, '') NOT LIKE '%information_schema.processlist%'";
         let mut conn = self.acquire().await?;
         for _ in 0..LOOKS {
-            // Closes this process' idle connections, because otherwise the query would count them. An error only means
-            // that the connection is already closed.
+            // Closes this process' idle connections, because otherwise the query would count them. If closing fails,
+            // the connection is already closed.
             while let Some(idle) = self.pool.try_acquire() {
                 let _ = tokio::time::timeout(CLOSE_MAX, idle.close()).await;
             }

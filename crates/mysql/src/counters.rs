@@ -13,7 +13,7 @@ use super::outbox;
 use super::{Conn, Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
-    /// Returns roughly how many rows `counter` has, by the server's statistics.
+    /// Estimates the number of rows in the table `counter` from the server's statistics.
     pub async fn estimate_counters(&self) -> Result<u64> {
         const ACTION: &str = "estimate the number of counters";
         let mut conn = self.acquire().await?;
@@ -28,7 +28,7 @@ impl Store {
         .await
     }
 
-    /// Returns roughly how many targets of the kind have a counter. Returns `None` if MySQL has no statistics.
+    /// Estimates how many targets of the kind have a counter. Returns `None` if MySQL has no statistics.
     pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
         const ACTION: &str = "estimate the number of targets";
         let mut conn = self.acquire().await?;
@@ -55,8 +55,9 @@ impl Store {
         .await
     }
 
-    /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. Also counts
-    /// the like records if a counter has the metric `recounted`, and reads the outbox rows after `applied`.
+    /// Reads MySQL's values of the counters `numbers` as of one instant. `numbers` must be sorted by key. For counters
+    /// with the metric `recounted`, also counts the like records. If `applied` is given, also reads the outbox rows
+    /// after these positions.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
@@ -80,8 +81,8 @@ impl Store {
         .await
     }
 
-    /// Returns the job's highest committed fence in each partition. Omits partitions that have committed no fence of
-    /// the job.
+    /// Returns the number of the job's last committed fence in each partition. Omits partitions without a committed
+    /// fence of this job.
     pub async fn fences(&self, job: &'static str) -> Result<HashMap<u16, u64>> {
         const ACTION: &str = "read the fences";
         let mut conn: Conn = self.acquire().await?;
@@ -96,7 +97,8 @@ impl Store {
     }
 }
 
-/// Fails on a server that is not the primary. A replica that lags could return the fence together with an older state.
+/// Fails on a server that is not the primary, because a replica that lags could return data that is older than the
+/// fence.
 async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
     // Some versions of MariaDB return the setting as a word, and all other servers return it as a number.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";

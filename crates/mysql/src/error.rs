@@ -1,4 +1,4 @@
-//! The errors of MySQL. Each error says how the work continues after it.
+//! The errors of MySQL. Each error has a [`Fate`], which decides how the work continues.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum StoreError {
         /// The time limit.
         limit: Duration,
     },
-    /// The server does not support the faster one of two statements. A slower statement works.
+    /// The server does not support the faster of two statements. The slower statement works.
     #[error("the server does not support the required {0}")]
     Unsupported(&'static str),
     /// An event would change a counter to a value that does not fit into 64 bits.
@@ -42,14 +42,16 @@ pub enum StoreError {
     /// machine's clock is ahead.
     #[error("this machine's clock and MySQL's clock differ by {0} s: correct the wrong one")]
     ClocksApart(i64),
-    /// An event is older than the ledger of applied events. This value contains the time at which the ledger begins.
+    /// An event is older than the oldest entry that the ledger of applied events keeps. The value is the time at which
+    /// the ledger begins.
     #[error("an event is older than the ledger of applied events")]
     Forgotten(Micros),
-    /// Another daemon has taken over the partition, or another run has taken over the job. The write is void.
+    /// Another daemon has taken over the partition, or another run has taken over the job. The transaction wrote
+    /// nothing.
     #[error("{0} has been taken over")]
     TakenOver(String),
-    /// The server is read-only, so it is perhaps a replica behind a proxy. A replica's data cannot be used for a
-    /// comparison.
+    /// The server is read-only, so it is perhaps a replica behind a proxy. A reconcile must not compare with a
+    /// replica's data, which can be old.
     #[error("{0}: the server is read-only: set [mysql] url to an address that leads only to the primary")]
     ReadOnly(&'static str),
 }
@@ -60,7 +62,7 @@ impl StoreError {
         move |source| Self::Sql { action, source: Whole(source) }
     }
 
-    /// Says how to continue after this error.
+    /// Returns the class of the error, which decides how the caller continues.
     pub fn fate(&self) -> Fate {
         match self {
             Self::TlsFault(_) => Fate::Untrusted,
@@ -78,8 +80,8 @@ impl StoreError {
         }
     }
 
-    /// Returns true if another transaction was faster: there was a deadlock, or the other transaction has just inserted
-    /// the row. The caller can retry the same transaction immediately.
+    /// Returns true if the statement lost against another transaction: there was a deadlock, or the other transaction
+    /// has just inserted the same row. The caller can retry the same transaction immediately.
     pub fn is_contention(&self) -> bool {
         // MySQL's group replication reports 3101. Galera reports 1213, at the COMMIT or at another statement.
         self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
@@ -102,9 +104,9 @@ impl StoreError {
         self.number() == Some(1205)
     }
 
-    /// Returns true if the request was perhaps too large for the server or the network. Such a request needs too much
-    /// time or memory, too large a packet, or too many locks. Returns false for errors of the connection, of competing
-    /// transactions and of a server that is not the primary.
+    /// Returns true if the request was perhaps too large: it needed too much time or memory, too many locks, or a
+    /// packet that is too large. Returns false if the connection, a competing transaction or a server that is not the
+    /// primary caused the error.
     pub fn may_be_too_much(&self) -> bool {
         let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
         matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
@@ -139,8 +141,8 @@ impl StoreError {
     }
 }
 
-/// Decides by MySQL's error number. A missing table is a temporary error. A person can create the table while the
-/// daemon waits, so the daemon must not dead-letter the events.
+/// Returns the class of MySQL's error number. A missing table counts as a temporary error: a person can create the
+/// table while the daemon waits, so the daemon must not dead-letter the events.
 fn fate_of(number: u16) -> Fate {
     match number {
         1048 // a column is null

@@ -19,8 +19,8 @@ pub(super) fn lacking<'a>(grants: &[String], database: &str, table: &str, needed
     lacking
 }
 
-/// Whether the text after ON covers all databases, this database or this table. The database name is a pattern, unless
-/// the grant names a table.
+/// Whether the text after ON covers the table: it names all databases, this database or this table. The database name
+/// in a grant is a pattern, except in a grant for one table.
 fn is_on(on: &str, database: &str, table: &str) -> bool {
     let Some((first, rest)) = name(on) else { return false };
     let Some((second, rest)) = rest.strip_prefix('.').and_then(name) else { return false };

@@ -1,5 +1,5 @@
-//! The lock and the runs of each job: which run holds the lock, since when, and how earlier runs ended. A job has at
-//! most one run at a time, in all daemons and commands together.
+//! The lock and the runs of each job: which run holds the lock, when each run began, and how earlier runs ended. At any
+//! time, a job has at most one run among all daemons and commands.
 //!
 //! The lease alone does not protect writes, because the holder's process can freeze and resume after its lease has
 //! ended. A fence protects the writes: each transaction checks that `job_lock` still contains the transaction's run.
@@ -17,16 +17,16 @@ use super::{Context, Result, Store, StoreError, datetime, micros};
 /// A lease ends after this duration unless the run renews it.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// A lease with more than this remaining time is void. Only a clock that was set back can cause such a lease. The limit
-/// is longer than a lease because the clocks of servers differ.
+/// If a lease has more than this remaining time, it is ignored. Such a lease exists only after a clock was set back.
+/// The limit is longer than a lease, because the clocks of servers differ.
 pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
 
-/// A random number of this process. If a failover loses commits, two processes can have the same run number. This token
-/// then distinguishes them.
+/// A random number of this process. If a failover loses commits, two processes can have the same run number. The token
+/// then distinguishes these processes.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
-/// A run can number up to 2^24 fences, watches and repairs. The number is run * 2^24 + n. So numbers grow from run to
-/// run, and the run can be computed from each number.
+/// The number of bits for `n` in the numbers that a run gives to its fences, watches and repairs. Such a number is run
+/// * 2^24 + n. So the numbers grow from run to run, and each number contains its run.
 const NUMBERS_BITS: u32 = 24;
 
 /// Returns the `n`th number of a run.
@@ -58,15 +58,15 @@ pub enum Lock {
 pub enum Outcome {
     /// The run completed its work.
     Done,
-    /// The run failed. The job stays due.
+    /// The run failed. The job stays due, so another run can begin immediately.
     Failed,
     /// The run's changes would have exceeded a safety limit. The job is not due before its next scheduled time.
     LimitExceeded,
-    /// The run needs a person to correct something first. The job is not due before its next scheduled time.
+    /// A person must correct something before the job can succeed. The job is not due before its next scheduled time.
     Refused,
-    /// The run was stopped or reached its time limit. It stays due.
+    /// The run was stopped or reached its time limit. The job stays due.
     Stopped,
-    /// The run was a dry run and changed nothing. A job that was due stays due.
+    /// The run was a dry run and changed nothing. If the job was due, it stays due.
     DryRun,
 }
 
@@ -108,8 +108,7 @@ impl Store {
         .await
     }
 
-    /// Records the run's end and releases the lock. `cut` is the instant up to which a reconcile has compared the
-    /// counters.
+    /// Records the run's end and releases the lock. `cut` is the instant as of which a reconcile compared the counters.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -128,7 +127,7 @@ impl Store {
                 .execute(&mut *connection)
                 .await
                 .context("record the run's end")?;
-            // The lease's end is set to a time that is in the past even if the clock is set back.
+            // This time is in the past even after the clock was set back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
@@ -156,16 +155,16 @@ impl Store {
         .await
     }
 
-    /// Returns the time, in this server's data, at which the run was last recorded as alive. A replica can have an
-    /// older time.
+    /// Returns the time at which the run was last recorded as alive. If this server is a replica, it can return an
+    /// older time than the primary.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
         conn.limit("check whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Returns the instant up to which a run of the job has compared everything in this layout. The instant is a time
-    /// of Redis' clock. Returns `None` if no run has compared everything. Ignores an instant after `now`, because such
-    /// an instant comes from a clock that was ahead.
+    /// Returns the latest instant as of which a run of the job compared all counters in this layout. The instant is a
+    /// time of Redis' clock. Returns `None` if no run has compared all counters. Ignores instants after `now`, because
+    /// they come from a clock that was ahead.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -178,8 +177,9 @@ impl Store {
         .await
     }
 
-    /// Returns the time when the last run of this mode began. Considers only completed runs, and runs that forbid a
-    /// retry before the next scheduled time. Ignores a run whose start is in the future, because its clock was ahead.
+    /// Returns the time when the last run of this mode began. Considers only two kinds of runs: completed runs, and
+    /// runs after which the job must wait until its next scheduled time. Ignores a run whose start is in the future,
+    /// because its clock was ahead.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
@@ -204,8 +204,8 @@ impl Store {
         .await
     }
 
-    /// Deletes at most a thousand runs of one mode that ended longer than `keep` ago. The last run of each outcome
-    /// stays, because it says when the job is due and where to continue.
+    /// Deletes the records of runs of one mode that ended longer than `keep` ago, at most a thousand. The last run of
+    /// each outcome stays, because the scheduler computes from it when the job is due and where the next run continues.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "delete old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
@@ -220,9 +220,9 @@ impl Store {
     }
 }
 
-/// If the job's row still names `run`, locks the row until the transaction ends, and renews the lease from now. A job
-/// must call this first in every transaction whose writes must not happen twice. This function locks the row by writing
-/// to the row. The header of `partitions` explains why.
+/// Checks that `run` still holds the job's lock, renews the lease from now, and locks the job's row until the
+/// transaction ends. A job must call this function in every transaction whose writes must not happen twice. The
+/// function locks the row with a write, for the reason in the header of `partitions`.
 ///
 /// # Errors
 /// Returns [`StoreError::TakenOver`] if another run has begun.
@@ -254,8 +254,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     const GIVE: &str =
         "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
     let mut tx = connection.begin().await.context(ACTION)?;
-    // If the row is missing, the statement first inserts the row. So if two runs begin at the same time, the second
-    // waits for the first.
+    // This statement inserts the job's row if the row is missing. If two runs begin at the same time, the second run
+    // waits here for the first.
     sqlx::query(
         "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
          ON DUPLICATE KEY UPDATE job = VALUES(job)",
@@ -298,8 +298,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     Ok(Lock::Taken(run))
 }
 
-/// Records the end of the run that held the lock before, if that run never recorded its outcome. The former run's
-/// process has crashed or hangs. If the process resumes, its writes are void.
+/// Records the end of the previous holder's run, if that run never recorded its outcome. In this case the run's process
+/// has crashed or hangs. If the process resumes, all its transactions fail.
 async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     sqlx::query(
         "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \

@@ -3,8 +3,8 @@
 //! A [`Store`] provides connections with the daemon's session settings (strict mode, READ COMMITTED, UTC). Each error
 //! says whether a retry can succeed ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or whether one row is the
 //! cause ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements work on MySQL 8 or later, and on MariaDB
-//! 10.11 or later. So they use `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, and MySQL
-//! deprecates user variables. `likes::old_states` is the alternative without user variables.
+//! 10.11 or later. So an upsert uses `VALUES(col)` and no row alias. Only `likes::upsert` needs user variables, which
+//! MySQL deprecates. `likes::old_states` is the alternative without user variables.
 
 #![warn(unreachable_pub)]
 
@@ -68,12 +68,12 @@ const PORT: u16 = 3_306;
 /// The time limit for closing the connections.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// The time limit for finding out from the server why no connection was available.
+/// The time limit for asking the server why no connection was available.
 const REFUSAL_MAX: Duration = Duration::from_millis(500);
 
-/// The maximum age of a connection. The pool closes an older connection when it is idle. During a failover, connections
-/// to the former primary can stay open. Then read-only clients such as API servers notice the failover only when the
-/// pool closes a connection.
+/// The maximum age of a connection. When a connection is older and idle, the pool closes the connection. During a
+/// failover, connections to the former primary can stay open. Read-only clients such as API servers notice the failover
+/// only after the pool has closed these connections.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -124,7 +124,8 @@ impl Store {
             // The pool closes idle connections before the server does (`wait_timeout` in `set_session`).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
-            // The address can now lead to another server, although connections to the former server are still open.
+            // After a failover the address can lead to another server, while connections to the former server are still
+            // open.
             .max_lifetime(CONNECTION_LIFE_MAX)
             .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
@@ -158,8 +159,8 @@ impl Store {
         servers.iter().map(replica).collect()
     }
 
-    /// Acquires a connection. When the [`Conn`] is dropped, the connection is released, or closed if its work has not
-    /// ended.
+    /// Acquires a connection. When the [`Conn`] is dropped, the connection returns to the pool. If its work has not
+    /// ended, the connection is closed instead.
     ///
     /// # Errors
     /// Fails if no connection is free, or MySQL is unreachable, within `[mysql] connect_timeout_ms`.
@@ -172,8 +173,8 @@ impl Store {
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Finds out why no connection was available. If the server refuses connections, the pool does not report the
-    /// reason. It only retries until the timeout.
+    /// Finds out why no connection was available. If the server refuses connections, the pool retries until the timeout
+    /// and does not report the reason.
     async fn refusal(&self) -> sqlx::Error {
         match tokio::time::timeout(REFUSAL_MAX, self.pool.connect_options().connect()).await {
             Ok(Err(error)) => error,
@@ -211,7 +212,7 @@ impl Store {
         .await
     }
 
-    /// Returns the number of threads that MySQL is running now, as a measure of its load.
+    /// Returns the number of threads that MySQL is running now. This number is a measure of MySQL's load.
     pub async fn threads_running(&self) -> Result<u64> {
         const ACTION: &str = "read MySQL's load";
         let mut conn = self.acquire().await?;
@@ -233,10 +234,10 @@ impl Store {
 }
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
-    // Strict mode: without strict mode, MySQL would silently truncate values. The library does not set this mode.
-    // `wait_timeout`: if a daemon freezes within a transaction, its partition's row stays locked. By default the server
-    // would wait eight hours for this daemon. `autocommit`: a server's configuration can switch autocommit off. Then
-    // writes outside of a transaction would be rolled back.
+    // Strict mode is set here because the library does not set it, and without it MySQL silently truncates values.
+    // `wait_timeout` is set because a daemon that freezes within a transaction keeps its partition's row locked, by
+    // default for eight hours. `autocommit` is set because a server's configuration can switch it off, and then writes
+    // outside of a transaction are rolled back.
     connection
         .execute(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -260,8 +261,8 @@ fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
     let mode = match said {
         true => options.get_ssl_mode(),
-        // Uses TLS if the server supports TLS, but does not check the server's identity. Without TLS, MySQL accepts the
-        // password only if the server has cached it.
+        // This mode uses TLS if the server supports TLS, and does not check the server's identity. Without TLS, MySQL
+        // accepts the password only if the password is in the server's cache.
         false if is_loopback(url) && !is_asked_for => MySqlSslMode::Preferred,
         // The library's default mode would not verify the server, and could fall back to plain text.
         false => MySqlSslMode::VerifyIdentity,
@@ -305,7 +306,7 @@ mod tests {
     fn any_authority_but_the_sites_own_is_left_out_where_names_are_not_checked() {
         assert!(webpki_roots::TLS_SERVER_ROOTS.is_empty());
         let config = Mysql { url: ServerUrl::from("mysql://u@h/t?ssl-mode=VERIFY_CA"), ..Mysql::default() };
-        assert!(options(&config).is_err(), "without an authority of its own");
+        assert!(options(&config).is_err(), "without tls_ca_file");
     }
 
     #[test]

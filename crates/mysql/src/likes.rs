@@ -1,10 +1,11 @@
-//! The statements of a batch. `src/consumer/transaction.rs` runs them in one transaction.
+//! The SQL statements that apply a batch of events. `src/consumer/transaction.rs` runs these statements in one
+//! transaction.
 //!
-//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair.
-//! [`upsert`] writes each row, and gets the row's old state from the same statement, under the row's lock. [`upsert`]
-//! is 1.5 times as fast as the second way, but it needs user variables, which MySQL deprecates. The second way begins
-//! with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted without an "or update".
-//! So if two writers insert the same row, the later one fails (1062) and runs again.
+//! There are two ways of writing rows. Both ways are exact even if two writers write the same (target, user) pair. The
+//! first way is [`upsert`]: one statement writes each row and returns the row's old state, under the row's lock. This
+//! way is 1.5 times as fast as the second way, but needs user variables, which MySQL deprecates. The second way begins
+//! with [`old_states`], which reads and locks the existing rows. Then missing rows are inserted with a plain INSERT. So
+//! if two writers insert the same row, the later writer fails (error 1062) and repeats its transaction.
 
 use std::collections::HashMap;
 
@@ -49,8 +50,8 @@ fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State),
 /// Inserts rows that [`old_states`] did not find. The rows must be sorted by key.
 ///
 /// # Errors
-/// Fails with MySQL's error 1062 if another writer was faster. In this case the caller must run the whole transaction
-/// again.
+/// Fails with MySQL's error 1062 if another writer has inserted one of the rows meanwhile. In this case the caller must
+/// repeat the whole transaction.
 pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(connection, piece, "").await?;
@@ -71,8 +72,8 @@ pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
     Ok(())
 }
 
-/// The condition that the new row is newer than the existing one. If both have the same `at`, an unlike wins, as in
-/// `tallyd_core::coalesce`.
+/// The condition that the new row is newer than the existing row. If both rows have the same `at`, an unlike counts as
+/// newer, as in `tallyd_core::coalesce`.
 macro_rules! newer {
     () => {
         "(VALUES(update_at) > update_at OR (VALUES(update_at) = update_at AND VALUES(is_del) > is_del))"
@@ -87,8 +88,8 @@ const STATEMENT_ROWS: usize = 4_000;
 const NOTED_ROWS: usize = 500;
 
 /// Appends each existing row to `@former` as `kind:target:user:was_del`. If the row stays unchanged, the text contains
-/// 2 instead of `was_del`. After that, the row gets the newer of the old and the new state. MySQL assigns columns from
-/// left to right, so the version is assigned last.
+/// 2 instead of `was_del`. Then the statement writes the newer of the old and the new state into the row. MySQL assigns
+/// columns from left to right, so the version is assigned last.
 const UPSERT: &str = concat!(
     "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
     newer!(),
@@ -97,9 +98,9 @@ const UPSERT: &str = concat!(
     ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
 );
 
-/// Writes only those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows`
-/// must be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller
-/// must roll back.
+/// Writes those of `rows` that are newer than the existing rows, and returns the former state of each row. `rows` must
+/// be sorted by key. Returns `None` if the server's user variables do not work as needed. In this case the caller must
+/// roll the transaction back.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();
@@ -125,12 +126,12 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     Ok(Some(before))
 }
 
-/// Tests whether [`upsert`] is exact on this server, with a row of kind 0 that is never committed. If a server assigned
-/// columns in another order, a row would silently keep its old state with the new version.
+/// Tests whether [`upsert`] is exact on this server. The test writes a row of kind 0 and rolls it back. If a server
+/// assigned the columns in another order, a row would silently keep its old state and get the new version.
 ///
 /// # Errors
-/// Returns `Ok(false)` if the server does not support the statement, or if a trigger refuses it. Fails on every other
-/// error of MySQL.
+/// If the server does not support the statement, or if a trigger refuses the statement, the result is `Ok(false)`.
+/// Fails on every other error of MySQL.
 pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
     const ACTION: &str = "test the upsert of rows";
     let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
@@ -170,7 +171,7 @@ fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
             next = notes.next();
         }
     }
-    // An entry that is left here belongs to no row of the piece.
+    // If an entry is left here, it belongs to no row of the piece, so the text is invalid.
     if next.is_some() { None } else { Some(before) }
 }
 
@@ -185,7 +186,7 @@ fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
     if parts.next().is_none() { Some(note) } else { None }
 }
 
-/// Writes a piece of rows. The length of the piece is one of the shapes.
+/// Writes a piece of rows. `in_shapes` has cut the piece, so only a few statements of different lengths exist.
 async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
     let sql = format!(
         "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
@@ -199,8 +200,8 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Adds statements to the text. They add each difference to the counter's row in the slot `slot`. The differences must
-/// be sorted by key.
+/// Appends statements to `text`. These statements add each difference to the counter's row with this `slot`. The
+/// differences must be sorted by key.
 pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
     for piece in differences.chunks(STATEMENT_ROWS) {
         text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");

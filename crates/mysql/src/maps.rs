@@ -48,8 +48,8 @@ impl Store {
         self.acquire().await?.limit("read which maps are in use", read_maps).await
     }
 
-    /// Records that a map is in use, unless its number or name is already in use. Then returns the maps in use. The
-    /// caller must do this before it binds the queue.
+    /// Records that a map is in use, unless its number or name is already in use. In both cases returns the maps in
+    /// use. The caller must record a map before it binds the map's queue.
     pub async fn note_map(&self, map: &NotedMap) -> Result<Vec<NotedMap>> {
         const ACTION: &str = "record that a map is in use";
         let mut conn = self.acquire().await?;
@@ -89,7 +89,7 @@ impl Store {
     }
 }
 
-/// Returns the maps in use, as the connection's transaction reads them.
+/// Reads the maps in use, within the connection's transaction if there is one.
 pub(super) async fn read_maps(connection: &mut MySqlConnection) -> Result<Vec<NotedMap>> {
     const ACTION: &str = "read which maps are in use";
     let rows = sqlx::query("SELECT number, name, queue, noted_by, bindings FROM map_in_use ORDER BY number");

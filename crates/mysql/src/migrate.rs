@@ -1,9 +1,9 @@
-//! Creates or upgrades the schema in steps, while daemons can write.
+//! Creates or upgrades the schema in steps. Daemons can write meanwhile.
 //!
-//! A statement that changes a table waits for every transaction that has read the table. Later statements on the table
-//! wait until that statement has run. So a step waits only for a few seconds, then lets the waiting statements run, and
-//! tries again. Each step can run again as a whole. MySQL never rolls DDL back, so an interrupted step stays partly
-//! done, and the next run repeats it.
+//! A statement that changes a table waits for every transaction that has read the table. All later statements on the
+//! table wait until that statement has run. So a step waits only a few seconds for the table. After that, the step
+//! pauses, so that the waiting statements can run, and then tries again. MySQL never rolls DDL back, so an interrupted
+//! step stays partly done. The next run repeats the whole step, and each step allows such a repetition.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use super::{Context, Result, Store, StoreError};
 /// The maximum number of seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
 
-/// A step waits for a table at most this number of seconds. Meanwhile it blocks other statements on this table.
+/// A step waits for a table at most this number of seconds. While the step waits, other statements on this table are
+/// blocked.
 const TABLE_WAIT_S: u64 = 2;
 
 /// The pause before a step is retried. During this pause, statements that waited for the step can run.
@@ -67,12 +68,13 @@ pub enum MigrateError {
 }
 
 impl Store {
-    /// Upgrades the schema to this version, and returns how many steps it ran. Uses tallyd's own lock, because sqlx's
-    /// lock does nothing on MariaDB. If this version works with a newer schema, the schema stays unchanged.
+    /// Upgrades the schema to this version of tallyd, and returns how many steps were run. Uses tallyd's own lock,
+    /// because sqlx's lock does nothing on MariaDB. If the schema is newer and this version works with it, the schema
+    /// stays unchanged.
     ///
     /// # Errors
-    /// Fails if the lock is held, a newer version has created the schema, MySQL is unreachable, or a step failed. The
-    /// completed steps stay, and the next run continues after them.
+    /// Fails if another process holds the lock, if this version does not work with the newer schema, if MySQL is
+    /// unreachable, or if a step failed. The completed steps stay, and the next run continues after these steps.
     pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
         match self.schema().await? {
             Schema::Newer(_) => return Ok(0),

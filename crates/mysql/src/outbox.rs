@@ -1,14 +1,14 @@
-//! The outbox: changes that the daemon must add to Redis. The transaction that changes `counter` also writes the
-//! outbox. The module src/outbox adds the outbox rows to Redis.
+//! The outbox: the table of changes that the daemon must add to Redis. The transaction that changes `counter` also
+//! writes the outbox. The module src/outbox adds the outbox rows to Redis.
 //!
 //! A batch assigns a row's number while it holds the lock of the partition's row in `partition_owner`. So a reader that
-//! finds a row can also read all earlier rows of the row's partition. A new number is the higher of the last number and
-//! MySQL's clock (in microseconds), plus one. So MySQL does not assign a number twice, even if it loses commits (after
-//! a restore or a failover). The numbers of new rows are always above Redis' offsets. A row contains up to a thousand
-//! items, so a batch needs only a few rows.
+//! finds a row can also read all earlier rows of the row's partition. A new number is one more than the higher of two
+//! numbers: the last number, and MySQL's clock in microseconds. So no number is assigned twice, even if MySQL loses
+//! commits (after a restore or a failover). The numbers of new rows are always above the offsets that Redis stores. A
+//! row contains up to a thousand items, so a batch needs only a few rows.
 //!
-//! A row's body contains additions as `kind:target:metric:delta`. After the additions it contains the new likes as
-//! `kind:target:user`, for Bloom filters.
+//! A row's body first contains additions as `kind:target:metric:delta`. After the additions, the body contains the new
+//! likes as `kind:target:user`, for Bloom filters.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -25,8 +25,8 @@ use super::{Context, Result, Store, micros};
 /// The maximum number of items in one row. Such a row has about 30 KiB.
 const ROW_ITEMS: usize = 1_000;
 
-/// The maximum number of additions that a reconcile reads from the outboxes for a page. Reading this number of
-/// additions takes seconds and a few dozen megabytes.
+/// The maximum number of additions that a reconcile reads from the outboxes for one page of counters. Reading this
+/// number of additions takes seconds and a few dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
 
 /// The maximum number of rows in one read. This number of rows can have a few megabytes.
@@ -35,7 +35,7 @@ const READ_ROWS: u64 = 100;
 /// The maximum number of rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
-/// Where a partition's outbox ends, and who writes the outbox.
+/// The last row number of a partition's outbox, and the daemon that writes this outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub partition: u16,
@@ -67,8 +67,8 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     text.run(connection, ACTION).await.map(drop)
 }
 
-/// Adds statements that append rows to a partition's outbox. The new rows come after the row `after`. The transaction
-/// must have locked the partition's row.
+/// Adds statements that append rows to a partition's outbox. `after` is the number of the last existing row. The
+/// transaction must have locked the partition's row.
 pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition], likers: &[Pair]) {
     let last = push_rows(text, partition, after, &encode(additions, likers));
     if last > after {
@@ -76,7 +76,7 @@ pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Ad
     }
 }
 
-/// Adds the statements for the rows. Returns the number of the last row.
+/// Adds the statements that insert the rows. Returns the number of the last row.
 fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> u64 {
     let mut number = after;
     for body in bodies {
@@ -128,16 +128,16 @@ fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
     Some((additions, likers))
 }
 
-/// Returns the rows after the offsets `since`. Also returns the offsets up to which rows were deleted. The caller's
-/// transaction must be a consistent snapshot.
+/// Returns the outbox rows after the offsets `since`. For each outbox, also returns the offset up to which rows were
+/// deleted. The caller's transaction must be a consistent snapshot.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
             if kept >= SINCE_ADDITIONS_MAX {
-                // Redis has been behind for a long time. The remaining rows are treated as deleted, so it is unknown
-                // which amounts are missing in Redis.
+                // Redis has been behind for a long time. The remaining rows are treated as deleted, so the caller does
+                // not know which amounts are missing in Redis.
                 unread.raise(partition, last);
                 break;
             }
@@ -214,7 +214,7 @@ impl Store {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, ENDS)).await
     }
 
-    /// Returns the number of a row for each outbox. Redis contains all rows up to this number, and possibly later rows.
+    /// Returns one row number for each outbox. Redis contains all rows up to this number, and possibly later rows.
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read the outbox's progress", |connection| read_marks(connection, APPLIED)).await
     }
@@ -222,8 +222,8 @@ impl Store {
     /// Counts the rows that have not been added to Redis.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the rows of the outbox";
-        // Reads the applied offsets first. In the other order, an offset could be larger than the number of the
-        // outbox's last row.
+        // The applied offsets are read before the last rows' numbers. In the other order, an offset could be larger
+        // than the number of the outbox's last row.
         let applied = self.outbox_applied().await?;
         let behind = self.outbox_numbers().await?;
         let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
@@ -245,8 +245,8 @@ impl Store {
         Ok(rows.unsigned_abs())
     }
 
-    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. Each row contains a
-    /// flag that says whether the row is older than `old`.
+    /// Returns at most `limit` of a partition's outbox rows after the number `after`, in order. A flag of each row says
+    /// whether the row was written longer than `old` ago.
     ///
     /// # Errors
     /// Fails if MySQL returns an error, or if a row is invalid because a person changed it.
@@ -255,7 +255,7 @@ impl Store {
         conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
     }
 
-    /// Records up to which row each outbox is in Redis.
+    /// Records the last row of each outbox that Redis contains.
     pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
         const ACTION: &str = "record the outbox's progress";
         if applied.is_empty() {

@@ -1,11 +1,11 @@
-//! Stores each partition's owner, fences and last outbox number. Also stores the events of targets that a reconcile
-//! watches.
+//! Stores each partition's owner, fences and last outbox number. Also logs the events of targets while a reconcile
+//! watches these targets.
 //!
-//! Each batch first writes its partition's row. If a daemon's process freezes and resumes after a takeover, it finds
-//! another epoch (number of takeovers) in this row and writes nothing. On a single server, a lock on the row would be
-//! enough. But in clusters with several writable servers (Galera, group replication), a server does not know the locks
-//! of the other servers. In such a cluster, if two transactions write the same row, the second commit fails. But if one
-//! of them only locks the row, no commit fails.
+//! Each batch first writes its partition's row. If a daemon freezes and resumes after another daemon has taken the
+//! partition over, its batch finds a higher epoch (number of takeovers) in this row and writes nothing. On a single
+//! server, a lock on the row would be enough. But in clusters with several writable servers (Galera, group
+//! replication), a server does not know the locks of the other servers. In such a cluster, if two transactions write
+//! the same row, the second commit fails. But if one of the transactions only locks the row, both commits succeed.
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -20,18 +20,18 @@ use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
 /// The number of the partition's next outbox row, minus one.
 pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
-/// The contents of a partition's row. A batch first writes to this row, and then reads it.
+/// The contents of a partition's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
-    /// The number of the watch, if a reconcile is now watching some targets.
+    /// The number of the watch, or `None` if no reconcile is watching targets now.
     pub watch: Option<u64>,
     /// The number of the partition's next outbox row, minus one.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
-    /// The ledger's floor. Entries older than the floor are possibly deleted already.
+    /// The floor of the ledger of applied events. Entries older than the floor are possibly deleted already.
     pub ledger_floor: Micros,
 }
 
@@ -68,7 +68,7 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     Ok(())
 }
 
-/// Makes `owner` the partition's holder, with a new epoch. The epochs of earlier holders become void.
+/// Makes `owner` the partition's holder, with a new epoch. After that, the batches of earlier holders write nothing.
 pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
@@ -94,8 +94,8 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Records that this transaction commits every event before the fence (a job's marker in the queue). Ignores the fence
-/// unless the job's newest run has sent it.
+/// Records that this transaction commits all events before the fence (a job's marker in the queue). If the fence is not
+/// from the job's newest run, nothing is recorded.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
@@ -124,7 +124,7 @@ pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Re
         .context(ACTION)
 }
 
-/// Logs events of watched targets, with the row states before them.
+/// Logs events of watched targets, with the states of the rows before these events.
 pub async fn log_watched(
     connection: &mut MySqlConnection,
     watch: u64,
@@ -154,7 +154,7 @@ pub async fn log_watched(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub partition: u16,
-    /// Host and process. `None` after a normal release.
+    /// The daemon's host and process, or `None` after a normal release.
     pub owner: Option<String>,
     /// The epoch. Each takeover raises the epoch.
     pub epoch: u64,
@@ -171,7 +171,8 @@ pub struct Noted {
 }
 
 impl super::Store {
-    /// Returns the owner of each partition, sorted by number. The result lacks partitions that no daemon has written.
+    /// Returns the owner of each partition, sorted by the partition's number. Omits partitions that no daemon has ever
+    /// held.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read the partitions' owners";
         let mut conn = self.acquire().await?;
@@ -196,8 +197,8 @@ impl super::Store {
         conn.limit("read how many partitions are in use", read_noted).await
     }
 
-    /// Records that `partitions` partitions are in use, unless more partitions are already in use. Returns the number
-    /// of partitions in use. The caller must do this before an event can reach a new partition.
+    /// Raises the recorded number of partitions in use to `partitions`, unless it is already higher. Returns the
+    /// recorded number. The caller must do this before an event can reach a new partition.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "record how many partitions are in use";
         let mut conn = self.acquire().await?;
@@ -205,8 +206,8 @@ impl super::Store {
             if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
                 return Ok(noted.partitions);
             }
-            // If two daemons record numbers at the same time, the higher number stays. MySQL assigns columns from left
-            // to right.
+            // If two daemons record different numbers at the same time, the higher number stays. MySQL assigns columns
+            // from left to right, so `partitions` is assigned last.
             sqlx::query(
                 "INSERT INTO partition_count (one, partitions, raised_at, raised_by) VALUES (1, ?, NOW(6), ?) \
                  ON DUPLICATE KEY UPDATE raised_at = IF(partitions < VALUES(partitions), VALUES(raised_at), raised_at), \
@@ -225,8 +226,8 @@ impl super::Store {
 }
 
 impl super::Store {
-    /// Changes the recorded number of partitions from `from` to `to`. Returns `false` if another number than `from` is
-    /// recorded.
+    /// Changes the recorded number of partitions from `from` to `to`. Returns `false` if the recorded number is not
+    /// `from`.
     pub async fn lower_partitions(&self, from: u16, to: u16) -> Result<bool> {
         const ACTION: &str = "record that fewer partitions are in use";
         let mut conn = self.acquire().await?;
@@ -238,7 +239,7 @@ impl super::Store {
     }
 }
 
-/// Returns the number of partitions in use, as the connection's transaction reads it.
+/// Reads the number of partitions in use, within the connection's transaction if there is one.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

@@ -9,7 +9,7 @@ use super::{Context, Result, Store, StoreError};
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
 
-/// The rights that changing partitions needs.
+/// The rights that an account needs to change partitions.
 const TO_PARTITION: [&str; 3] = ["CREATE", "ALTER", "DROP"];
 
 /// The server's settings.
@@ -52,8 +52,8 @@ impl Store {
     }
 
     /// Returns the rights that the daemon needs and its account lacks, for example `INSERT on counter`. Each right is
-    /// tested with a statement that matches no row. Each statement uses one table. So a statement that waits for a
-    /// change of its table does not lock other tables. The rights to change partitions are read from the grants. If the
+    /// tested with a statement that matches no row. Each statement uses only one table, so a statement that waits for
+    /// an ALTER of its table locks no other table. The rights to change partitions are read from the grants. If the
     /// account has roles, missing rights to change partitions are not reported.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
@@ -108,7 +108,7 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("test the account's rights");
         match tried.as_ref().map_err(StoreError::number) {
             Err(Some(1142 | 1143)) => missing.push(format!("{right} on {table}")),
-            // The servers check the rights before they check anything else.
+            // The server checks the rights first, so another error means that the right exists.
             Ok(_) | Err(Some(_)) => {}
             Err(None) => return tried.map(|_| missing),
         }

@@ -1,8 +1,7 @@
-//! Reads counters in the order of their keys, page by page. Also reads the values of a page's targets as of one
-//! instant.
+//! Reads counters in the order of their keys, page by page. Also recounts the targets of a page as of one instant.
 //!
-//! The size of a page is limited by the rows that the server reads, and not by the rows that match. So a page of a rare
-//! metric costs no more than a page of other metrics.
+//! A page ends after a number of rows that the server reads, and not after a number of rows that match. So a page of a
+//! rare metric costs no more than a page of other metrics.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
@@ -26,8 +25,8 @@ pub struct Counted {
     pub rows: u32,
 }
 
-/// All counters of a kind's targets whose ids are in a range. The range can also contain like records of targets
-/// without a counter.
+/// All counters of one kind's targets with ids in a range. The range can also contain like records of targets without a
+/// counter.
 #[derive(Clone, Debug)]
 pub struct Range {
     pub kind: Kind,
@@ -35,23 +34,23 @@ pub struct Range {
     pub after: TargetId,
     /// The range ends with this id.
     pub until: TargetId,
-    /// The counters as they were when the range was listed, sorted by key.
+    /// The counters at the time when the range was listed, sorted by key.
     pub counters: Vec<Counted>,
 }
 
 /// The values of a range at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Recount {
-    /// The values in `counter`, sorted by key.
+    /// The values in the table `counter`, sorted by key.
     pub counters: Vec<Counted>,
     /// The targets that have like records, each with the number of users who like the target. Sorted by id.
     pub likes: Vec<(TargetId, i64)>,
-    /// The outbox rows that had not been applied before the samples. This list is empty unless the caller asked for the
-    /// rows.
+    /// The outbox rows that had not been applied to Redis before the caller read Redis. The list is empty unless the
+    /// caller requested these rows.
     pub since: Since,
 }
 
-/// A range can contain at most this number of targets that have like records but no counter.
+/// The maximum number of targets in a range that have like records but no counter.
 const UNCOUNTED_MAX: usize = 10_000;
 
 /// The highest possible id.
@@ -63,8 +62,8 @@ impl Range {
         self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
     }
 
-    /// Ends the range before the target that raises the number of likes above `max`. The range always keeps its first
-    /// target. Each like is a row to recount.
+    /// Limits the number of likes, because each like is a row to recount. The range ends before the target that raises
+    /// the number of likes above `max`, but always keeps its first target.
     pub fn limit_likes(&mut self, like: Metric, max: i64) {
         let mut likes = 0_i64;
         let beyond = self.counters.iter().position(|counted| {
@@ -86,8 +85,9 @@ impl Range {
 }
 
 impl Store {
-    /// Reads about `limit` rows, and returns the counters of the kind's next targets after the id `after`. A range that
-    /// ends with [`LAST`] is the last range. It can contain like records of targets without a counter.
+    /// Reads about `limit` rows, and returns the counters of the kind's next targets after the id `after`. If a range
+    /// ends with [`LAST`], it is the kind's last range. This range can contain like records of targets without a
+    /// counter.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
@@ -112,8 +112,8 @@ impl Store {
         .await
     }
 
-    /// Recounts a range as of one instant, and reads the outbox rows after `applied`. Returns `None` if the range has
-    /// too many targets without a counter.
+    /// Reads a range's counters and recounts its likes as of one instant. If `applied` is given, also reads the outbox
+    /// rows after these offsets. Returns `None` if the range has too many targets without a counter.
     pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
@@ -132,8 +132,8 @@ impl Store {
         .await
     }
 
-    /// Returns the next targets of `kind` with like records, in the order of their ids, after `after` and up to
-    /// `until`.
+    /// Returns the next targets of `kind` that have like records, in the order of their ids. The ids are above `after`
+    /// and at most `until`.
     pub async fn liked_targets(
         &self,
         kind: Kind,
@@ -163,7 +163,7 @@ impl Store {
     }
 }
 
-/// Reads about `limit` rows, and returns the counters of the next targets of `kind` in a range of ids.
+/// Reads about `limit` rows, and returns the counters of the first targets of `kind` in a range of ids.
 pub(super) async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -189,7 +189,7 @@ pub(super) async fn list_range(
     Ok(range)
 }
 
-/// Reads at most `limit` rows, and returns the counters of targets above the first id and up to the second id.
+/// Reads at most `limit` rows, and returns the counters of the targets with ids above `after` and at most `until`.
 async fn read_counters(
     connection: &mut MySqlConnection,
     kind: Kind,
@@ -230,7 +230,7 @@ async fn read_likes(
     limit: usize,
 ) -> Result<Option<Vec<(TargetId, i64)>>> {
     const ACTION: &str = "recount like records";
-    // COUNT is the fastest way. A sum of decimals would cost a tenth of the whole scan, and so would a comparison.
+    // COUNT is the fastest way. A sum of decimals or a comparison would take a tenth of the whole scan's time.
     let mut rows = sqlx::query(
         "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
          WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",

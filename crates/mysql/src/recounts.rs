@@ -1,8 +1,8 @@
-//! Reads counters, and their correct values from another table. Runs the operator's query and reads `counter` in one
-//! snapshot.
+//! Reads counters, and their correct values from a table of the site. The operator's query and the read of `counter`
+//! use the same snapshot.
 //!
-//! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. tallyd reads only the requested rows
-//! of the query's answer.
+//! The query ([`site_query`]) runs in a READ ONLY transaction with a time limit. tallyd requests a limited number of
+//! rows and reads no more rows.
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
@@ -17,10 +17,10 @@ use super::{Context, Result, Store};
 /// The maximum number of rows of `counter` that one statement reads.
 const STATEMENT_ROWS: usize = 20_000;
 
-/// The maximum number of rows of `counter` that are read for one page. Reading them takes seconds.
+/// The maximum number of rows of `counter` that are read for one page. Reading this number of rows takes seconds.
 const ROWS_MAX: u64 = 1_000_000;
 
-/// A query for one page.
+/// The operator's query with the limits of one page.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub statement: Statement,
@@ -43,7 +43,7 @@ pub struct Answer {
 }
 
 impl Store {
-    /// Checks the query's columns without running the query, and returns how the server would run it.
+    /// Checks the query's columns without running the query, and returns the server's plan for the query.
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<Plan>> {
         let mut conn = self.acquire().await?;
         let told = conn.unlimited(|connection| async move {
@@ -104,7 +104,7 @@ async fn ask(
 ) -> Told<Answer> {
     let mut tx = begin_snapshot(connection).await?;
     if question.after.0 == 0 {
-        // If the answer has no rows, its columns are unknown.
+        // If the answer has no rows, it does not show the columns, so they are requested separately.
         describe(&mut tx, question).await?;
     }
     site_query::limit_time(&mut tx, Some(question.statement.query_max)).await?;
@@ -117,7 +117,7 @@ async fn ask(
     Ok(Answer { truths, counters, until: end })
 }
 
-/// Runs the query, and checks its answer against the request.
+/// Runs the query, and checks that the rows of its answer are in order and within the page.
 async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<(TargetId, i64)>> {
     let mut found: Vec<(TargetId, i64)> = Vec::new();
     let mut last = question.after;

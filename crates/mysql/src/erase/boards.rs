@@ -21,7 +21,7 @@ pub struct Place {
 pub struct Moved<'a> {
     /// The member's place.
     pub from: Place,
-    /// The place that the new name gets. As in Redis, members with equal scores are ordered by their bytes.
+    /// The place of the new name. As in Redis, members with equal scores are ordered by their bytes.
     pub to: u64,
     pub member: &'a [u8],
     /// The new name.
@@ -76,7 +76,7 @@ impl Store {
         .await
     }
 
-    /// Returns the place that the name `by` gets if it replaces the member at the place `from` of a copy.
+    /// Returns the place of the name `by` after this name has replaced the member at the place `from`.
     pub async fn place_for(&self, at: &BoardPeriod, from: Place, by: &[u8]) -> Result<u64> {
         const ACTION: &str = "find a place among equal scores";
         const SQL: &str = "SELECT CAST(MIN(place) + COALESCE(SUM(member > ? AND place <> ?), 0) AS UNSIGNED) \
@@ -102,8 +102,8 @@ impl Store {
             let mut tx = connection.begin().await.context(ACTION)?;
             let found = move_in(&mut tx, at, moved).await?;
             if found {
-                // The check of the job's lock comes last, because it locks the job's row. Moving many rows takes long.
-                // During this time, a lock on the job's row would block the renewal of the lease.
+                // The job's lock is checked last, because the check locks the job's row. Moving many rows takes long,
+                // and during this time a lock on the job's row would block the renewal of the lease.
                 jobs::hold(&mut tx, boards::JOB, run).await?;
                 tx.commit().await.context(ACTION)?;
             }
@@ -172,7 +172,7 @@ async fn move_in(connection: &mut MySqlConnection, at: &BoardPeriod, moved: Move
     if query.execute(&mut *connection).await.context(ACTION)?.rows_affected() == 0 {
         return Ok(false);
     }
-    // The rows move in such an order that two rows never have the same place.
+    // The rows move one after another, in an order in which two rows never have the same place.
     let (sql, first, last) = if to > place {
         (
             "UPDATE leaderboard_archive SET place = place - 1 WHERE board = ? AND period = ? AND copy = ? \

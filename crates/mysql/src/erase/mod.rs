@@ -15,7 +15,7 @@ pub use traces::{NamedRow, NamedRun};
 use super::rows::{TRIPLE_SHAPES, in_shapes_of, target};
 use super::{Context, Result, Store, jobs, micros, placeholders};
 
-/// The job whose lock fences the deletions.
+/// The job whose lock a run must hold to delete data.
 pub const JOB: &str = CommandName::Erase.name();
 
 /// A like record.
@@ -101,8 +101,8 @@ impl Store {
         .await
     }
 
-    /// Deletes the rows of `pairs`, but only those that are unlikes. `pairs` must be sorted by key. Returns the number
-    /// of deleted rows. A row is not deleted if it is now a like.
+    /// Deletes those rows of `pairs` that are unlikes. A row that has become a like meanwhile is not deleted. `pairs`
+    /// must be sorted by key. Returns the number of deleted rows.
     ///
     /// # Errors
     /// Returns [`super::StoreError::TakenOver`] if another run has taken the job over.
@@ -110,8 +110,8 @@ impl Store {
         const ACTION: &str = "delete like records";
         let mut erased = 0;
         for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
-            // The condition does not use `IN` with a list of rows. If such a list had one row, MariaDB would read and
-            // lock the whole table.
+            // The condition uses no `IN` with a list of rows, because MariaDB reads and locks the whole table if such a
+            // list has only one row.
             let one = "(kind = ? AND target_id = ? AND user_id = ?)";
             let sql = format!("DELETE FROM like_record WHERE is_del = 1 AND ({})", vec![one; piece.len()].join(" OR "));
             erased += self
@@ -125,8 +125,8 @@ impl Store {
         Ok(erased)
     }
 
-    /// Runs one statement in a transaction of the run, and repeats it if another transaction blocks it. Returns the
-    /// number of changed rows.
+    /// Runs one statement in a transaction of the run. If another transaction blocks the statement, the transaction is
+    /// repeated. Returns the number of changed rows.
     async fn erase(
         &self,
         action: &'static str,

@@ -51,8 +51,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// First finds the rows without locks, because `repair` has no index by target. So reconciles that record repairs
-    /// do not wait for the scan.
+    /// Deletes the target's rows of `repair`. The table has no index by target, so this function first finds the rows
+    /// with a scan. The scan takes no locks, so reconciles that record repairs need not wait.
     async fn erase_repairs(&self, run: u64, target: Target) -> Result<u64> {
         const ACTION: &str = "delete the repairs of a target";
         let mut conn = self.acquire().await?;

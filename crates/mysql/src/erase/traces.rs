@@ -1,5 +1,5 @@
 //! Erases a user or target from rows that also contain other data. These are rows of the outbox, of dead letters and of
-//! runs. This module removes only the subject's data (the erased user's or target's) and keeps the other data.
+//! runs. This module removes the data of the subject (the erased user or target), and keeps the other data.
 
 use sqlx::{Connection, Row};
 use tallyd_core::erase::Subject;
@@ -68,8 +68,8 @@ impl Store {
         .await
     }
 
-    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Changes a row only if Redis
-    /// already contains it.
+    /// Replaces the body of an outbox row, or deletes the row if the new body is empty. Leaves the row unchanged if it
+    /// has not been applied to Redis yet.
     ///
     /// # Errors
     /// Returns [`crate::StoreError::TakenOver`] if another run has taken the job over.
@@ -87,8 +87,8 @@ impl Store {
     }
 
     /// Replaces the body of a dead letter. Returns false, and changes nothing, if the letter no longer has the body
-    /// `former`. If another letter already has the new body, this letter is deleted. In that case the other letter
-    /// becomes open if the deleted letter was open.
+    /// `former`. If another letter already has the new body, this letter is deleted. If the deleted letter was open,
+    /// the other letter then becomes open too.
     pub async fn rewrite_dead_letter(&self, id: u64, former: &[u8], body: &[u8]) -> Result<bool> {
         const ACTION: &str = "rewrite a dead letter";
         let mut conn = self.acquire().await?;
@@ -148,8 +148,8 @@ impl Store {
         .await
     }
 
-    /// Finds runs other than `run` whose report or checkpoint can contain a target. Searches for the target's name
-    /// (`video:42`) or id. The table has few runs, because old runs are deleted.
+    /// Finds runs other than `run` whose report or checkpoint can contain a target. Searches for the target's name (for
+    /// example `video:42`) and for its id. The table has few runs, because old runs are deleted.
     pub async fn runs_naming(&self, run: u64, name: &str, id: u64) -> Result<Vec<NamedRun>> {
         const ACTION: &str = "search the reports of runs";
         let (name, id) = (format!("%{name}%"), format!("%\"target_id\":{id}%"));

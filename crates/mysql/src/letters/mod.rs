@@ -1,4 +1,4 @@
-//! Stores dead letters in MySQL: messages that can never be applied.
+//! Stores dead letters in MySQL. A dead letter is a message that can never be applied.
 
 mod select;
 
@@ -10,7 +10,7 @@ pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 
-/// A message that can never be applied, as it will be stored.
+/// A message that can never be applied, with the columns of its new row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The message's body.
@@ -26,12 +26,12 @@ pub struct DeadLetter {
     pub first_seen: Micros,
 }
 
-/// When the letters of a statement have this number of bytes, no more letters are added. The last letter can have any
-/// size. The limit is far below any `max_allowed_packet`.
+/// When the letters of a statement have this number of bytes, no more letters are added to the statement. The last
+/// letter can have any size. The limit is far below the usual values of `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
-/// Stores dead letters. A redelivered letter is stored once. A letter that was replayed and refused again becomes open
-/// again.
+/// Stores dead letters. If the broker delivers a letter again, the letter is still stored once. If a letter was
+/// replayed and refused again, the letter becomes open again.
 pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
@@ -48,8 +48,8 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
                  refusals = dead_letter.refusals + 1",
                 placeholders(part.len(), 6)
             );
-            // If large letters split a piece, its parts have many different lengths, so their statements are not worth
-            // caching.
+            // If a piece is split because of large letters, the parts have many different lengths. So it is not worth
+            // caching their statements.
             let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
             for letter in part {
                 query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
@@ -61,7 +61,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
     Ok(())
 }
 
-/// Counts the open dead letters from this queue, but stops at `most`. This query reads only an index.
+/// Counts the open dead letters from this queue. The count ends at `most`. This query reads only an index.
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";

@@ -1,4 +1,4 @@
-//! Finds the dead letters that an operator selects to list, replay or delete.
+//! Finds the dead letters that an operator wants to list, replay or delete.
 
 use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
@@ -12,13 +12,13 @@ use crate::{Context, Result, Store, datetime, micros};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
     pub id: u64,
-    /// The message's body. In a list, the body contains only its first [`HEAD_BYTES`] bytes.
+    /// The message's body, or only its first [`HEAD_BYTES`] bytes if the letter is part of a list.
     pub body: Vec<u8>,
     /// The length of the body.
     pub bytes: u64,
     /// The message's headers as JSON. Empty in a list.
     pub headers: String,
-    /// The message's header `traceparent`, not validated.
+    /// The message's header `traceparent`, which is not validated here.
     pub traceparent: Option<String>,
     pub reason: String,
     /// A sentence that explains the reason.
@@ -33,19 +33,19 @@ pub struct Letter {
     pub refusals: u32,
 }
 
-/// Selects the dead letters that meet all of these conditions.
+/// A selection of dead letters. It contains the letters that meet all of these conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     pub reason: Option<String>,
-    /// Only letters that were first seen at this time or later.
+    /// Selects only letters that were first seen at this time or later.
     pub since: Option<Micros>,
-    /// Only letters that were first seen before this time.
+    /// Selects only letters that were first seen before this time.
     pub before: Option<Micros>,
-    /// Only replayed letters if true, only open letters if false.
+    /// Selects only replayed letters if true, and only open letters if false.
     pub replayed: Option<bool>,
 }
 
-/// The numbers of dead letters that have the same reason.
+/// The numbers of open and replayed dead letters with the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Total {
     pub reason: String,
@@ -62,8 +62,8 @@ pub struct Total {
 /// In a list, each body is cut to this number of bytes.
 pub const HEAD_BYTES: u32 = 200;
 
-/// The condition of a [`Selection`] in SQL, with the parameters of `selected`. It has no index, because there are
-/// usually few dead letters. MySQL reads them in the order of their ids.
+/// The condition of a [`Selection`] in SQL. The function `selected` binds its parameters. There is no index for this
+/// condition, because there are usually few dead letters. MySQL reads the letters in the order of their ids.
 const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
                         AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
 
@@ -140,7 +140,8 @@ impl Store {
         .await
     }
 
-    /// Returns the ids of a selection within a range, in order, each with the length of the letter's body.
+    /// Returns the selected letters whose ids are in a range, in order. Each id comes with the length of the letter's
+    /// body.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
@@ -159,7 +160,7 @@ impl Store {
         .await
     }
 
-    /// Returns the ids that exist, in order, each with the length of the letter's body.
+    /// Returns those of the ids that exist, in order. Each id comes with the length of the letter's body.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "find dead letters";
         if ids.is_empty() {
@@ -176,7 +177,7 @@ impl Store {
     }
 
     /// Records that dead letters were replayed. Each id comes with the letter's number of refusals at the time when the
-    /// caller read the letter. If the letter was refused again since then, it stays open. Returns how many letters were
+    /// caller read the letter. A letter that was refused again since then stays open. Returns how many letters were
     /// marked as replayed.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "record replayed dead letters";
@@ -200,8 +201,7 @@ impl Store {
         .await
     }
 
-    /// Deletes these dead letters, but only those that are still in the selection. Returns how many letters were
-    /// deleted.
+    /// Deletes those of the given dead letters that still match the selection. Returns how many letters were deleted.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {

@@ -8,7 +8,7 @@ use tallyd_core::model::{Kind, Micros, TargetId, UserId};
 use crate::site_query::QueryError;
 use crate::{Context, Result, Store, StoreError, datetime, micros};
 
-/// A row of `like_record`. The caller knows its kind.
+/// A row of `like_record`, without the kind, which the caller knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeRow {
     pub target: TargetId,
@@ -23,8 +23,8 @@ pub fn time_literal(at: Micros) -> String {
 }
 
 impl Store {
-    /// Returns the next rows of these targets, which come after the key `after`, in the order of their keys. Includes
-    /// only rows whose version is `since` or later. The targets must be sorted by id.
+    /// Returns at most `limit` rows of these targets, in the order of their keys. Includes only rows after the key
+    /// `after` whose version is `since` or later. The targets must be sorted by id.
     pub async fn likes_since(
         &self,
         kind: Kind,

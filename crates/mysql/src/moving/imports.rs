@@ -1,7 +1,8 @@
 //! The writes of an import. Each transaction first checks the job's lock, and records the run's progress.
 //!
-//! An import adds to counters in its own slot (one of a counter's rows), with the earliest possible time. So reconciles
-//! of recent changes skip imported counters. After the import, Redis must be loaded.
+//! Each counter has a separate row, the import's slot, for imported likes. An import adds to this row with the earliest
+//! possible time, so reconciles of recent changes skip imported counters. After the import, the counters must be loaded
+//! into Redis.
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::coalesce::{Before, Pair, State, before, differences};
@@ -28,11 +29,11 @@ pub struct Written {
     pub changed: u64,
     /// Rows that were skipped because the existing row is newer or equal.
     pub kept: u64,
-    /// The sum of the changes of all counters.
+    /// The sum of all changes to counters.
     pub likes: i64,
 }
 
-/// A row of `like_record` that is a like and not an unlike.
+/// A row of `like_record` that is a like (not an unlike).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liked {
     pub key: Key,
@@ -95,8 +96,8 @@ impl Store {
         self.tried(ACTION, write).await
     }
 
-    /// Sets each counter's row in the import's slot, so that the counter equals the site's counter. The counters must
-    /// be sorted by target. Returns how many counters changed.
+    /// Sets each counter's row in the import's slot to a value with which the whole counter equals the site's counter.
+    /// The counters must be sorted by target. Returns how many counters changed.
     ///
     /// # Errors
     /// Returns [`StoreError::TakenOver`] if another run has taken the job over. Also fails if a counter would be out of
@@ -160,8 +161,8 @@ impl Store {
 }
 
 /// Returns an SQL condition with its parameters. The condition selects the rows after the first key and up to the
-/// second key. It consists of a few ranges of the primary key, so MySQL reads each row of a target once, even if the
-/// target has several pages.
+/// second key. The condition consists of a few ranges of the primary key. So MySQL reads each row of a target once,
+/// even if the target's rows fill several pages.
 pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static str, Vec<u64>) {
     const ONE_TARGET: &str = "target_id = ? AND user_id > ? AND user_id <= ?";
     const TARGETS: &str = "((target_id = ? AND user_id > ?) OR (target_id > ? AND target_id < ?) \
@@ -172,8 +173,8 @@ pub(super) fn of_range((from, from_user): Key, (to, to_user): Key) -> (&'static 
     }
 }
 
-/// Writes rows, and returns the former state of each row. First tries to insert all rows, because in a first import
-/// nearly all rows are new.
+/// Writes rows, and returns the former state of each row. Tries a plain INSERT of all rows before anything else,
+/// because in a first import nearly all rows are new.
 async fn write_rows(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Vec<Before>> {
     let mut text = Text::default();
     text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");

@@ -1,4 +1,4 @@
-//! Moving a running site to tallyd: reads the site's tables, and writes their contents to tallyd's tables.
+//! Moves a running site to tallyd: reads the site's tables, and writes their contents to tallyd's tables.
 
 pub mod exports;
 pub mod imports;

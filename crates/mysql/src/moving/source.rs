@@ -51,7 +51,8 @@ pub struct Bounds {
     pub after: Key,
     /// The maximum number of rows.
     pub limit: usize,
-    /// The latest allowed time of a row. A row with a wrong, later time would win against events with correct times.
+    /// The latest allowed time of a row. A row with a wrong time in the future would win against later events with
+    /// correct times.
     pub latest: Micros,
 }
 
@@ -77,7 +78,7 @@ impl Store {
         Ok((like_columns(&columns, unit)?, plan))
     }
 
-    /// Does the same as the function above, for a query for counters.
+    /// Finds the columns of a query for counters by their names. Also returns the server's plan for the query.
     pub async fn number_columns(&self, statement: &Statement) -> Told<(NumberColumns, Vec<Plan>)> {
         let (columns, plan) = self.described(statement).await?;
         let known = ["target", "value"];
@@ -235,7 +236,7 @@ fn shown(value: Option<&[u8]>) -> String {
     value.map_or_else(|| "NULL".to_owned(), |bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Accepts an id only in tallyd's spelling: neither 042 nor +42.
+/// Parses an id in tallyd's spelling. Returns `None` for other spellings, for example 042 or +42.
 fn read_id(value: Option<&[u8]>) -> Option<u64> {
     let text = std::str::from_utf8(value?).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
     text.parse().ok().filter(|id| (1..=LAST.0).contains(id) && !text.starts_with('0'))

@@ -1,16 +1,16 @@
 //! Counts and checksums of a range of rows. The servers compute these sums, so an import can compare two tables without
 //! reading their rows.
 //!
-//! A row's part of the checksum is `CRC32("target.user") * CRC32("user.target")`. This product has 64 bits. The
-//! checksum of a range is the XOR of all parts. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and
-//! (2,11) have the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs
-//! stays the same for about one of 30,000 such swaps. A product of two different CRCs carries from bit to bit, so it is
+//! Each row contributes the product `CRC32("target.user") * CRC32("user.target")`, which has 64 bits. The checksum of a
+//! range is the XOR of these products. CRC32 alone is linear. For example, the CRCs of the rows (1,10) and (2,11) have
+//! the same XOR as the CRCs of (1,11) and (2,10), in which the users are swapped. Even the sum of the CRCs stays the
+//! same for about one of 30,000 such swaps. A product of two different CRCs carries from bit to bit, so the product is
 //! not linear. With the products, such a swap changes all bits of the XOR as if at random. In an XOR, a row and its
-//! duplicate cancel each other. But the count includes both, and `like_record` has no duplicates. A sum of the products
-//! would work as well. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
+//! duplicate cancel each other. But the count includes both rows, and `like_record` has no duplicates. A sum of the
+//! products would detect as much. But a sum takes MariaDB twice as long, because MariaDB adds decimals.
 //!
-//! The checksum uses the ids as text, in the site's spelling. So an id such as 042 never matches the id in tallyd. Then
-//! the checksums differ, and the import reads the row.
+//! The checksum uses the ids as text, in the site's spelling. If the site spells an id as 042, the checksums of the two
+//! tables differ, and the import reads the row.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection, Row};
@@ -35,11 +35,12 @@ pub struct SiteSums {
     pub last: Option<Key>,
 }
 
-/// A key's target id is multiplied by this factor. So one number can contain both ids of the key.
+/// The factor for a key's target id in `target * TARGET + user`. So one number contains both ids of the key.
 const TARGET: u128 = 10_000_000_000_000_000_000;
 
 impl Store {
-    /// Returns the sums of the next likes. The site's query is a subquery that returns at most `limit` rows.
+    /// Returns the sums of the next likes. The statement contains the site's query as a subquery, which must return at
+    /// most `limit` rows.
     pub async fn site_sums(&self, statement: &Statement, columns: &LikeColumns, limit: usize) -> Told<SiteSums> {
         let mut conn = self.acquire().await?;
         // Without the line break, a comment in the query's last line would hide the rest of the statement.
@@ -73,18 +74,18 @@ impl Store {
     }
 }
 
-/// A row's part of the checksum.
+/// Returns the SQL expression of one row's product for the checksum.
 fn checksum(target: &str, user: &str) -> String {
     format!("CRC32(CONCAT({target}, '.', {user})) * CRC32(CONCAT({user}, '.', {target}))")
 }
 
 /// Returns the SQL expressions that compute the count and checksum of a page. The expressions depend on the types of
-/// the columns. The reason is that MySQL uses only a text's first digits when it compares the text with a number.
+/// the columns, because MySQL uses only a text's first digits when it compares the text with a number.
 pub(super) fn selected(target: Option<&Column>, user: Option<&Column>, deleted: Option<&Column>) -> String {
     let is_integer = |column: Option<&Column>| column.is_some_and(Column::is_integer);
     let id = |column, name: &str| match is_integer(column) {
         true => (format!("page.{name}"), format!("page.{name}")),
-        // The conversion is needed for text in UTF-16, because its bytes differ from ASCII.
+        // The conversion is needed for text in UTF-16, because the bytes of UTF-16 differ from ASCII.
         false => (format!("CONVERT(page.{name} USING ascii)"), format!("CAST(page.{name} AS DECIMAL(30))")),
     };
     let ((target, target_number), (user, user_number)) = (id(target, "target"), id(user, "user"));
